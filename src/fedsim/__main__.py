@@ -1,0 +1,65 @@
+"""The command ``fedsim``. Help, version and wrong commands are answered here, without importing torch."""
+
+from __future__ import annotations
+
+import sys
+
+from fedsim._version import __version__
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "fit": "train a federation and score it as it learns",
+    "validate": "score a checkpoint on the clients' validation data",
+    "test": "score a checkpoint on the test sets",
+    "predict": "write a checkpoint's features of all test sets (npz files)",
+    "describe": "show what a config shares, who holds what, and what a run will cost",
+    "data": "data preview: draw a contact sheet of data sets",
+    "export": "write a checkpoint's global model as safetensors",
+    "report": "print a table over finished runs, and draw it",
+}
+
+_HELP = """\
+usage: fedsim COMMAND [options]
+
+Federated person re-identification on PyTorch Lightning.
+
+commands:
+{commands}
+
+  fedsim COMMAND --help      all options of a command
+  fedsim --version
+
+first steps:
+  fedsim fit --config configs/quickstart.yaml
+  fedsim fit --config configs/data/omniglot.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
+"""
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        args: the command line without the program's name; None takes ``sys.argv``.
+
+    Returns:
+        exit code: 0, or 2 after a wrong command, option, config, folder or file.
+    """
+    args = sys.argv[1:] if args is None else args
+    if not args or args[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        sys.stdout.write(_HELP.format(commands="\n".join(f"  {n:<{width}}  {text}" for n, text in COMMANDS.items())))
+        return 0
+    if args[0] in ("-V", "--version"):
+        sys.stdout.write(f"fedsim {__version__}\n")
+        return 0
+    if args[0] not in COMMANDS:
+        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; choose from {', '.join(COMMANDS)}\n")
+        return 2
+    from fedsim.cli import run_command  # imports torch and Lightning
+
+    return run_command(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""``summary.json``: what a run came to, in one small file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from fedsim._version import __version__
+
+if TYPE_CHECKING:
+    from fedsim.federation import Federation
+
+__all__ = ["RunSummary", "write_json"]
+
+_MONITOR = "val/mAP"
+
+
+class RunSummary(Callback):
+    """Writes the final and the best scores, bytes, seconds, versions and seed; anew after each evaluation.
+
+    "Best" is by ``val/mAP``, never by a test score.
+
+    Args:
+        folder: the run directory.
+        fingerprint: hash of the configuration without the seed; runs with the same one are repetitions.
+    """
+
+    def __init__(self, folder: str, fingerprint: str) -> None:
+        self.path = Path(folder) / "summary.json"
+        self.fingerprint = fingerprint
+        self.final: dict[str, Any] | None = None
+        self.best: dict[str, Any] | None = None
+        self.totals = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Add up the round, before an evaluation or a checkpoint looks at the sums."""
+        metrics = trainer.callback_metrics
+        self.totals["bytes_up"] += int(metrics["comm/up_bytes"])
+        self.totals["bytes_down"] += int(metrics["comm/down_bytes"])
+        self.totals["seconds"] += float(metrics["time/round_seconds"])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is known so far."""
+        self._write(trainer, pl_module, finished=False)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the scores of a round."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        prefixes = ("val/", "test/", "oracle/")
+        scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
+        self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
+        if _MONITOR in scores and (self.best is None or scores[_MONITOR] > self.best["metrics"][_MONITOR]):
+            self.best = self.final
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Mark the run as finished."""
+        self._write(trainer, pl_module, finished=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run continues from."""
+        return {"final": self.final, "best": self.best, "totals": self.totals}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule, finished: bool) -> None:
+        if not trainer.is_global_zero:
+            return
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federated = federation.federated
+        content = {
+            "finished": finished,
+            "method": type(federation.method).__name__,
+            "fingerprint": self.fingerprint,
+            "seed": federation.seed,
+            "rounds": trainer.current_epoch + (0 if finished else 1),
+            "clients": [c.name for c in federated.clients],
+            "unseen": list(federated.unseen),
+            "primary": federation.evaluator.primary,
+            "final": self.final,
+            "best": self.best,
+            **self.totals,
+            "ranks": trainer.world_size,
+            "threads": federation.threads,
+            "device": str(federation.device),
+            "versions": _versions(),
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        write_json(self.path, content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"fedsim": __version__, "python": platform.python_version()}
+    for package in ("torch", "torchvision", "lightning", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions

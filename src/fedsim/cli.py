@@ -1,0 +1,330 @@
+"""The command line: LightningCLI for what trains and tests, plain typed functions for the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace, auto_cli
+from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.utilities import rank_zero_only
+from tabulate import tabulate
+
+import fedsim.methods
+import fedsim.models
+import fedsim.server  # noqa: F401 - with the two above: makes short class names known to the parser
+from fedsim.callbacks import RoundProgress, RunSummary
+from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.market import MarketFolders
+from fedsim.data.preview import write_contact_sheet
+from fedsim.data.synthetic import SyntheticReID
+from fedsim.export import export, read_checkpoint
+from fedsim.federation import Federation
+from fedsim.report import report
+from fedsim.trainer import FederatedTrainer
+
+__all__ = ["FedSimCLI", "run_command"]
+
+_LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
+
+
+class FedSimCLI(LightningCLI):
+    """LightningCLI with fedsim's defaults, one run directory per run, and errors of one line."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(
+            model_class=Federation,
+            datamodule_class=FederatedDataModule,
+            trainer_class=FederatedTrainer,
+            trainer_defaults={
+                "strategy": {"class_path": "fedsim.strategy.FederatedStrategy"},
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 1,
+                "max_epochs": 100,
+                "enable_model_summary": False,
+            },
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"exit_on_error": False},
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's commands and ``describe``."""
+        return {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run directory, and let one seed rule."""
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="where the run writes config.yaml, metrics.csv, summary.json and checkpoints; "
+            "default: runs/METHOD-seedN",
+        )
+        parser.add_argument(
+            "--overwrite", type=bool, default=False, help="whether fit may replace the finished run in run_dir"
+        )
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+
+    def before_instantiate_classes(self) -> None:
+        """Settle the run directory before anything is built."""
+        config = self.config[self.subcommand]
+        if config["run_dir"] is None:
+            method = str(config["model"]["method"]["class_path"]).rpartition(".")[2]
+            config["run_dir"] = f"runs/{method.lower()}-seed{config['seed_everything']}"
+        self.run_dir = Path(config["run_dir"])
+        if self.subcommand == "fit":
+            self._refuse_finished_run(config)
+        else:
+            self.save_config_callback = None  # the run's own config.yaml stays as it was
+        if config.get("ckpt_path"):
+            read_checkpoint(Path(config["ckpt_path"]))  # a wrong path or file is reported before processes start
+        if "verbose" in config:
+            config["verbose"] = False  # Lightning's own table; ours follows
+
+    def _refuse_finished_run(self, config: Namespace) -> None:
+        if _rank() or config["overwrite"] or config.get("ckpt_path"):
+            return
+        if (self.run_dir / "summary.json").exists():
+            raise ConfigError(
+                f"run_dir: {self.run_dir} holds a run already; give another --run_dir, or --overwrite true"
+            )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer with fedsim's loggers and callbacks around the user's."""
+        config = self.config_init[self.subcommand]["trainer"]
+        kwargs["default_root_dir"] = str(self.run_dir)
+        kwargs["callbacks"] = self._callbacks(config)
+        kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
+        # without Lightning's bar, and without its complaint that ours is one
+        kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
+        return super().instantiate_trainer(**kwargs)
+
+    def _callbacks(self, config: Namespace) -> list[Callback]:
+        given = config["callbacks"] or []
+        callbacks: list[Callback] = [*(given if isinstance(given, list) else [given])]
+        if self.subcommand != "fit":
+            return callbacks
+        if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RoundProgress())
+        callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
+        if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
+            monitor = None if self.config[self.subcommand]["data"]["val"] == "none" else "val/mAP"
+            callbacks.append(
+                ModelCheckpoint(
+                    dirpath=self.run_dir / "checkpoints",
+                    filename="best" if monitor else "epoch{epoch}",
+                    monitor=monitor,
+                    mode="max",
+                    save_last=True,
+                    auto_insert_metric_name=False,
+                    enable_version_counter=False,
+                )
+            )
+        return callbacks
+
+    def _loggers(self, given: Any) -> list[Logger] | bool:
+        """metrics.csv always, beside whatever else the user wants."""
+        if given is False:
+            return False
+        others = [] if given in (None, True) else list(given) if isinstance(given, list) else [given]
+        return [CSVLogger(self.run_dir, name="", version=""), *others]
+
+    def _fingerprint(self) -> str:
+        """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        config = yaml.safe_load(text)
+        relevant = {"model": config["model"], "data": config["data"], "rounds": config["trainer"]["max_epochs"]}
+        relevant["model"].pop("seed", None)
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
+
+    # -- what is printed afterwards ------------------------------------------------------------------------------------
+
+    def after_fit(self) -> None:
+        """Print the run's table."""
+        if self.trainer.is_global_zero and (self.run_dir / "summary.json").exists():
+            _say(report([str(self.run_dir)]))
+
+    def after_validate(self) -> None:
+        """Print the scores."""
+        self._print_scores()
+
+    def after_test(self) -> None:
+        """Print the scores."""
+        self._print_scores()
+
+    def _print_scores(self) -> None:
+        if not self.trainer.is_global_zero:
+            return
+        rows: dict[tuple[str, str], dict[str, float]] = {}
+        for key, value in self.trainer.callback_metrics.items():
+            if key.count("/") == 3:
+                _, kind, domain, metric = key.split("/")
+                rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
+        table = [[domain, kind, *values.values()] for (domain, kind), values in rows.items()]
+        metrics = next(iter(rows.values()), {})
+        _say(tabulate(table, headers=["data set", "model", *metrics], floatfmt=".1f"))
+
+    def after_predict(self) -> None:
+        """Say where the features are."""
+        if self.trainer.is_global_zero:
+            _say(f"wrote {self.run_dir / 'features'}")
+
+
+def run_command(args: list[str]) -> int:
+    """Run a command of which ``fedsim.__main__`` knows that it exists.
+
+    Returns:
+        0, or 2 for wrong settings, folders or files.
+    """
+    _set_up_messages()
+    try:
+        _dispatch(args)
+    except (FedSimError, MisconfigurationException) as error:
+        return _fail(str(error))
+    except Exception as error:
+        if _is_parser_error(error):
+            return _fail(f"{one_line(str(error))} (fedsim {args[0]} --help lists all options)")
+        raise
+    return 0
+
+
+def _dispatch(args: list[str]) -> None:
+    command, rest = args[0], args[1:]
+    if command in _LIGHTNING_COMMANDS:
+        FedSimCLI([command, *_normalise(rest)])
+    elif command == "data":
+        if rest[:1] not in (["preview"], ["-h"], ["--help"]):
+            raise ConfigError(f"fedsim data: there is no command {rest[0] if rest else '(none)'}; choose from preview")
+        if written := auto_cli({"preview": preview}, args=rest, exit_on_error=False, prog="fedsim data"):
+            _say(written)
+    elif command == "export":
+        auto_cli(export, args=rest, exit_on_error=False, prog="fedsim export")
+    else:
+        _say(_run_report(rest))
+
+
+def preview(config: list[str] | None = None, root: str | None = None, output: str = "preview.png") -> str:
+    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
+
+    Args:
+        config: config files whose data section names the data sets; null draws the synthetic ones.
+        root: a folder of data sets in Market-1501 layout, instead of a config.
+        output: the image file to write.
+
+    Returns:
+        what was written.
+    """
+    size = (128, 64)
+    if root is not None:
+        domains = MarketFolders(root).domains()
+    elif config:
+        data = _data_of(config)
+        domains, size = [d for source in data.sources for d in source.domains()], data.size
+    else:
+        domains = SyntheticReID().domains()
+    write_contact_sheet(domains, size, Path(output))
+    return f"wrote {output}: {len(domains)} data sets"
+
+
+def _data_of(paths: list[str]) -> FederatedDataModule:
+    """Build the data module of the ``data`` sections of config files; later files win."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedDataModule, "data")
+    parsed: Namespace | None = None
+    for path in paths:
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise DataError(f"{path}: cannot read this config ({one_line(str(error))})") from error
+        if "data" in content:
+            parsed = parser.parse_object({"data": content["data"]}, cfg_base=parsed, defaults=True)
+    if parsed is None:
+        raise ConfigError(f"--config: {', '.join(paths)} has no data section")
+    data: FederatedDataModule = parser.instantiate_classes(parsed)["data"]
+    return data
+
+
+def _run_report(args: list[str]) -> str:
+    """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.report.report`."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
+    parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
+    parser.add_function_arguments(report, skip={"runs"})
+    config = parser.parse_args(args)
+    return report(config.runs, config.metric, config.best, config.figure)
+
+
+def _normalise(args: list[str]) -> list[str]:
+    """W&B's agent writes Python's ``None``; the parser wants null."""
+    return [re.sub(r"=None$", "=null", arg) for arg in args]
+
+
+def _rank() -> int:
+    """This process's rank, also before there are process groups."""
+    rank: int = rank_zero_only.rank  # type: ignore[attr-defined] # a function attribute that Lightning sets
+    return rank
+
+
+def _seed(seed: bool | int) -> int:
+    if isinstance(seed, bool):
+        raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
+    return seed
+
+
+def one_line(message: str) -> str:
+    """Squeeze a message into one line of reasonable length."""
+    text = re.sub(r"\s+", " ", message).strip()
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def _is_parser_error(error: Exception) -> bool:
+    import argparse
+
+    return isinstance(error, argparse.ArgumentError)
+
+
+def _set_up_messages() -> None:
+    """Messages to stderr, on the first rank only; silence what Lightning says that does not hold here."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("fedsim").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in (
+        ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
+        ".*does not have many workers.*",  # loaders yield one empty batch per round
+        ".*sync_dist=True.*",  # scores are equal on all ranks before they are logged
+        ".*Experiment logs directory.*exists and is not empty.*",  # --overwrite asked for it
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*barrier\\(\\): using the device under current context.*",
+        ".*is supported for historical reasons but its usage is discouraged.*",
+        ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
+        ".*GPU available but not used.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _fail(message: str) -> int:
+    if _rank() == 0:
+        sys.stderr.write(f"fedsim: error: {one_line(message)}\n")
+    return 2
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,50 @@
+"""Lightning options that mean nothing, or something else, in a federation: refused by name, with the replacement."""
+
+from __future__ import annotations
+
+from lightning import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+
+from fedsim.core.errors import ConfigError
+from fedsim.strategy import FederatedStrategy
+
+__all__ = ["check_trainer"]
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Raise ConfigError for the first option of ``trainer`` that fedsim does not support."""
+    limit = trainer.limit_train_batches
+    problems = {
+        f"gradient_clip_val: {trainer.gradient_clip_val} would clip the server's step; set model.client.grad_clip": (
+            trainer.gradient_clip_val is not None
+        ),
+        f"accumulate_grad_batches: {trainer.accumulate_grad_batches} would skip rounds; set model.client.accumulate": (
+            trainer.accumulate_grad_batches != 1
+        ),
+        f"limit_train_batches: {limit} must be an int, batches per client; for a share set data.limit_client_batches": (
+            isinstance(limit, float) and limit != 1.0
+        ),
+        "overfit_batches: not supported; set data.limit_client_batches": (
+            trainer.overfit_batches != 0  # type: ignore[attr-defined] # set in Lightning's connector
+        ),
+        f"val_check_interval: {trainer.val_check_interval} is within a round; set trainer.check_val_every_n_epoch": (
+            trainer.val_check_interval not in (None, 1.0)
+        ),
+        f"precision: {trainer.precision} is not supported; use 32-true or bf16-mixed": (
+            trainer.precision not in ("32-true", "bf16-mixed")
+        ),
+    }
+    if not isinstance(trainer.strategy, FederatedStrategy):
+        raise ConfigError(
+            f"trainer.strategy: {type(trainer.strategy).__name__} is not supported; "
+            "leave it out or use fedsim.strategy.FederatedStrategy"
+        )
+    if trainer.strategy._layer_sync is not None:
+        raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"trainer.{problem}")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
+        if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
+            name = type(callback).__name__
+            raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")

@@ -1,0 +1,1 @@
+"""Building blocks without re-ID knowledge: flat buffers, exact sums, seeding, placement, errors."""

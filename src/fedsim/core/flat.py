@@ -1,0 +1,132 @@
+"""A model's parameters and float buffers as views of one contiguous buffer.
+
+Loading the global model is then one ``copy_``, an upload is one slice, and aggregation is one all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ALIGNMENT", "Entry", "FlatParameters"]
+
+ALIGNMENT = 64
+"""Entries start at multiples of this many elements, so that vectorised kernels see aligned memory as usual."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the model and its place in the flat buffer."""
+
+    name: str
+    kind: str
+    """``parameter`` or ``buffer``"""
+    shared: bool
+    shape: torch.Size
+    offset: int
+    """in elements"""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.shape.numel()
+
+    @property
+    def span(self) -> slice:
+        """Where the entry lies in the buffer."""
+        return slice(self.offset, self.offset + self.numel)
+
+
+class FlatParameters:
+    """Parameters and float buffers of ``module`` as views of one float32 buffer.
+
+    The buffer is sorted [shared parameters | shared buffers | private parameters | private buffers]. Integer buffers
+    (``num_batches_tracked``) stay where they are.
+
+    Trap: ``module.to(device)`` replaces the tensors and breaks the aliasing. Build after the module was moved, and call
+    :meth:`check` at each round.
+
+    Args:
+        module: the model, already on its device.
+        is_shared: tells for a tensor's name whether it is sent to the server.
+
+    Raises:
+        TypeError: if a parameter or floating buffer is not float32.
+    """
+
+    def __init__(self, module: nn.Module, is_shared: Callable[[str], bool]) -> None:
+        self.module = module
+        tensors: dict[str, tuple[str, Tensor]] = {n: ("parameter", t) for n, t in module.named_parameters()}
+        tensors |= {n: ("buffer", t) for n, t in module.named_buffers() if t.is_floating_point()}
+        for name, (_, tensor) in tensors.items():
+            if tensor.dtype is not torch.float32:
+                raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")
+        order = sorted(tensors, key=lambda name: (not is_shared(name), tensors[name][0] == "buffer"))
+        self.entries: tuple[Entry, ...]
+        self.entries, total = _lay_out(tensors, order, is_shared)
+        self.num_shared_parameters = _end(e for e in self.entries if e.shared and e.kind == "parameter")
+        self.num_shared = max(self.num_shared_parameters, _end(e for e in self.entries if e.shared))
+        device = next(iter(tensors.values()))[1].device if tensors else torch.device("cpu")
+        self.buffer = torch.zeros(total, dtype=torch.float32, device=device)
+        """The whole model, shape [N]."""
+        for entry in self.entries:
+            self.buffer[entry.span] = tensors[entry.name][1].detach().flatten()
+        self.bind()
+
+    @property
+    def shared(self) -> Tensor:
+        """What the server sees: a view of shape [num_shared]."""
+        return self.buffer[: self.num_shared]
+
+    @property
+    def private(self) -> Tensor:
+        """What stays with the client: a view of shape [N - num_shared]."""
+        return self.buffer[self.num_shared :]
+
+    @property
+    def shared_entries(self) -> list[Entry]:
+        """The entries of :attr:`shared`, in order."""
+        return [entry for entry in self.entries if entry.shared]
+
+    def bind(self) -> None:
+        """Make the module's tensors views of the buffer."""
+        for entry in self.entries:
+            owner, leaf = _owner(self.module, entry.name)
+            view = self.buffer[entry.span].view(entry.shape)
+            if entry.kind == "parameter":
+                owner.get_parameter(leaf).data = view
+            else:
+                owner.register_buffer(leaf, view, persistent=leaf not in owner._non_persistent_buffers_set)
+
+    def check(self) -> None:
+        """Assert that the module's tensors still are views of the buffer."""
+        for entry in self.entries:
+            owner, leaf = _owner(self.module, entry.name)
+            tensor: Tensor = getattr(owner, leaf)
+            expected = self.buffer.data_ptr() + entry.offset * self.buffer.element_size()
+            assert tensor.data_ptr() == expected, f"{entry.name} left the flat buffer (was the module moved?)"
+
+
+def _lay_out(
+    tensors: dict[str, tuple[str, Tensor]], order: list[str], is_shared: Callable[[str], bool]
+) -> tuple[tuple[Entry, ...], int]:
+    """Return (entries, total length)."""
+    entries, offset = [], 0
+    for name in order:
+        kind, tensor = tensors[name]
+        entries.append(Entry(name, kind, is_shared(name), tensor.shape, offset))
+        offset = _end(entries[-1:])
+    return tuple(entries), offset
+
+
+def _end(entries: Iterable[Entry]) -> int:
+    """Where the next entry would start."""
+    return max((e.offset + -(-e.numel // ALIGNMENT) * ALIGNMENT for e in entries), default=0)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf

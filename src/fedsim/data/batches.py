@@ -1,0 +1,68 @@
+"""The order of a client's images within one local epoch. All randomness comes from the given generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["identity_batches", "shuffled_batches"]
+
+
+def shuffled_batches(
+    num_images: int, batch_size: int, generator: torch.Generator, drop_partial: bool = False
+) -> list[Tensor]:
+    """Cut a random order into batches.
+
+    A last batch of one image is always dropped, because batch normalisation cannot train on it.
+
+    Args:
+        num_images: n.
+        batch_size: B.
+        generator: a CPU generator.
+        drop_partial: drop the last batch if it holds fewer than B images.
+
+    Returns:
+        int64 index tensors of B entries, the last one maybe fewer.
+
+    >>> [len(batch) for batch in shuffled_batches(7, 3, torch.Generator().manual_seed(0))]
+    [3, 3]
+    """
+    batches = torch.randperm(num_images, generator=generator).split(batch_size)
+    smallest = batch_size if drop_partial else min(2, batch_size)
+    return [batch for batch in batches if len(batch) >= smallest]
+
+
+def identity_batches(labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
+    """Batches of P identities with K images each (Hermans et al., 2017).
+
+    Each identity's shuffled images are cut into groups of K (a short group repeats images); batches take one group of
+    P different identities at a time, as long as P identities have groups left. With fewer than P identities in all,
+    a batch holds all of them.
+
+    Args:
+        labels: [n] int64 identity of each image.
+        batch_size: P * K.
+        num_instances: K.
+        generator: a CPU generator.
+
+    Returns:
+        int64 index tensors.
+    """
+    groups = {int(z): _groups_of(labels, int(z), num_instances, generator) for z in labels.unique()}
+    per_batch = min(batch_size // num_instances, len(groups))
+    batches: list[Tensor] = []
+    while True:
+        left = [z for z, queue in groups.items() if queue]
+        if len(left) < per_batch:
+            return batches
+        order = torch.randperm(len(left), generator=generator)[:per_batch].tolist()
+        batches.append(torch.cat([groups[left[i]].pop() for i in order]))
+
+
+def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    index = torch.nonzero(labels == identity).flatten()
+    index = index[torch.randperm(len(index), generator=generator)]
+    short = -len(index) % size
+    if short:
+        index = torch.cat([index, index[torch.randint(len(index), (short,), generator=generator)]])
+    return list(index.split(size))

@@ -1,0 +1,124 @@
+"""The LightningDataModule: which data sets, who holds them, how images are prepared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from tqdm import tqdm
+
+from fedsim.core.errors import ConfigError
+from fedsim.data.augmentation import Augmentation
+from fedsim.data.federations import FederatedData, Partition, Validation, build_federation
+from fedsim.data.images import Images, ReIDSource
+
+__all__ = ["FederatedDataModule", "OncePerRound"]
+
+log = logging.getLogger(__name__)
+
+
+class OncePerRound:
+    """An iterable with one empty item: one Lightning epoch is one communication round is one step.
+
+    A literal ``[{}]`` would be taken for an empty loader.
+    """
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield one empty batch."""
+        yield {}
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+
+class FederatedDataModule(LightningDataModule):
+    """Data of all clients and all test sets.
+
+    Args:
+        sources: where data sets come from: SyntheticReID, MarketFolders, or your own ReIDSource.
+        partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound).
+        unseen: data sets that nobody trains on, beside those without training images.
+        public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
+        val: what each client holds out for model selection: identities, first_image, or none.
+        val_fraction: share of the identities that val: identities holds out.
+        size: height and width of the images, pixels.
+        augmentation: of training images.
+        limit_client_batches: at most so many batches per client and local epoch (int), or this share of them (float
+            below 1); null trains on everything.
+    """
+
+    def __init__(
+        self,
+        sources: list[ReIDSource],
+        partition: Partition = "by_dataset",
+        unseen: list[str] | None = None,
+        public: str | None = None,
+        val: Validation = "identities",
+        val_fraction: float = 0.2,
+        size: tuple[int, int] = (256, 128),
+        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        limit_client_batches: int | float | None = None,
+    ) -> None:
+        super().__init__()
+        if min(size) < 1:
+            raise ConfigError(f"data.size: {list(size)} is not a height and a width in pixels")
+        if limit_client_batches is not None and limit_client_batches <= 0:
+            raise ConfigError(f"data.limit_client_batches: {limit_client_batches} is not positive")
+        self.sources = sources
+        self.partition = partition
+        self.unseen = tuple(unseen or ())
+        self.public = public
+        self.val = val
+        self.val_fraction = val_fraction
+        self.size = size
+        self.augmentation = augmentation
+        self.limit_client_batches = limit_client_batches
+        self._federated: FederatedData | None = None
+
+    @property
+    def federated(self) -> FederatedData:
+        """The federation; its files are listed on first use, no image is read."""
+        if self._federated is None:
+            self._federated = build_federation(
+                [domain for source in self.sources for domain in source.domains()],
+                partition=self.partition,
+                unseen=self.unseen,
+                public=self.public,
+                val=self.val,
+                val_fraction=self.val_fraction,
+            )
+        return self._federated
+
+    def decode(self, images: Images, what: str) -> Tensor:
+        """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.
+
+        Args:
+            images: n images.
+            what: a name for the progress bar.
+        """
+        parts = [
+            part.decode(self.size)
+            for part in tqdm(images.chunks(), desc=f"reading {what}", delay=2.0, disable=None, leave=False)
+        ]
+        return torch.cat(parts) if parts else torch.empty((0, 3, *self.size), dtype=torch.uint8)
+
+    def train_dataloader(self) -> OncePerRound:
+        """One step per round."""
+        return OncePerRound()
+
+    def val_dataloader(self) -> OncePerRound:
+        """One step per evaluation."""
+        return OncePerRound()
+
+    def test_dataloader(self) -> OncePerRound:
+        """One step per evaluation."""
+        return OncePerRound()
+
+    def predict_dataloader(self) -> OncePerRound:
+        """One step per prediction."""
+        return OncePerRound()

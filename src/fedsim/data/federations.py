@@ -1,0 +1,213 @@
+"""From data sets to a federation: who trains on what, and who is tested where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.seeding import numpy_generator
+from fedsim.data.images import Domain, Index, Split
+
+__all__ = ["ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
+
+Partition = Literal["by_dataset", "union"]
+Validation = Literal["identities", "first_image", "none"]
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """Queries and the gallery in which to find them."""
+
+    query: Split
+    gallery: Split
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What one virtual client holds."""
+
+    name: str
+    train: Split
+    """private training images; ``pids`` are the data set's own"""
+    labels: Index
+    """[n] training labels 0 .. num_classes - 1"""
+    val: RetrievalSet | None
+    """held-out training data for model selection"""
+    tests: tuple[str, ...]
+    """names of the test sets that belong to this client"""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of training identities."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def num_images(self) -> int:
+        """Number of training images."""
+        return len(self.labels)
+
+    @property
+    def num_cameras(self) -> int:
+        """Number of cameras among the training images."""
+        return len(np.unique(self.train.camids))
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """The whole federation, known to every rank; images are decoded only where they are needed."""
+
+    clients: tuple[ClientData, ...]
+    tests: dict[str, RetrievalSet]
+    """test sets by domain name, unseen ones included"""
+    unseen: tuple[str, ...]
+    """domains on which nobody trains"""
+    public: Split | None
+    """unlabelled images that the server may use"""
+
+
+def build_federation(
+    domains: Sequence[Domain],
+    *,
+    partition: Partition = "by_dataset",
+    unseen: Sequence[str] = (),
+    public: str | None = None,
+    val: Validation = "identities",
+    val_fraction: float = 0.2,
+) -> FederatedData:
+    """Turn data sets into clients and test sets.
+
+    Args:
+        domains: the data sets; those without training images are unseen anyway.
+        partition: ``by_dataset`` makes each data set a client; ``union`` puts all into one client (the centralised
+            bound), identities of different data sets kept apart.
+        unseen: data sets with training images that nobody shall train on.
+        public: name of an unseen data set whose images, without labels, the server may use.
+        val: what a client holds out for validation; see :func:`split_validation`.
+        val_fraction: share of the identities held out by ``val: identities``.
+
+    Raises:
+        ConfigError: if a name does not exist or nobody is left to train.
+        DataError: if a client's data cannot be split.
+    """
+    _check_names(domains, unseen, public)
+    hidden = {*unseen, *([public] if public else [])}
+    seen = [d for d in domains if d.train is not None and d.name not in hidden]
+    if not seen:
+        raise ConfigError(
+            "data: no data set with training images is left for clients; check data.sources and data.unseen"
+        )
+    clients = [_client(d.name, d.train, (d.name,), val, val_fraction) for d in seen if d.train is not None]
+    if partition == "union":
+        clients = [_unite(clients)]
+    tests = {d.name: RetrievalSet(d.query, d.gallery) for d in domains if d.name != public}
+    names = {d.name for d in seen}
+    by_name = {d.name: d for d in domains}
+    return FederatedData(
+        clients=tuple(clients),
+        tests=tests,
+        unseen=tuple(name for name in tests if name not in names),
+        public=None if public is None else _all_images(by_name[public]),
+    )
+
+
+def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
+    names = [domain.name for domain in domains]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"data.sources: two data sets are called {min(twice)}; rename a folder")
+    for field, wanted in (("unseen", unseen), ("public", [public] if public else [])):
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(f"data.{field}: there is no data set {name}; choose from {', '.join(names)}")
+
+
+def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
+    rest, held_out = split_validation(name, train, val, fraction)
+    labels = np.searchsorted(rest.identities, rest.pids)
+    return ClientData(name, rest, labels.astype(np.int64), held_out, tests)
+
+
+def _unite(clients: Sequence[ClientData]) -> ClientData:
+    """One client with everybody's images; its validation set joins the members' sets."""
+    train = Split.join([client.train for client in clients])
+    held_out = [client.val for client in clients if client.val is not None]
+    val = _join_retrieval(held_out) if held_out else None
+    return ClientData("union", train, train.pids, val, tuple(name for client in clients for name in client.tests))
+
+
+def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
+    """Join query and gallery sets; members keep their identities apart."""
+    offset, cams = 0, 0
+    queries: list[Split] = []
+    galleries: list[Split] = []
+    for member in sets:
+        for split, target in ((member.query, queries), (member.gallery, galleries)):
+            target.append(Split(split.images, split.pids + offset, split.camids + cams))
+        offset += int(member.gallery.pids.max()) + 1
+        cams += int(member.gallery.camids.max()) + 1
+    return RetrievalSet(_concatenate(queries), _concatenate(galleries))
+
+
+def _concatenate(splits: Sequence[Split]) -> Split:
+    joined = Split.join(splits)
+    return Split(joined.images, np.concatenate([s.pids for s in splits]), np.concatenate([s.camids for s in splits]))
+
+
+def _all_images(domain: Domain) -> Split:
+    return Split.join([split for split in (domain.train, domain.query, domain.gallery) if split is not None])
+
+
+def split_validation(client: str, train: Split, how: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:
+    """Hold out part of a client's training data, so that nobody has to choose a model on test data.
+
+    ``identities``: a random share of the identities (the same for every run: the draw is keyed by the client's name);
+    query = the first image of each held-out identity and camera, gallery = all held-out images. A query is in the
+    gallery as well, where the rule that removes the same identity in the same camera removes it.
+    ``first_image``: the first image of each identity is a query, the remaining training images are the gallery.
+
+    Args:
+        client: its name, for messages and as the key of the draw.
+        train: all its training images.
+        how: see above; ``none`` holds out nothing.
+        fraction: share of the identities for ``identities``; at least 2 are held out and at least 2 left.
+
+    Returns:
+        (images left for training, held-out set).
+
+    Raises:
+        DataError: if a client has too few identities, or an identity would be left without training images.
+    """
+    if how == "none":
+        return train, None
+    if how == "first_image":
+        return _hold_out_first_images(client, train)
+    if not 0 < fraction < 1:
+        raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
+    identities = train.identities
+    count = max(2, round(fraction * len(identities)))
+    if len(identities) - count < 2:
+        raise DataError(
+            f"client {client}: {len(identities)} identities are too few to hold {count} out; "
+            "set data.val to first_image or none"
+        )
+    order = numpy_generator("validation", client).permutation(len(identities))
+    held = np.isin(train.pids, identities[order[:count]])
+    gallery = train.take(np.flatnonzero(held))
+    keys = np.stack([gallery.pids, gallery.camids], axis=1)
+    first = np.sort(np.unique(keys, axis=0, return_index=True)[1])
+    return train.take(np.flatnonzero(~held)), RetrievalSet(gallery.take(first), gallery)
+
+
+def _hold_out_first_images(client: str, train: Split) -> tuple[Split, RetrievalSet]:
+    identities, first, counts = np.unique(train.pids, return_index=True, return_counts=True)
+    if counts.min() < 2:
+        raise DataError(
+            f"client {client}: identity {identities[counts.argmin()]} has one image, data.val first_image would leave "
+            "it without training images; set data.val to identities or none"
+        )
+    rest = train.take(np.setdiff1d(np.arange(len(train)), first))
+    return rest, RetrievalSet(train.take(first), rest)

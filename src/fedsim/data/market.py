@@ -1,0 +1,90 @@
+"""Data sets in the layout of Market-1501 (Zheng et al., ICCV 2015)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
+
+__all__ = ["MarketFolders"]
+
+TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
+
+_NAME = re.compile(r"(?P<pid>-1|\d+)_c(?P<cam>\d+)")
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+
+
+class MarketFolders(ReIDSource):
+    """Every folder of ``root`` with ``query``, ``bounding_box_test`` and maybe ``bounding_box_train``, or ``root``.
+
+    File names start with identity and camera: ``0001_c1s1_001051_00.jpg`` is identity 1, camera 1 (stored from 0).
+    Identity -1 marks junk images and 0 distractors, as in Market-1501, whose official counts are 751 identities /
+    12,936 images for training, 3,368 queries and 19,732 gallery files. A folder without training images is tested on
+    only. Files, identities and data sets are sorted by name, so label maps are the same everywhere.
+
+    Args:
+        root: the folder of one data set, or of several.
+        names: which data sets, in this order; null takes all, sorted.
+    """
+
+    def __init__(self, root: str, names: list[str] | None = None) -> None:
+        self.root = Path(root).expanduser()
+        self.names = names
+
+    def domains(self) -> list[Domain]:
+        """Return one domain per data set; see :meth:`ReIDSource.domains`."""
+        if not self.root.is_dir():
+            raise DataError(f"{self.root}: no such folder; set data.sources...root to the folder of your data sets")
+        return [_read_domain(folder) for folder in self._folders()]
+
+    def _folders(self) -> list[Path]:
+        if self.names is not None:
+            return [self.root / name for name in self.names]
+        if _is_data_set(self.root):
+            return [self.root]
+        found = sorted(folder for folder in self.root.iterdir() if _is_data_set(folder))
+        if not found:
+            raise DataError(
+                f"{self.root}: no data set in Market-1501 layout, which is a folder with {TRAIN}, {QUERY}, {GALLERY}"
+            )
+        return found
+
+
+def _is_data_set(folder: Path) -> bool:
+    return (folder / QUERY).is_dir() or (folder / GALLERY).is_dir() or (folder / TRAIN).is_dir()
+
+
+def _read_domain(folder: Path) -> Domain:
+    train = _read_split(folder / TRAIN, drop_junk=True) if (folder / TRAIN).is_dir() else None
+    query, gallery = _read_split(folder / QUERY), _read_split(folder / GALLERY)
+    lonely = np.setdiff1d(query.pids, gallery.pids)
+    if len(lonely):
+        raise DataError(
+            f"{folder / QUERY}: identity {lonely[0]:04d} has no image in {GALLERY}"
+            f"{f' (and {len(lonely) - 1} more)' if len(lonely) > 1 else ''}; add gallery images or remove the queries"
+        )
+    if train is not None and len(common := np.intersect1d(train.pids, query.pids)):
+        raise DataError(
+            f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {QUERY}; test identities must be new"
+        )
+    return Domain(folder.name, train, query, gallery)
+
+
+def _read_split(folder: Path, drop_junk: bool = False) -> Split:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; a data set in Market-1501 layout has {TRAIN}, {QUERY}, {GALLERY}")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    if not paths:
+        raise DataError(f"{folder}: holds no images; expected names like 0001_c1s1_001051_00.jpg")
+    matches = [_NAME.match(path.name) for path in paths]
+    for path, match in zip(paths, matches, strict=True):
+        if match is None:
+            raise DataError(f"{path}: the name does not start with identity and camera, as in 0001_c1s1_001051_00.jpg")
+    pids = np.array([int(match["pid"]) for match in matches if match], dtype=np.int64)
+    camids = np.array([int(match["cam"]) - 1 for match in matches if match], dtype=np.int64)
+    split = Split(ImageFiles(paths), pids, camids)
+    return split.take(np.flatnonzero(pids >= 0)) if drop_junk else split

@@ -1,0 +1,148 @@
+"""Synthetic people: an embedded re-ID data set that needs no download.
+
+Procedurally drawn pedestrians (body, clothing colours and texture, bag, hair) in several domains, each with its own
+cameras, backgrounds, colour casts, blur and resolution, and its own identities. The generator is frozen: what
+:data:`GENERATOR_VERSION` draws never changes, and a test compares its pixels with a stored hash. It is not tuned to
+make any method look good; a change of the drawing is a new version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
+from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
+from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
+
+__all__ = ["GENERATOR_VERSION", "SyntheticImages", "SyntheticReID", "content_hash"]
+
+GENERATOR_VERSION = 1
+
+_BATCH = 16  # images drawn at a time: small enough for the intermediate arrays to stay in the cache
+
+# (training identities, cameras, pictures per identity and camera), unbalanced like FedReIDBench's nine data sets
+_SIZES = ((40, 4, 3), (32, 4, 3), (30, 3, 3), (24, 2, 3), (16, 2, 2), (12, 2, 2), (12, 2, 2), (8, 2, 2), (6, 2, 2))
+_TEST_IDENTITIES = 24
+_TEST_SHOTS = 2
+
+
+@dataclass(frozen=True)
+class SyntheticImages(Images):
+    """Pictures that are drawn when they are decoded; each depends on its own four numbers and nothing else."""
+
+    seed: int
+    domain: str
+    identities: Index
+    cameras: Index
+    shots: Index
+
+    def __len__(self) -> int:
+        """Return the number of pictures."""
+        return len(self.identities)
+
+    def take(self, index: Index) -> SyntheticImages:
+        """Return the pictures at the positions ``index``."""
+        return replace(self, identities=self.identities[index], cameras=self.cameras[index], shots=self.shots[index])
+
+    def decode(self, size: Size) -> Tensor:
+        """Draw all pictures; see :meth:`Images.decode`. Height and width must be even."""
+        if size[0] % 2 or size[1] % 2:
+            raise ConfigError(f"data.size: synthetic people need an even height and width, got {list(size)}")
+        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
+        for start in range(0, len(self), _BATCH):
+            part = self.take(np.arange(start, min(start + _BATCH, len(self)), dtype=np.int64))
+            out[start : start + _BATCH] = torch.from_numpy(part._draw(size))
+        return out
+
+    def _draw(self, size: Size) -> NDArray[np.uint8]:
+        factor = 1 + int(_uniforms(("coarse",), self.seed, self.domain)["coarse"] < 0.35)
+        height, width = size[0] // factor, size[1] // factor
+        identity = [_uniforms(IDENTITY, self.seed, self.domain, "identity", int(i)) for i in self.identities]
+        camera = [_camera(self.seed, self.domain, int(c)) for c in self.cameras]
+        keys = zip(self.identities, self.cameras, self.shots, strict=True)
+        generators = [numpy_generator(self.seed, self.domain, "shot", int(i), int(c), int(s)) for i, c, s in keys]
+        shot = [dict(zip(SHOT, g.random(len(SHOT), dtype=np.float32), strict=True)) for g in generators]
+        noise = np.stack([g.random((height, width), dtype=np.float32) for g in generators])
+        return draw_people(_columns(identity), _columns(camera), _columns(shot), noise, factor)
+
+
+def _uniforms(names: tuple[str, ...], *key: int | str) -> dict[str, np.float32]:
+    values = numpy_generator(*key).random(len(names), dtype=np.float32)
+    return dict(zip(names, values, strict=True))
+
+
+def _camera(seed: int, domain: str, camera: int) -> dict[str, np.float32]:
+    """Cameras of a domain resemble each other: half of each number is the domain's."""
+    own = _uniforms(CAMERA, seed, domain, "camera", camera)
+    style = _uniforms(CAMERA, seed, domain, "style")
+    return {name: np.float32(0.5) * (own[name] + style[name]) for name in CAMERA}
+
+
+def _columns(rows: list[dict[str, np.float32]]) -> dict[str, NDArray[np.float32]]:
+    return {name: np.array([row[name] for row in rows], dtype=np.float32) for name in rows[0]}
+
+
+class SyntheticReID(ReIDSource):
+    """Drawn pedestrians in ``clients`` training domains (``town0``, ...) and ``unseen`` test-only domains (``new0``).
+
+    Training sizes are unbalanced like FedReIDBench's; at scale 1 the six default clients have 40, 32, 30, 24, 16 and 12
+    training identities (480 to 48 images). Every domain has 24 test identities that are in no other split: one query
+    per identity and camera, one more picture each in the gallery.
+
+    Args:
+        clients: number of domains with training images.
+        unseen: number of domains without.
+        scale: factor on the number of identities, for training and test.
+        seed: of the drawing; independent of the seed of training.
+    """
+
+    def __init__(self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0) -> None:
+        if clients < 1 or unseen < 0 or scale <= 0:
+            raise ConfigError(
+                "data.sources: SyntheticReID needs clients >= 1, unseen >= 0 and scale > 0; "
+                f"got {clients}, {unseen}, {scale}"
+            )
+        self.clients, self.unseen, self.scale, self.seed = clients, unseen, scale, seed
+
+    def domains(self) -> list[Domain]:
+        """Return the training domains, the largest first, then the unseen ones."""
+        seen = [self._domain(f"town{i}", _SIZES[min(i, len(_SIZES) - 1)], True) for i in range(self.clients)]
+        return seen + [self._domain(f"new{i}", _SIZES[i % 3], False) for i in range(self.unseen)]
+
+    def _domain(self, name: str, size: tuple[int, int, int], trains: bool) -> Domain:
+        identities, cameras, shots = size
+        num_train = max(2, round(identities * self.scale)) if trains else 0
+        num_test = max(2, round(_TEST_IDENTITIES * self.scale))
+        test = range(num_train, num_train + num_test)
+        return Domain(
+            name,
+            train=self._split(name, range(num_train), cameras, range(shots)) if trains else None,
+            query=self._split(name, test, cameras, range(1)),
+            gallery=self._split(name, test, cameras, range(1, _TEST_SHOTS)),
+        )
+
+    def _split(self, name: str, identities: range, cameras: int, shots: range) -> Split:
+        grid = np.array([(i, c, s) for i in identities for c in range(cameras) for s in shots], dtype=np.int64)
+        pids, camids, shot = grid.T
+        domain = f"v{GENERATOR_VERSION}/{name}"
+        return Split(SyntheticImages(self.seed, domain, pids, camids, shot), pids + 1, camids)
+
+
+def content_hash(source: ReIDSource, size: Size = (64, 32)) -> str:
+    """Return a SHA-256 over names, labels and pixels of a source: two people with the same hash have the same data."""
+    digest = hashlib.sha256()
+    for domain in source.domains():
+        digest.update(domain.name.encode())
+        for split in (domain.train, domain.query, domain.gallery):
+            if split is not None:
+                digest.update(
+                    split.pids.tobytes() + split.camids.tobytes() + split.images.decode(size).numpy().tobytes()
+                )
+    return digest.hexdigest()

@@ -1,0 +1,74 @@
+"""``fedsim export``: the global model of a checkpoint as safetensors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, DataError
+
+__all__ = ["export", "read_checkpoint"]
+
+
+def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
+    """Write the global model of a checkpoint as a safetensors file.
+
+    The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
+    ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
+    classifier ``fc`` is missing.
+
+    Args:
+        ckpt_path: a checkpoint written by fedsim fit.
+        output: the file to write.
+        arch: which architecture, where the federation has several.
+    """
+    tensors = global_tensors(read_checkpoint(Path(ckpt_path)), arch)
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".tmp")
+    save_file(tensors, partial)
+    partial.replace(path)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint without unpickling anything but tensors and plain types.
+
+    Raises:
+        DataError: if there is no such file, or it is no checkpoint of fedsim.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such checkpoint; look into the run directory's folder checkpoints")
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
+    if "fedsim" not in checkpoint:
+        raise DataError(f"{path}: not a checkpoint of fedsim")
+    return checkpoint
+
+
+def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
+    """Cut the global vector of one architecture into named tensors; the identity head is left out."""
+    layouts = checkpoint["fedsim"]["layouts"]
+    if arch is None and len(layouts) == 1:
+        arch = next(iter(layouts))
+    if arch not in layouts:
+        raise ConfigError(f"--arch: choose one of the checkpoint's architectures: {', '.join(layouts)}")
+    if not checkpoint["fedsim"]["complete"][arch]:
+        method = checkpoint["fedsim"]["method"]
+        raise ConfigError(
+            f"ckpt_path: {method} keeps part of the model on the clients, there is no global model to export"
+        )
+    vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
+    tensors = {}
+    for entry in layouts[arch]:
+        name, shape = entry["name"].removeprefix("backbone."), torch.Size(entry["shape"])
+        if not name.startswith("head."):
+            # clone: a view would drag the whole vector into the file
+            tensors[name] = vector[entry["offset"] : entry["offset"] + shape.numel()].view(shape).clone()
+    return tensors

@@ -1,0 +1,513 @@
+"""The federation: one communication round is one Lightning training step. Read this file first."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from fedsim.callbacks.events import RoundCallback
+from fedsim.client import BatchReport, Client, Resident
+from fedsim.compatibility import check_trainer
+from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.core.exact import MAX_MAGNITUDE, accumulate
+from fedsim.core.flat import FlatParameters
+from fedsim.core.placement import Placement, place
+from fedsim.data.augmentation import normalise_images
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federations import ClientData, FederatedData
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.method import Method, Report, Upload
+from fedsim.models.groups import group_names
+from fedsim.models.reid import Neck, ReIDModel
+from fedsim.selection import AllClients, Availability, Selection
+from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy, recalibrate, shared_names
+from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Objective
+from fedsim.strategy import FederatedStrategy
+
+__all__ = ["CHECKPOINT_FORMAT", "Federation"]
+
+CHECKPOINT_FORMAT = 1
+
+_COLUMNS = ("returned", "loss", "correct", "images", "seconds")  # of the round's table, before the method's signals
+_MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
+
+
+class Federation(LightningModule):
+    """Server, clients of this rank, and the round that joins them.
+
+    Args:
+        method: the federated method: FedAvg, FedPav, Local, or your own Method by its class_path.
+        backbone: ResNet, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels.
+        neck: layers between pooled features and the identity head.
+        client: what clients do in a round.
+        clients: settings of single clients that differ, by client name.
+        objective: the supervised loss.
+        selection: who takes part in a round.
+        availability: drop-outs and stragglers.
+        server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
+            model becomes the weighted mean, exactly.
+        bn_stats: what happens to running statistics; see fedsim.server.BatchNormStatistics.
+        reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
+        evaluation: how models are scored.
+        threads: CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine.
+        seed: of all training randomness; set by seed_everything on the command line.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        backbone: nn.Module,
+        neck: Neck = Neck(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
+        client: LocalTraining = LocalTraining(),  # noqa: B008
+        clients: dict[str, ClientOverride] | None = None,
+        objective: Objective = Objective(),  # noqa: B008
+        selection: Selection = AllClients(),  # noqa: B008
+        availability: Availability = Availability(),  # noqa: B008
+        server_optimizer: OptimizerCallable | None = None,
+        bn_stats: StatisticsPolicy = "mean",
+        reduction: Literal["exact", "fp32"] = "exact",
+        evaluation: Evaluation = Evaluation(),  # noqa: B008
+        threads: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        client.check("model.client")
+        if threads < 1:
+            raise ConfigError(f"model.threads: {threads} is less than 1")
+        self.method = method
+        self._backbone = (backbone,)  # in a tuple: the template is no part of the model
+        self.neck_settings = neck
+        self.client_settings = client
+        self.overrides = clients or {}
+        self.objective = objective
+        self.selection = selection
+        self.availability = availability
+        self.server_optimizer = server_optimizer
+        self.bn_stats: StatisticsPolicy = bn_stats
+        self.reduction = reduction
+        self.evaluation = evaluation
+        self.threads = threads
+        self.seed = seed
+        self.server: Server | None = None
+
+    # -- the round -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
+        """Run one communication round."""
+        started = time.perf_counter()
+        with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
+            # 1. The server picks clients; some of them do not answer, or are slow.
+            selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
+            work = {name: self.availability.work(self.round, name, self.seed) for name in selected}
+            trained = [name for name in selected if work[name] > 0]
+            # 2. Each rank trains its clients, one after another.
+            uploads, table, busy, error = self._train_hosted(trained, work)
+            # 3. All ranks meet: who failed, and what each client reports.
+            self.strategy.exchange([table, busy], error)
+            # 4. Every rank computes the same weights, normalised before they meet any upload.
+            weights = self._weights(trained, table)
+            # 5. Weighted sums over all clients, one collective per architecture.
+            means = self._aggregate(uploads, weights)
+            # 6. The server moves towards the means.
+            self._step_server(means)
+        self._log_round(selected, trained, table, busy, time.perf_counter() - started)
+
+    def _train_hosted(
+        self, trained: list[str], work: Mapping[str, float]
+    ) -> tuple[dict[str, Upload], Tensor, Tensor, Exception | None]:
+        """Train this rank's clients; return their uploads, their rows of the table, busy seconds, and any error."""
+        mine = [name for name in trained if name in self.clients]
+        table = torch.zeros(len(self.federated.clients), len(self._columns), dtype=torch.float64)
+        busy = torch.zeros(self.strategy.world_size, dtype=torch.float64)
+        uploads: dict[str, Upload] = {}
+        self._notify(lambda callback: callback.on_round_start(self.round, mine))
+        try:
+            for name in mine:
+                uploads[name], row = self._train_client(self.clients[name], work[name])
+                table[self._row_of[name]] = torch.tensor(row, dtype=torch.float64)
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            return uploads, table, busy, error
+        busy[self.strategy.global_rank] = table[:, _COLUMNS.index("seconds")].sum()
+        return uploads, table, busy, None
+
+    def _train_client(self, client: Client, work: float) -> tuple[Upload, list[float]]:
+        """One client's visit: download, train, measure, upload, leave."""
+        client.resident.flat.check()
+        client.begin_round(self.round, work, str(self.trainer.precision), self._on_client_batch)
+        self.method.download(client, self._server)
+        self.method.train(client)
+        signals = self.method.signals(client)
+        upload = self.method.upload(client)
+        seconds = client.end_round(keep_snapshot=self._is_evaluation_round)
+        return upload, [1.0, *client.tally.read(), seconds, *(signals[name] for name in self.method.signal_names)]
+
+    def _weights(self, trained: list[str], table: Tensor) -> dict[str, float]:
+        """Aggregation weights by client, normalised within each architecture."""
+        weights: dict[str, float] = {}
+        for arch in sorted(self.residents):
+            reports = {
+                name: Report(self._data_of[name].num_images, arch, self._signals(table[self._row_of[name]]))
+                for name in trained
+                if self.archs[name] == arch
+            }
+            if reports:
+                weights |= self.method.weights(reports)
+        return weights
+
+    def _aggregate(self, uploads: Mapping[str, Upload], weights: Mapping[str, float]) -> dict[str, Tensor]:
+        """Weighted mean of the uploads for each architecture of which somebody took part, float32 [num_shared]."""
+        means: dict[str, Tensor] = {}
+        for arch in sorted(self.residents):
+            members = {name: weight for name, weight in weights.items() if self.archs[name] == arch}
+            if not members:
+                continue  # nobody trained this architecture: it stays as it is
+            statistics = self.statistics[arch]
+            vector = self._server.model(arch)
+            exact = self.reduction == "exact"
+            total = torch.zeros_like(vector, dtype=torch.float64 if exact else torch.float32)
+            error: Exception | None = None
+            for name in (n for n in members if n in uploads):
+                x, span = statistics.encode(uploads[name].vector), statistics.span
+                spans = (
+                    (slice(0, span.start), members[name]),
+                    (span, statistics.weight(name, members, self.seed, self.round)),
+                )
+                for part, weight in spans:
+                    error = error or self._add(total[part], weight, x[part], name)
+            self.strategy.agree(error)
+            means[arch] = statistics.decode(self.strategy.sum_(total)).to(torch.float32)
+        return means
+
+    def _add(self, total: Tensor, weight: float, x: Tensor, client: str) -> Exception | None:
+        if self.reduction == "fp32":
+            total.add_(x, alpha=weight)
+            return None
+        if accumulate(total, weight, x) <= MAX_MAGNITUDE:
+            return None
+        return TrainingError(
+            f"client {client}, round {self.round + 1}: the update holds values beyond {MAX_MAGNITUDE:.0f}, where sums "
+            "are no longer exact; lower the learning rate, or set model.reduction to fp32"
+        )
+
+    def _step_server(self, means: Mapping[str, Tensor]) -> None:
+        if not means:
+            return  # nobody answered: no step, not even of the momentum
+        everything = slice(None)
+        exact = {a: self.statistics[a].span if self.server_optimizer else everything for a in self.residents}
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
+        self._server.step(optimizer.step, means, exact)
+        if self.bn_stats == "recalibrate":
+            self._recalibrate()
+        self.method.server_step(self._server)
+
+    def _recalibrate(self) -> None:
+        """Replace the global models' statistics by those of the public images; every rank computes the same."""
+        assert self.public_images is not None
+        for arch, resident in self.residents.items():
+            resident.flat.shared.copy_(self._server.model(arch))
+            batches = self.public_images.split(self.evaluation.batch_size)
+            recalibrate(resident.model, [normalise_images(b.to(self.device)) for b in batches if len(b) > 1])
+            self._server.model(arch).copy_(resident.flat.shared)
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return the server optimizer; SGD(lr=1) is plain averaging up to rounding, which the server then removes."""
+        parameters = list(self._server.parameters())
+        return self.server_optimizer(parameters) if self.server_optimizer else SGD(parameters, lr=1.0)
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Score the validation sets, and during a fit the test sets, too."""
+        fitting = self.trainer.state.fn == "fit"
+        trained = self._trained_clients() if fitting else []
+        metrics = self.evaluator.score("val", trained)
+        if fitting and self.evaluation.test_during_fit:
+            scores = self.evaluator.score("test", trained)
+            # choosing a model by its test score is possible only under a name that says what it is
+            metrics |= {f"oracle/{k.removeprefix('test/')}" if k.count("/") == 1 else k: v for k, v in scores.items()}
+        self._log(metrics)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Score the test sets."""
+        self._log(self.evaluator.score("test"))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002
+        """Write feature files of all test sets into the run directory; return their paths."""
+        folder = Path(self.trainer.default_root_dir) / "features"
+        return [str(path) for path in self.evaluator.write_features(folder)]
+
+    def _trained_clients(self) -> list[str]:
+        selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
+        return [name for name in selected if self.availability.work(self.round, name, self.seed) > 0]
+
+    @property
+    def _is_evaluation_round(self) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return bool(self.trainer.enable_validation) and every is not None and (self.round + 1) % every == 0
+
+    # -- assembling ----------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Assemble server and clients, and read this rank's images."""
+        check_trainer(self.trainer)
+        torch.set_num_threads(self.threads)
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
+        if not isinstance(data, FederatedDataModule):
+            raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
+        if self.server is None:
+            strategy = self.strategy
+            limit = self.trainer.limit_train_batches
+            if isinstance(limit, int):  # Lightning's option counts a client's batches here; fast_dev_run sets it
+                data.limit_client_batches = limit
+            self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
+            self._notify(lambda callback: callback.on_placed(self.placement))
+        error: Exception | None = None
+        try:
+            self._read_images(data, stage)
+        except Exception as e:  # a damaged file on one rank must stop all of them
+            error = e
+        self.strategy.agree(error)
+
+    def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:
+        """Build the server and the clients that ``rank`` hosts. No image is read.
+
+        Args:
+            data: the federation's data.
+            rank: of this process.
+            world_size: number of processes.
+            device: where models live.
+
+        Raises:
+            ConfigError: if settings and data do not fit together.
+        """
+        federated = self.federated = data.federated
+        self._check_against(federated)
+        settings = {c.name: self._settings_of(c) for c in federated.clients}
+        self.residents, self.archs = self._build_residents(federated, device)
+        self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
+        self.placement: Placement = place(
+            {c.name: c.num_images * settings[c.name].local_epochs for c in federated.clients}, world_size
+        )
+        self.server = Server(self.residents)
+        hosted = set(self.placement.hosted_by(rank))
+        self.clients = {
+            c.name: Client(
+                data=c,
+                training=settings[c.name],
+                objective=self.objective,
+                augmentation=data.augmentation,
+                resident=self.residents[self.archs[c.name]],
+                seed=self.seed,
+                limit_batches=data.limit_client_batches,
+            ).to(device)
+            for c in federated.clients
+            if c.name in hosted
+        }
+        self.public_images: Tensor | None = None
+        self._row_of = {c.name: row for row, c in enumerate(federated.clients)}
+        self._data_of = {c.name: c for c in federated.clients}
+
+    def _check_against(self, federated: FederatedData) -> None:
+        names = [c.name for c in federated.clients]
+        for name in self.overrides:
+            if name not in names:
+                raise ConfigError(f"model.clients: there is no client {name}; choose from {', '.join(names)}")
+        if self.bn_stats == "recalibrate" and federated.public is None:
+            raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
+
+    def _settings_of(self, data: ClientData) -> LocalTraining:
+        if data.name not in self.overrides:
+            return self.client_settings
+        settings = self.overrides[data.name].apply(self.client_settings)
+        settings.check(f"model.clients.{data.name}")
+        return settings
+
+    def _build_residents(
+        self, federated: FederatedData, device: torch.device
+    ) -> tuple[dict[str, Resident], dict[str, str]]:
+        """Return (architecture -> resident model, client -> architecture)."""
+        templates: dict[tuple[str, ...], nn.Module] = {}
+        members: dict[tuple[str, ...], list[ClientData]] = {}
+        for data in federated.clients:
+            own = self.overrides[data.name].backbone if data.name in self.overrides else None
+            backbone = own if own is not None else self._backbone[0]
+            layout = (type(backbone).__name__, *(f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items()))
+            templates.setdefault(layout, backbone)
+            members.setdefault(layout, []).append(data)
+        residents: dict[str, Resident] = {}
+        archs: dict[str, str] = {}
+        for layout, clients in members.items():
+            name = _free_name(layout[0].lower(), residents)
+            classes = max(c.num_classes for c in clients) if self.method.shares_head else None
+            residents[name] = self._build_resident(name, templates[layout], classes, device)
+            archs |= {c.name: name for c in clients}
+        return residents, archs
+
+    def _build_resident(self, arch: str, backbone: nn.Module, classes: int | None, device: torch.device) -> Resident:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = ReIDModel(copy.deepcopy(backbone), self.neck_settings, classes).to(device)
+        groups = group_names(model)
+        shared = shared_names(groups, self.method.shared_groups, self.bn_stats)
+        return Resident(arch, model, FlatParameters(model, shared.__contains__), groups)
+
+    def _read_images(self, data: FederatedDataModule, stage: str) -> None:
+        """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts."""
+        self.evaluator = Evaluator(
+            settings=self.evaluation,
+            method=self.method,
+            server=self._server,
+            clients=self.clients,
+            residents=self.residents,
+            archs=self.archs,
+            federated=self.federated,
+            placement=self.placement,
+            strategy=self.strategy,
+            decode=data.decode,
+            progress=lambda what: self._notify(lambda callback: callback.on_scoring(what)),
+        )
+        if stage == "fit":
+            for client in self.clients.values():
+                client.images = data.decode(client.data.train.images, client.client_name)
+            if self.federated.public is not None:
+                self.public_images = data.decode(self.federated.public.images, "public images")
+        if stage in ("fit", "validate"):
+            self.evaluator.prepare("val")
+        if stage in ("test", "predict") or (stage == "fit" and self.evaluation.test_during_fit):
+            self.evaluator.prepare("test")
+
+    @property
+    def strategy(self) -> FederatedStrategy:
+        """The trainer's strategy, which owns all collectives."""
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, FederatedStrategy)
+        return strategy
+
+    @property
+    def round(self) -> int:
+        """The current round, from 0: Lightning's epoch."""
+        return self.current_epoch
+
+    @property
+    def _server(self) -> Server:
+        assert self.server is not None, "assemble() comes first"
+        return self.server
+
+    # -- what people see -----------------------------------------------------------------------------------------------
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*_COLUMNS, *self.method.signal_names)
+
+    def _signals(self, row: Tensor) -> dict[str, float]:
+        return dict(zip(self.method.signal_names, row[len(_COLUMNS) :].tolist(), strict=True))
+
+    def _log_round(self, selected: list[str], trained: list[str], table: Tensor, busy: Tensor, wall: float) -> None:
+        _, loss, correct, images, _ = table[:, : len(_COLUMNS)].sum(0).tolist()
+        num_bytes = {name: self.shared_bytes(self.archs[name]) for name in selected}
+        metrics = {
+            "round": float(self.round + 1),
+            "train/clients": float(len(trained)),
+            "client/lr": self.client_lr(self.round),
+            "comm/down_bytes": float(sum(num_bytes.values())),
+            "comm/up_bytes": float(sum(num_bytes[name] for name in trained)),
+            "time/round_seconds": wall,
+        }
+        metrics |= {f"time/busy_share_rank{rank}": float(seconds) / wall for rank, seconds in enumerate(busy)}
+        if trained:
+            metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
+        if len(trained) <= _MAX_LOGGED_CLIENTS:
+            for name in trained:
+                row = dict(zip(self._columns, table[self._row_of[name]].tolist(), strict=True))
+                metrics[f"train/{name}/loss"] = row["loss"] / row["images"]
+                metrics |= {f"train/{name}/{signal}": row[signal] for signal in self.method.signal_names}
+        self.log_dict(metrics, on_step=True, on_epoch=False)
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        """Log scores, which are equal on all ranks already."""
+        self.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1)
+
+    def shared_bytes(self, arch: str) -> int:
+        """Return the bytes of one transfer of the shared tensors of an architecture (float32, no padding)."""
+        return 4 * sum(entry.numel for entry in self.residents[arch].flat.shared_entries)
+
+    def client_lr(self, round_: int) -> float:
+        """Return the trunk's learning rate in round ``round_``, in closed form."""
+        optimizer = self.client_settings.optimizer([nn.Parameter(torch.zeros(1))])
+        return float(optimizer.param_groups[0]["lr"] * self.client_settings.schedule.factor(round_))
+
+    def _on_client_batch(self, report: BatchReport) -> None:
+        self._notify(lambda callback: callback.on_client_batch(report))
+
+    def _notify(self, event: Callable[[RoundCallback], None]) -> None:
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
+            if isinstance(callback, RoundCallback):
+                event(callback)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add every client's private state, from all ranks."""
+        states = self.strategy.gather_states({name: client.state_dict() for name, client in self.clients.items()})
+        checkpoint["fedsim"] = {
+            "format": CHECKPOINT_FORMAT,
+            "method": type(self.method).__name__,
+            "layouts": {arch: self._layout(arch) for arch in self.residents},
+            "complete": {arch: resident.is_complete for arch, resident in self.residents.items()},
+            "clients": states,
+        }
+
+    def _layout(self, arch: str) -> list[dict[str, Any]]:
+        """Say where each shared tensor lies in the global vector, in plain types."""
+        entries = self.residents[arch].flat.shared_entries
+        return [{"name": e.name, "shape": list(e.shape), "offset": e.offset} for e in entries]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the private state of the clients that this rank hosts.
+
+        Raises:
+            ConfigError: if the checkpoint is not fedsim's, or of another method, federation or model.
+        """
+        content = checkpoint.get("fedsim")
+        if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
+            raise ConfigError(f"ckpt_path: not a fedsim checkpoint of format {CHECKPOINT_FORMAT}")
+        self._check_checkpoint(content)
+        for name, client in self.clients.items():
+            client.load_state_dict(content["clients"][name])
+
+    def _check_checkpoint(self, content: Mapping[str, Any]) -> None:
+        method, names = type(self.method).__name__, [c.name for c in self.federated.clients]
+        if content["method"] != method:
+            raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {method}")
+        if sorted(names) != sorted(content["clients"]):
+            theirs = ", ".join(content["clients"])
+            raise ConfigError(
+                f"ckpt_path: the checkpoint's clients are {theirs}; this federation's are {', '.join(names)}"
+            )
+        for arch in sorted({*self.residents, *content["layouts"]}):
+            mine = self._layout(arch) if arch in self.residents else []
+            for ours, theirs in itertools.zip_longest(mine, content["layouts"].get(arch, []), fillvalue="nothing"):
+                if ours != theirs:
+                    raise ConfigError(
+                        f"ckpt_path: the checkpoint's {arch} shares {theirs}, this config's {ours}; same model?"
+                    )
+
+
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
+    """Return ``name``, or with the first number that makes it new."""
+    if name not in taken:
+        return name
+    return next(f"{name}{i}" for i in range(2, len(taken) + 3) if f"{name}{i}" not in taken)

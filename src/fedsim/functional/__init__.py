@@ -1,0 +1,15 @@
+"""Pure functions: tensors in, tensors out, one equation each."""
+
+from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.functional.statistics import central_variance, second_moments
+from fedsim.functional.weighting import normalise, size_weights, uniform_weights
+
+__all__ = [
+    "batch_hard_triplet",
+    "central_variance",
+    "normalise",
+    "second_moments",
+    "size_weights",
+    "smoothed_cross_entropy",
+    "uniform_weights",
+]

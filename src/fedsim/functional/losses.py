@@ -1,0 +1,56 @@
+"""Losses of local training. B images, D features, Z identities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["batch_hard_triplet", "smoothed_cross_entropy"]
+
+
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016).
+
+    Args:
+        logits: [B, Z] float.
+        labels: [B] int64.
+        smoothing: s in [0, 1); 0 is plain cross-entropy.
+
+    Returns:
+        scalar.
+
+    >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
+    tensor(1.3863)
+    """
+    return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) -> Tensor:
+    """Batch-hard triplet loss on Euclidean distances (Hermans et al., "In defense of the triplet loss", Eq. 5).
+
+    For every anchor: its farthest image of the same identity against its nearest image of another one. Anchors without
+    a positive or a negative in the batch do not count; a batch without any gives 0.
+
+    Args:
+        features: [B, D] float.
+        labels: [B] int64.
+        margin: the margin m in the distance's unit.
+
+    Returns:
+        scalar ``mean(max(0, m + d_positive - d_negative))``.
+
+    >>> x = torch.tensor([[0.0], [1.0], [1.5], [3.0]])
+    >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)
+    tensor(0.8000)
+    """
+    squared = (features[:, None, :] - features[None, :, :]).square().sum(-1)
+    distance = squared.clamp_min(1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
+    same = labels[:, None] == labels[None, :]
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positive = distance.masked_fill(~same | itself, -torch.inf).amax(1)
+    negative = distance.masked_fill(same, torch.inf).amin(1)
+    valid = positive.isfinite() & negative.isfinite()
+    # where() before the difference: an infinite entry would put NaN into the gradient of the valid anchors
+    gap = torch.where(valid, positive, 0.0) - torch.where(valid, negative, 0.0)
+    return (F.relu(margin + gap) * valid).sum() / valid.sum().clamp_min(1)

@@ -1,0 +1,109 @@
+"""What a federated method is: a handful of hooks in the order of the round.
+
+The defaults are the plain FedAvg round, so a method's file holds only what its paper changes, in this order. Methods do
+not inherit from one another, and hold settings only: what lives between rounds belongs to the client (its private
+state) or to the server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from fedsim.functional.weighting import size_weights
+from fedsim.models.groups import Group
+
+if TYPE_CHECKING:
+    from fedsim.client import Batch, Client
+    from fedsim.server import Server
+
+__all__ = ["Method", "Report", "Upload"]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends to the server."""
+
+    vector: Tensor
+    """[num_shared] float32: the shared part of its model"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the server knows about a client that returned an update."""
+
+    num_images: int
+    """n_k"""
+    arch: str
+    """its architecture: only clients of the same one are averaged"""
+    signals: Mapping[str, float]
+    """what :meth:`Method.signals` measured"""
+
+
+class Method(ABC):
+    """One round, hook by hook. ``client`` and ``server`` are the live objects of :mod:`fedsim.client` / ``server``."""
+
+    signal_names: ClassVar[tuple[str, ...]] = ()
+    """names of the numbers that :meth:`signals` returns; the same on every rank"""
+
+    @property
+    @abstractmethod
+    def shared_groups(self) -> frozenset[Group]:
+        """The parameter groups that clients send and receive. ``bn_stats`` may keep statistics private all the same."""
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether the identity head is shared; it then has the size of the largest label space."""
+        return Group.HEAD in self.shared_groups
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load the global model; the private groups have been loaded already."""
+        client.resident.flat.shared.copy_(server.model(client.resident.arch))
+
+    def train(self, client: Client) -> None:
+        """Local training: E epochs of mini-batches."""
+        for epoch in range(client.training_settings.local_epochs):
+            self.before_epoch(client, epoch)
+            for batch in client.batches():
+                if client.step(self.loss(client, batch)):
+                    self.after_step(client)
+
+    def before_epoch(self, client: Client, epoch: int) -> None:  # noqa: B027 - optional
+        """Prepare a local epoch, for example new pseudo-labels."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the loss of a batch, a scalar with gradient."""
+        return client.training_step(batch)
+
+    def after_step(self, client: Client) -> None:  # noqa: B027 - optional
+        """Act after each optimizer step, for example re-apply a mask."""
+
+    def signals(self, client: Client) -> dict[str, float]:  # noqa: ARG002 - the default needs none
+        """Measure what the server's weights depend on; keys are :attr:`signal_names`."""
+        return {}
+
+    def upload(self, client: Client) -> Upload:
+        """Return what leaves the client."""
+        return Upload(client.resident.flat.shared.clone())
+
+    # -- on the server -------------------------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return aggregation weights that sum to 1 over the clients of one architecture: by default n_k / n."""
+        return size_weights({client: report.num_images for client, report in reports.items()})
+
+    def server_step(self, server: Server) -> None:  # noqa: B027 - optional
+        """Act on the new global model, for example distil on public data. Runs on every rank with the same result."""
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load the model that the client would use: by default the new global model with its private groups."""
+        client.resident.flat.private.copy_(client.private)
+        self.download(client, server)

@@ -1,0 +1,20 @@
+"""Backbones, necks, heads, and the parameter groups by which methods say what is shared."""
+
+from fedsim.models.backbones import MobileNetV2, ResNet, SmallCNN
+from fedsim.models.groups import BODY, TRUNK, Group, group_names
+from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
+
+__all__ = [
+    "BODY",
+    "TRUNK",
+    "Features",
+    "Group",
+    "KeyedDropout",
+    "MobileNetV2",
+    "Neck",
+    "ReIDModel",
+    "ResNet",
+    "SmallCNN",
+    "group_names",
+    "make_head",
+]

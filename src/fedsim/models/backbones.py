@@ -1,0 +1,150 @@
+"""Backbones: images in, feature map out.
+
+A backbone is any ``nn.Module`` that maps images [B, 3, H, W] to a map [B, C, h, w] (or a vector [B, C]) and has an int
+attribute ``out_channels`` = C. Those below keep torchvision's parameter names, so that an exported global model loads
+into the plain torchvision network.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from pathlib import Path
+from typing import Literal
+from urllib.error import URLError
+
+import torch
+import torchvision.models as tv
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+
+__all__ = ["MobileNetV2", "ResNet", "SmallCNN", "load_weights"]
+
+
+class ResNet(nn.Sequential):
+    """torchvision's ResNet without pooling and classifier (He et al., CVPR 2016).
+
+    Args:
+        depth: 18, 34 or 50.
+        last_stride: stride of the last stage. 2 is torchvision's; 1 doubles the resolution of the last map (Luo et al.,
+            "Bag of tricks", CVPRW 2019).
+        weights: a torchvision name (``IMAGENET1K_V1``), the path of a local ``.pth`` or ``.safetensors`` file, or null
+            for random weights. Give V1 or V2 explicitly: they are different networks.
+    """
+
+    def __init__(
+        self, depth: Literal[18, 34, 50] = 50, last_stride: Literal[1, 2] = 2, weights: str | None = None
+    ) -> None:
+        name = f"resnet{depth}"
+        network = tv.get_model(name)
+        if last_stride == 1:
+            _remove_stride(network.layer4[0])
+        super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in {"avgpool", "fc"}))
+        self.out_channels = int(network.fc.in_features)
+        if weights is not None:
+            load_weights(self, weights, name)
+
+
+def _remove_stride(block: nn.Module) -> None:
+    """Set the stride of a residual block's strided convolutions to 1."""
+    for module in block.modules():
+        if isinstance(module, nn.Conv2d):
+            module.stride = (1, 1)
+
+
+class MobileNetV2(nn.Sequential):
+    """torchvision's MobileNetV2 features (Sandler et al., CVPR 2018).
+
+    Args:
+        width: width multiplier.
+        weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only.
+        norm_eps: epsilon of the batch normalisations. Weights converted from Keras need 1e-3.
+    """
+
+    def __init__(self, width: float = 1.0, weights: str | None = None, norm_eps: float = 1e-5) -> None:
+        network = tv.mobilenet_v2(width_mult=width)
+        super().__init__(OrderedDict(features=network.features))
+        self.out_channels = int(network.last_channel)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = norm_eps
+        if weights is not None:
+            load_weights(self, weights, "mobilenet_v2")
+
+
+class SmallCNN(nn.Sequential):
+    """Four 3x3 convolutions with batch normalisation, for CPUs and small images.
+
+    Args:
+        width: channels of the first layer; the others have 2, 4 and 4 times as many.
+    """
+
+    def __init__(self, width: int = 32) -> None:
+        channels = [3, width, 2 * width, 4 * width, 4 * width]
+        layers: list[tuple[str, nn.Module]] = []
+        for i, (c_in, c_out) in enumerate(itertools.pairwise(channels), start=1):
+            layers += [
+                (f"conv{i}", nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)),
+                (f"bn{i}", nn.BatchNorm2d(c_out)),
+                (f"relu{i}", nn.ReLU(inplace=True)),
+            ]
+            if i < len(channels) - 1:
+                layers.append((f"pool{i}", nn.MaxPool2d(2)))
+        super().__init__(OrderedDict(layers))
+        self.out_channels = channels[-1]
+
+
+def load_weights(backbone: nn.Module, weights: str, name: str) -> None:
+    """Load pretrained weights into ``backbone``; classifier entries of the file are ignored.
+
+    Args:
+        backbone: a module with torchvision's parameter names.
+        weights: torchvision's name of the weights, or a local file (never unpickled beyond tensors).
+        name: torchvision's name of the network.
+
+    Raises:
+        ConfigError: if the name or file does not exist or does not fit; the message says what is missing.
+    """
+    state = _read_weights(weights, name)
+    wanted = backbone.state_dict()
+    if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
+        state = {f"features.{key}": value for key, value in state.items()}
+    missing = [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]
+    if missing:
+        raise ConfigError(
+            f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
+            "give weights of the same network and width"
+        )
+    wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
+    if wrong:
+        key = wrong[0]
+        raise ConfigError(
+            f"backbone.weights: {weights} has {key} of shape {list(state[key].shape)}, {name} needs "
+            f"{list(wanted[key].shape)}; give weights of the same network and width"
+        )
+    backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
+
+
+def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
+    path = Path(weights).expanduser()
+    if path.suffix in {".pth", ".pt", ".safetensors"}:
+        if not path.is_file():
+            raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
+        try:
+            state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+        except Exception as error:  # the readers raise many types for a damaged file
+            raise ConfigError(
+                f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?"
+            ) from error
+        return dict(state)
+    choices = tv.get_model_weights(name)
+    if weights not in choices.__members__:
+        known = ", ".join(choices.__members__)
+        raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
+    try:
+        return dict(choices[weights].get_state_dict(check_hash=True))
+    except (URLError, OSError) as error:
+        url = choices[weights].url
+        raise ConfigError(f"backbone.weights: cannot download {url} ({error}); give a local file instead") from error

@@ -1,0 +1,77 @@
+"""Parameter groups, decided by module type and never by name.
+
+In torchvision's ResNet-50 the four ``downsample.1`` norms (14 % of the affine parameters) have no "bn" in their names:
+every rule of the kind ``"bn" in name`` misses them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "group_names"]
+
+
+class Group(StrEnum):
+    """What a tensor of the model is for. A method shares whole groups."""
+
+    CONV = "conv"
+    """trunk weights outside normalisation (and attention) modules"""
+    NORM = "norm"
+    """affine parameters of the trunk's normalisation modules"""
+    STAT = "stat"
+    """running mean and variance of those modules"""
+    ATTN = "attn"
+    """attention modules of the trunk, with their own norms"""
+    NECK = "neck"
+    """the embedding layers between trunk and head"""
+    NECKSTAT = "neckstat"
+    """running statistics of the neck"""
+    HEAD = "head"
+    """the identity classifier"""
+    COUNTER = "counter"
+    """integer bookkeeping (num_batches_tracked): never shared, never averaged"""
+
+
+TRUNK = frozenset({Group.CONV, Group.NORM, Group.STAT, Group.ATTN})
+"""The whole backbone."""
+
+BODY = TRUNK | {Group.NECK, Group.NECKSTAT}
+"""Backbone and neck: everything that retrieval needs."""
+
+STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
+"""Running statistics, which follow the ``bn_stats`` policy."""
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+def group_names(model: nn.Module) -> dict[str, Group]:
+    """Return the group of each parameter and buffer of a model with children ``backbone``, ``neck`` and ``head``.
+
+    Args:
+        model: a :class:`~fedsim.models.ReIDModel` (or anything with these children).
+
+    Returns:
+        tensor name -> group, in the model's order.
+    """
+    groups: dict[str, Group] = {}
+    for part, child in model.named_children():
+        for path, module in child.named_modules(prefix=part):
+            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                groups[f"{path}.{name}"] = _group(part, module, tensor)
+    return groups
+
+
+def _group(part: str, module: nn.Module, tensor: Tensor) -> Group:
+    if not tensor.is_floating_point():
+        return Group.COUNTER
+    is_parameter = isinstance(tensor, nn.Parameter)
+    if part == "head":
+        return Group.HEAD
+    if part == "neck":
+        return Group.NECK if is_parameter else Group.NECKSTAT
+    if not is_parameter:
+        return Group.STAT
+    return Group.NORM if isinstance(module, _NORMS) else Group.CONV

@@ -1,0 +1,142 @@
+"""The re-ID model: backbone, global average pooling, neck; the identity head sits outside or inside.
+
+Shapes: B images, C channels of the last map, D neck features, Z identities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+
+__all__ = ["Features", "KeyedDropout", "Neck", "ReIDModel", "make_head"]
+
+
+class Features(NamedTuple):
+    """What a model says about a batch of images."""
+
+    pool: Tensor
+    """[B, C] globally average-pooled map"""
+    neck: Tensor
+    """[B, D] embedding: the head's input and the default retrieval feature"""
+
+
+class KeyedDropout(nn.Module):
+    """Dropout that draws from a generator of its own.
+
+    A global dropout stream would make one role of a client depend on another (SKA's specific model on its twin) and on
+    what else runs on the rank. :attr:`generator` is set for each (seed, round, client, role).
+
+    Args:
+        p: probability of dropping an element.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise ConfigError(f"model.neck.dropout: {p} is not in [0, 1)")
+        self.p = p
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale kept elements by 1 / (1 - p) in training; identity in evaluation."""
+        if not self.training or self.p == 0.0:
+            return x
+        keep = torch.empty_like(x).bernoulli_(1.0 - self.p, generator=self.generator)
+        return x * keep / (1.0 - self.p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neck:
+    """The layers between pooled features and the identity head."""
+
+    kind: Literal["linear", "bnneck", "none"] = "linear"
+    """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
+    ``none``: the pooled feature itself."""
+    dim: int = 512
+    """width of the ``linear`` neck"""
+    dropout: float = 0.5
+    """dropout before the head"""
+    activation: Literal["none", "relu", "leaky_relu"] = "none"
+    """after the ``linear`` neck's BatchNorm: none in FedReIDBench's code, leaky_relu(0.1) in FedReID's"""
+
+    def build(self, in_channels: int) -> nn.Sequential:
+        """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
+        if self.dim < 1:
+            raise ConfigError(f"model.neck.dim: {self.dim} is not positive")
+        layers: list[nn.Module] = []
+        if self.kind == "linear":
+            linear = nn.Linear(in_channels, self.dim)
+            nn.init.kaiming_normal_(linear.weight, mode="fan_out")
+            nn.init.zeros_(linear.bias)
+            layers.append(linear)
+        if self.kind != "none":
+            norm = nn.BatchNorm1d(self.out_features(in_channels))
+            nn.init.normal_(norm.weight, 1.0, 0.02)
+            layers.append(norm)
+        if self.kind == "linear" and self.activation != "none":
+            layers.append(nn.ReLU() if self.activation == "relu" else nn.LeakyReLU(0.1))
+        return nn.Sequential(*layers, KeyedDropout(self.dropout))
+
+    def out_features(self, in_channels: int) -> int:
+        """Return D."""
+        return self.dim if self.kind == "linear" else in_channels
+
+
+class ReIDModel(nn.Module):
+    """Backbone, pooling, neck and, where it is shared, the head.
+
+    One such model per rank and architecture is resident on the device; clients are loaded into it one after another.
+
+    Args:
+        backbone: see :mod:`fedsim.models.backbones`.
+        neck: layers after the pooling.
+        num_classes: size of a head that is part of the model (methods that share it); None where each client has one of
+            its own.
+
+    Raises:
+        ConfigError: if the backbone does not tell its width.
+    """
+
+    def __init__(self, backbone: nn.Module, neck: Neck, num_classes: int | None = None) -> None:
+        super().__init__()
+        channels = backbone.__dict__.get("out_channels")
+        if not isinstance(channels, int):
+            raise ConfigError(
+                f"model.backbone: {type(backbone).__name__} has no int attribute out_channels; "
+                "set it to the number of channels of its output"
+            )
+        self.backbone = backbone
+        self.neck = neck.build(channels)
+        self.num_features = neck.out_features(channels)
+        self.head = None if num_classes is None else make_head(self.num_features, num_classes)
+
+    def forward(self, images: Tensor) -> Features:
+        """Map normalised images [B, 3, H, W] to features."""
+        maps = self.backbone(images)
+        pool = maps.mean(dim=(2, 3)) if maps.dim() == 4 else maps
+        return Features(pool, self.neck(pool))
+
+    def set_generator(self, generator: torch.Generator) -> None:
+        """Let every dropout of the model draw from ``generator``."""
+        for module in self.modules():
+            if isinstance(module, KeyedDropout):
+                module.generator = generator
+
+
+def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:
+    """Return an identity classifier D -> Z: weights N(0, 0.001), bias 0.
+
+    Args:
+        num_features: D.
+        num_classes: Z.
+        generator: where the weights are drawn from; None uses torch's global generator.
+    """
+    head = nn.Linear(num_features, num_classes)
+    nn.init.normal_(head.weight, std=0.001, generator=generator)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,80 @@
+"""Which clients take part in a round: axes of their own, usable with every method."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
+
+__all__ = ["AllClients", "Availability", "RandomFraction", "Selection"]
+
+
+class Selection(ABC):
+    """The server's choice of clients. Every rank makes it, and all come to the same."""
+
+    @abstractmethod
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the clients of round ``round_``, in the order of ``clients``.
+
+        Args:
+            round_: from 0.
+            clients: names of all clients.
+            seed: of the run; with the round, the only source of randomness.
+        """
+
+
+class AllClients(Selection):
+    """Every client, every round."""
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:  # noqa: ARG002 - needs neither
+        """Return all clients."""
+        return list(clients)
+
+
+class RandomFraction(Selection):
+    """A random ceil(S * N) of the N clients, without replacement (McMahan et al., AISTATS 2017, Algorithm 1).
+
+    Args:
+        fraction: S in (0, 1].
+    """
+
+    def __init__(self, fraction: float = 0.5) -> None:
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"model.selection.fraction: {fraction} is not in (0, 1]")
+        self.fraction = fraction
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the round's sample."""
+        # without the margin, 0.1 * 30 = 3.0000000000000004 would select 4 of 30 clients
+        count = math.ceil(self.fraction * len(clients) - 1e-9)
+        chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[:count]
+        return [clients[i] for i in sorted(chosen)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """Clients that fail or are slow, drawn anew for each client and round."""
+
+    drop: float = 0.0
+    """probability that a selected client never answers: it neither trains nor counts"""
+    straggle: float = 0.0
+    """probability that a client is slow and sends what it has"""
+    straggler_work: float = 0.5
+    """share of its batches that a slow client gets done (at least one)"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("drop", "straggle", "straggler_work"):
+            if not 0 <= self.__dict__[name] <= 1:
+                raise ConfigError(f"model.availability.{name}: {self.__dict__[name]} is not in [0, 1]")
+
+    def work(self, round_: int, client: str, seed: int) -> float:
+        """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""
+        dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)
+        if dropped < self.drop:
+            return 0.0
+        return self.straggler_work if slow < self.straggle else 1.0

@@ -1,0 +1,152 @@
+"""Groups of settings as they appear in configs. Frozen: a run never changes what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from fedsim.core.errors import ConfigError
+from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
+
+__all__ = ["ClientOverride", "Evaluation", "LocalTraining", "Objective", "Schedule"]
+
+
+def _default_optimizer(params: Iterable[Any]) -> Optimizer:
+    """FedReIDBench's (paper 003's code): SGD with Nesterov momentum, trunk rate 0.005."""
+    return SGD(params, lr=0.005, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The client learning rate as a function of the global round."""
+
+    kind: Literal["constant", "step", "cosine"] = "constant"
+    """constant; times gamma every ``step`` rounds; or half a cosine over ``rounds``"""
+    step: int = 40
+    """rounds between two drops of ``step``"""
+    gamma: float = 0.1
+    """factor of each drop of ``step``"""
+    rounds: int = 100
+    """length of ``cosine``"""
+    warmup: int = 0
+    """rounds of linear warm-up before all that"""
+    warmup_start: float = 0.01
+    """factor at round 0 of the warm-up"""
+
+    def factor(self, round_: int) -> float:
+        """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
+        warm = warmup_factor(round_, self.warmup, self.warmup_start)
+        if self.kind == "step":
+            return warm * step_factor(round_, self.step, self.gamma)
+        return warm * (cosine_factor(round_, self.rounds) if self.kind == "cosine" else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The supervised loss of local training: cross-entropy plus, if its weight is positive, batch-hard triplet."""
+
+    label_smoothing: float = 0.0
+    """share of the target spread over all identities"""
+    triplet: float = 0.0
+    """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
+    margin: float = 0.3
+    """of the triplet loss"""
+    triplet_on: Literal["neck", "pool"] = "neck"
+    """the features it acts on; ``pool`` with a bnneck"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does in a round."""
+
+    local_epochs: int = 1
+    """E: passes over the client's images"""
+    batch_size: int = 32
+    """B: images per batch"""
+    sampler: Literal["shuffle", "identity"] = "shuffle"
+    """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
+    num_instances: int = 4
+    """K: images per identity of ``sampler: identity``"""
+    drop_partial: bool = False
+    """drop a last batch with fewer than B images (FedReIDBench's code does)"""
+    accumulate: int = 1
+    """batches per optimizer step"""
+    grad_clip: float | None = None
+    """largest gradient norm; null does not clip"""
+    optimizer: OptimizerCallable = field(default=_default_optimizer)
+    """made anew for each client and round; its rate is the trunk's"""
+    head_lr: float | None = None
+    """learning rate of neck and head; null takes the trunk's"""
+    schedule: Schedule = field(default_factory=Schedule)
+    """learning rate over rounds"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
+        for name in ("local_epochs", "batch_size", "num_instances", "accumulate"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.sampler == "identity" and self.batch_size % self.num_instances:
+            raise ConfigError(
+                f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
+            )
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOverride:
+    """Settings of one client that differ from the others'; null keeps the common value."""
+
+    backbone: nn.Module | None = None
+    """a network of its own; averaged with clients of the same architecture only"""
+    local_epochs: int | None = None
+    """see LocalTraining"""
+    batch_size: int | None = None
+    """see LocalTraining"""
+    sampler: Literal["shuffle", "identity"] | None = None
+    """see LocalTraining"""
+    num_instances: int | None = None
+    """see LocalTraining"""
+    drop_partial: bool | None = None
+    """see LocalTraining"""
+    accumulate: int | None = None
+    """see LocalTraining"""
+    grad_clip: float | None = None
+    """see LocalTraining"""
+    optimizer: OptimizerCallable | None = None
+    """see LocalTraining"""
+    head_lr: float | None = None
+    """see LocalTraining"""
+
+    def apply(self, common: LocalTraining) -> LocalTraining:
+        """Return the common settings with this client's own in their place."""
+        names = {f.name for f in fields(self)} - {"backbone"}
+        own = {name: self.__dict__[name] for name in names if self.__dict__[name] is not None}
+        return replace(common, **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How models are scored."""
+
+    layer: Literal["neck", "pool"] = "neck"
+    """the retrieval feature: the embedding, or the pooled map"""
+    flip: bool = False
+    """add the feature of the mirror image (the papers' protocols do; twice the time)"""
+    camera_aware: bool = True
+    """whether the same identity in the same camera is junk"""
+    batch_size: int = 64
+    """images per forward pass; the same on any number of ranks"""
+    test_during_fit: bool = True
+    """score the test sets, too, whenever a fit validates; for reporting only, selection uses ``val/*``"""
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")

@@ -1,0 +1,94 @@
+"""The Lightning strategy of federated training. It owns every collective; nothing else calls ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from fedsim.core.errors import PeerError
+
+__all__ = ["FederatedStrategy"]
+
+States = dict[str, dict[str, Tensor]]
+
+
+class FederatedStrategy(DDPStrategy):
+    """One process per device, without DistributedDataParallel: ranks train different clients and meet once a round.
+
+    NCCL carries sums between GPUs and gloo between CPUs; status travels over gloo always, because a waiting NCCL
+    collective occupies the GPU and trips its watchdog.
+
+    Args:
+        kwargs: as for Lightning's DDPStrategy (``timeout``, ``process_group_backend``, ``start_method``).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._control: Any = None  # the default group
+
+    def setup_environment(self) -> None:
+        """Open the process groups."""
+        super().setup_environment()
+        if dist.get_backend() != "gloo":
+            self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    def configure_ddp(self) -> None:
+        """Leave the module unwrapped: gradients stay with their client."""
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks in place."""
+        if tensor.numel():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
+        """Sum float64 CPU tables over all ranks in place, unless a rank has failed.
+
+        Every entry is filled by one rank and zero elsewhere, so the sum is exact.
+
+        Args:
+            tables: the same shapes on every rank.
+            error: what went wrong on this rank, if anything did.
+
+        Raises:
+            Exception: ``error`` itself on the ranks that failed.
+            PeerError: on the others.
+        """
+        failed = torch.tensor([float(error is not None)], dtype=torch.float64)
+        payload = torch.cat([failed, *(table.flatten() for table in tables)])
+        dist.all_reduce(payload, group=self._control)
+        if payload[0] > 0:
+            self._raise_everywhere(error)
+        sizes = [table.numel() for table in tables]
+        for table, part in zip(tables, payload[1:].split(sizes), strict=True):
+            table.copy_(part.view_as(table))
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise on every rank if one has failed; see :meth:`exchange`."""
+        self.exchange([], error)
+
+    def _raise_everywhere(self, error: Exception | None) -> None:
+        message = None if error is None else f"{error}" or type(error).__name__
+        messages: list[str | None] = [None] * self.world_size
+        dist.all_gather_object(messages, message, group=self._control)
+        if error is not None:
+            raise error
+        rank = next(r for r, m in enumerate(messages) if m is not None)
+        raise PeerError(f"rank {rank} stopped: {messages[rank]}")
+
+    def gather_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> States:
+        """Return the private states of all clients, from all ranks, on the CPU.
+
+        Args:
+            states: client -> state of the clients that this rank hosts.
+        """
+        mine: States = {client: {k: v.cpu() for k, v in state.items()} for client, state in states.items()}
+        gathered: list[States] = [{} for _ in range(self.world_size)]
+        dist.all_gather_object(gathered, mine, group=self._control)
+        everybody = {client: state for part in gathered for client, state in part.items()}
+        return {client: everybody[client] for client in sorted(everybody)}
