@@ -53,9 +53,17 @@ def group_table(resident: Resident) -> str:
 
 def _client_table(model: Federation) -> str:
     placement, federated = model.placement, model.federated
+    num_val = {c.name: len(c.val.query) if c.val else 0 for c in federated.clients}
     rows = [
-        [c.name, placement.ranks[c.name], model.archs[c.name], c.num_images, c.num_classes, c.num_cameras]
-        + [len(c.val.query) if c.val else 0]
+        [
+            c.name,
+            placement.ranks[c.name],
+            model.archs[c.name],
+            c.num_images,
+            c.num_classes,
+            c.num_cameras,
+            num_val[c.name],
+        ]
         for c in federated.clients
     ]
     headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,28 +13,25 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fedsim.assembly import Blueprint, build_residents, check_settings, settings_of
 from fedsim.callbacks.events import RoundCallback
-from fedsim.client import BatchReport, Client, Resident
+from fedsim.checkpoint import CONTENT_KEY, check_content, describe_content
+from fedsim.client import BatchReport, Client
 from fedsim.compatibility import check_trainer
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.core.exact import MAX_MAGNITUDE, accumulate
-from fedsim.core.flat import FlatParameters
 from fedsim.core.placement import Placement, place
 from fedsim.data.augmentation import normalise_images
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.federations import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.method import Method, Report, Upload
-from fedsim.models.groups import group_names
-from fedsim.models.reid import Neck, ReIDModel
+from fedsim.models.reid import Neck
 from fedsim.selection import AllClients, Availability, Selection
-from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy, recalibrate, shared_names
+from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy, recalibrate
 from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Objective
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["CHECKPOINT_FORMAT", "Federation"]
-
-CHECKPOINT_FORMAT = 1
+__all__ = ["Federation"]
 
 _COLUMNS = ("returned", "loss", "correct", "images", "seconds")  # of the round's table, before the method's signals
 _MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
@@ -294,9 +289,10 @@ class Federation(LightningModule):
             ConfigError: if settings and data do not fit together.
         """
         federated = self.federated = data.federated
-        self._check_against(federated)
-        settings = {c.name: self._settings_of(c) for c in federated.clients}
-        self.residents, self.archs = self._build_residents(federated, device)
+        check_settings(federated, self.overrides, self.bn_stats)
+        settings = {c.name: settings_of(c.name, self.client_settings, self.overrides) for c in federated.clients}
+        blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
+        self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
         self.placement: Placement = place(
             {c.name: c.num_images * settings[c.name].local_epochs for c in federated.clients}, world_size
@@ -319,50 +315,6 @@ class Federation(LightningModule):
         self.public_images: Tensor | None = None
         self._row_of = {c.name: row for row, c in enumerate(federated.clients)}
         self._data_of = {c.name: c for c in federated.clients}
-
-    def _check_against(self, federated: FederatedData) -> None:
-        names = [c.name for c in federated.clients]
-        for name in self.overrides:
-            if name not in names:
-                raise ConfigError(f"model.clients: there is no client {name}; choose from {', '.join(names)}")
-        if self.bn_stats == "recalibrate" and federated.public is None:
-            raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
-
-    def _settings_of(self, data: ClientData) -> LocalTraining:
-        if data.name not in self.overrides:
-            return self.client_settings
-        settings = self.overrides[data.name].apply(self.client_settings)
-        settings.check(f"model.clients.{data.name}")
-        return settings
-
-    def _build_residents(
-        self, federated: FederatedData, device: torch.device
-    ) -> tuple[dict[str, Resident], dict[str, str]]:
-        """Return (architecture -> resident model, client -> architecture)."""
-        templates: dict[tuple[str, ...], nn.Module] = {}
-        members: dict[tuple[str, ...], list[ClientData]] = {}
-        for data in federated.clients:
-            own = self.overrides[data.name].backbone if data.name in self.overrides else None
-            backbone = own if own is not None else self._backbone[0]
-            layout = (type(backbone).__name__, *(f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items()))
-            templates.setdefault(layout, backbone)
-            members.setdefault(layout, []).append(data)
-        residents: dict[str, Resident] = {}
-        archs: dict[str, str] = {}
-        for layout, clients in members.items():
-            name = _free_name(layout[0].lower(), residents)
-            classes = max(c.num_classes for c in clients) if self.method.shares_head else None
-            residents[name] = self._build_resident(name, templates[layout], classes, device)
-            archs |= {c.name: name for c in clients}
-        return residents, archs
-
-    def _build_resident(self, arch: str, backbone: nn.Module, classes: int | None, device: torch.device) -> Resident:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            model = ReIDModel(copy.deepcopy(backbone), self.neck_settings, classes).to(device)
-        groups = group_names(model)
-        shared = shared_names(groups, self.method.shared_groups, self.bn_stats)
-        return Resident(arch, model, FlatParameters(model, shared.__contains__), groups)
 
     def _read_images(self, data: FederatedDataModule, stage: str) -> None:
         """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts."""
@@ -462,18 +414,7 @@ class Federation(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every client's private state, from all ranks."""
         states = self.strategy.gather_states({name: client.state_dict() for name, client in self.clients.items()})
-        checkpoint["fedsim"] = {
-            "format": CHECKPOINT_FORMAT,
-            "method": type(self.method).__name__,
-            "layouts": {arch: self._layout(arch) for arch in self.residents},
-            "complete": {arch: resident.is_complete for arch, resident in self.residents.items()},
-            "clients": states,
-        }
-
-    def _layout(self, arch: str) -> list[dict[str, Any]]:
-        """Say where each shared tensor lies in the global vector, in plain types."""
-        entries = self.residents[arch].flat.shared_entries
-        return [{"name": e.name, "shape": list(e.shape), "offset": e.offset} for e in entries]
+        checkpoint[CONTENT_KEY] = describe_content(self.method, self.residents, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the private state of the clients that this rank hosts.
@@ -481,33 +422,6 @@ class Federation(LightningModule):
         Raises:
             ConfigError: if the checkpoint is not fedsim's, or of another method, federation or model.
         """
-        content = checkpoint.get("fedsim")
-        if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
-            raise ConfigError(f"ckpt_path: not a fedsim checkpoint of format {CHECKPOINT_FORMAT}")
-        self._check_checkpoint(content)
+        content = check_content(checkpoint, self.method, self.residents, [c.name for c in self.federated.clients])
         for name, client in self.clients.items():
             client.load_state_dict(content["clients"][name])
-
-    def _check_checkpoint(self, content: Mapping[str, Any]) -> None:
-        method, names = type(self.method).__name__, [c.name for c in self.federated.clients]
-        if content["method"] != method:
-            raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {method}")
-        if sorted(names) != sorted(content["clients"]):
-            theirs = ", ".join(content["clients"])
-            raise ConfigError(
-                f"ckpt_path: the checkpoint's clients are {theirs}; this federation's are {', '.join(names)}"
-            )
-        for arch in sorted({*self.residents, *content["layouts"]}):
-            mine = self._layout(arch) if arch in self.residents else []
-            for ours, theirs in itertools.zip_longest(mine, content["layouts"].get(arch, []), fillvalue="nothing"):
-                if ours != theirs:
-                    raise ConfigError(
-                        f"ckpt_path: the checkpoint's {arch} shares {theirs}, this config's {ours}; same model?"
-                    )
-
-
-def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """Return ``name``, or with the first number that makes it new."""
-    if name not in taken:
-        return name
-    return next(f"{name}{i}" for i in range(2, len(taken) + 3) if f"{name}{i}" not in taken)

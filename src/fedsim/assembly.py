@@ -1,0 +1,103 @@
+"""Building what a rank needs from settings and data: models by architecture, settings by client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedsim.client import Resident
+from fedsim.core.errors import ConfigError
+from fedsim.core.flat import FlatParameters
+from fedsim.data.federations import ClientData, FederatedData
+from fedsim.method import Method
+from fedsim.models.groups import group_names
+from fedsim.models.reid import Neck, ReIDModel
+from fedsim.server import StatisticsPolicy, shared_names
+from fedsim.settings import ClientOverride, LocalTraining
+
+__all__ = ["Blueprint", "build_residents", "check_settings", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What all models of a federation have in common."""
+
+    backbone: nn.Module
+    """of clients without one of their own"""
+    neck: Neck
+    method: Method
+    bn_stats: StatisticsPolicy
+    seed: int
+    """of the random initial weights"""
+
+
+def check_settings(
+    federated: FederatedData, overrides: Mapping[str, ClientOverride], bn_stats: StatisticsPolicy
+) -> None:
+    """Raise ConfigError where settings name what the data do not have."""
+    names = [c.name for c in federated.clients]
+    for name in overrides:
+        if name not in names:
+            raise ConfigError(f"model.clients: there is no client {name}; choose from {', '.join(names)}")
+    if bn_stats == "recalibrate" and federated.public is None:
+        raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
+
+
+def settings_of(client: str, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
+    """Return a client's settings: the common ones with its own in their place."""
+    if client not in overrides:
+        return common
+    settings = overrides[client].apply(common)
+    settings.check(f"model.clients.{client}")
+    return settings
+
+
+def build_residents(
+    blueprint: Blueprint,
+    clients: Sequence[ClientData],
+    overrides: Mapping[str, ClientOverride],
+    device: torch.device,
+) -> tuple[dict[str, Resident], dict[str, str]]:
+    """Build one resident model per architecture; clients with equal layouts share one.
+
+    Returns:
+        (architecture -> resident model, client -> architecture).
+    """
+    templates: dict[tuple[str, ...], nn.Module] = {}
+    members: dict[tuple[str, ...], list[ClientData]] = {}
+    for data in clients:
+        own = overrides[data.name].backbone if data.name in overrides else None
+        backbone = blueprint.backbone if own is None else own
+        layout = (type(backbone).__name__, *(f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items()))
+        templates.setdefault(layout, backbone)
+        members.setdefault(layout, []).append(data)
+    residents: dict[str, Resident] = {}
+    archs: dict[str, str] = {}
+    for layout, group in members.items():
+        name = _free_name(layout[0].lower(), residents)
+        num_classes = max(c.num_classes for c in group) if blueprint.method.shares_head else None
+        residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
+        archs |= {c.name: name for c in group}
+    return residents, archs
+
+
+def _build_resident(
+    arch: str, backbone: nn.Module, num_classes: int | None, blueprint: Blueprint, device: torch.device
+) -> Resident:
+    with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
+        torch.manual_seed(blueprint.seed)
+        model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, num_classes).to(device)
+    groups = group_names(model)
+    shared = shared_names(groups, blueprint.method.shared_groups, blueprint.bn_stats)
+    return Resident(arch, model, FlatParameters(model, shared.__contains__), groups)
+
+
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
+    """Return ``name``, or with the first number that makes it new."""
+    if name not in taken:
+        return name
+    return next(f"{name}{i}" for i in range(2, len(taken) + 3) if f"{name}{i}" not in taken)
