@@ -47,12 +47,21 @@ def check_settings(
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
 
 
-def settings_of(client: str, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
-    """Return a client's settings: the common ones with its own in their place."""
-    if client not in overrides:
-        return common
-    settings = overrides[client].apply(common)
-    settings.check(f"model.clients.{client}")
+def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
+    """Return a client's settings: the common ones with its own in their place.
+
+    Raises:
+        ConfigError: if they are wrong, or a batch is larger than the client's data.
+    """
+    settings, name = common, data.name
+    if name in overrides:
+        settings = overrides[name].apply(common)
+        settings.check(f"model.clients.{name}")
+    if settings.batch_size > data.num_images:
+        raise ConfigError(
+            f"model.client.batch_size: {settings.batch_size} is more than the {data.num_images} training images of "
+            f"client {name}; set model.clients.{name}.batch_size to at most {data.num_images}"
+        )
     return settings
 
 

@@ -63,8 +63,8 @@ def check_content(
         for ours, theirs in itertools.zip_longest(mine, content["layouts"].get(arch, [])):
             if ours != theirs:
                 raise ConfigError(
-                    f"ckpt_path: of {arch}, the checkpoint shares {_name(theirs)} where this config shares {_name(ours)}; "
-                    "use the config of the run that wrote it"
+                    f"ckpt_path: of {arch}, the checkpoint shares {_name(theirs)} where this config shares "
+                    f"{_name(ours)}; use the config of the run that wrote it"
                 )
     return content
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import logging
@@ -25,17 +26,30 @@ import fedsim.methods
 import fedsim.models
 import fedsim.server  # noqa: F401 - with the two above: makes short class names known to the parser
 from fedsim.callbacks import RoundProgress, RunSummary
+from fedsim.compatibility import check_trainer
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.images import ReIDSource
 from fedsim.data.market import MarketFolders
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.export import export, read_checkpoint
 from fedsim.federation import Federation
+from fedsim.method import Method
+from fedsim.models.backbones import Backbone
 from fedsim.report import report
+from fedsim.selection import Selection
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
+
+# settings that are classes -> their base; for the list in the message about a wrong name
+_CLASSES = {
+    "model.method": Method,
+    "model.backbone": Backbone,
+    "model.selection": Selection,
+    "data.source": ReIDSource,
+}
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
 
@@ -106,9 +120,16 @@ class FedSimCLI(LightningCLI):
                 f"run_dir: {self.run_dir} holds a run already; give another --run_dir, or --overwrite true"
             )
 
+    def after_instantiate_classes(self) -> None:
+        """Find what is wrong with options and folders now, before other processes are started."""
+        check_trainer(self.trainer)
+        _ = self.datamodule.federated
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
         config = self.config_init[self.subcommand]["trainer"]
+        if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
+            raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
@@ -158,8 +179,13 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table."""
-        if self.trainer.is_global_zero and (self.run_dir / "summary.json").exists():
+        if not self.trainer.is_global_zero:
+            return
+        summary = self.run_dir / "summary.json"
+        if summary.exists() and json.loads(summary.read_text())["final"]:
             _say(report([str(self.run_dir)]))
+        else:
+            _say("no scores: the run has not reached trainer.check_val_every_n_epoch rounds")
 
     def after_validate(self) -> None:
         """Print the scores."""
@@ -199,8 +225,10 @@ def run_command(args: list[str]) -> int:
     except (FedSimError, MisconfigurationException) as error:
         return _fail(str(error))
     except Exception as error:
-        if _is_parser_error(error):
-            return _fail(f"{one_line(str(error))} (fedsim {args[0]} --help lists all options)")
+        if (cause := _user_error_behind(error)) is not None:
+            return _fail(str(cause))
+        if isinstance(error, argparse.ArgumentError):
+            return _fail(f"{explain(str(error))}; fedsim {args[0]} --help lists all options")
         raise
     return 0
 
@@ -208,14 +236,17 @@ def run_command(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> None:
     command, rest = args[0], args[1:]
     if command in _LIGHTNING_COMMANDS:
+        _check_config_files(rest)
         FedSimCLI([command, *_normalise(rest)])
     elif command == "data":
         if rest[:1] not in (["preview"], ["-h"], ["--help"]):
             raise ConfigError(f"fedsim data: there is no command {rest[0] if rest else '(none)'}; choose from preview")
-        if written := auto_cli({"preview": preview}, args=rest, exit_on_error=False, prog="fedsim data"):
+        if written := auto_cli(
+            {"preview": preview}, args=rest, as_positional=False, exit_on_error=False, prog="fedsim data"
+        ):
             _say(written)
     elif command == "export":
-        auto_cli(export, args=rest, exit_on_error=False, prog="fedsim export")
+        auto_cli(export, args=rest, as_positional=False, exit_on_error=False, prog="fedsim export")
     else:
         _say(_run_report(rest))
 
@@ -236,7 +267,7 @@ def preview(config: list[str] | None = None, root: str | None = None, output: st
         domains = MarketFolders(root).domains()
     elif config:
         data = _data_of(config)
-        domains, size = [d for source in data.sources for d in source.domains()], data.size
+        domains, size = data.list_domains(), data.size
     else:
         domains = SyntheticReID().domains()
     write_contact_sheet(domains, size, Path(output))
@@ -249,16 +280,34 @@ def _data_of(paths: list[str]) -> FederatedDataModule:
     parser.add_class_arguments(FederatedDataModule, "data")
     parsed: Namespace | None = None
     for path in paths:
-        try:
-            content = yaml.safe_load(Path(path).read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise DataError(f"{path}: cannot read this config ({one_line(str(error))})") from error
+        content = _read_config(path)
         if "data" in content:
             parsed = parser.parse_object({"data": content["data"]}, cfg_base=parsed, defaults=True)
     if parsed is None:
         raise ConfigError(f"--config: {', '.join(paths)} has no data section")
     data: FederatedDataModule = parser.instantiate_classes(parsed)["data"]
     return data
+
+
+def _check_config_files(args: list[str]) -> None:
+    """Read the config files of a command line: the parser does not say which one is broken."""
+    for here, following in zip(args, [*args[1:], ""], strict=True):
+        if here in ("--config", "-c"):
+            _read_config(following)
+        elif here.startswith("--config="):
+            _read_config(here.removeprefix("--config="))
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
+    return content
 
 
 def _run_report(args: list[str]) -> str:
@@ -293,10 +342,44 @@ def one_line(message: str) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
-def _is_parser_error(error: Exception) -> bool:
-    import argparse
+def _user_error_behind(error: BaseException | None) -> FedSimError | None:
+    """Find our own error under those that the parser wraps around what a constructor raises."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, FedSimError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
-    return isinstance(error, argparse.ArgumentError)
+
+def explain(message: str) -> str:
+    r"""Turn a message of the parser into one line that names the field and what it may be.
+
+    >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
+    'model.threads: expected int, got many'
+    """
+    text = one_line(message)
+    text = re.sub(r"^Parser key [\"']([^\"']*)[\"']:\s*", r"\1: ", text)
+    text = re.sub(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)", "", text)
+    text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", text)
+    key = text.partition(":")[0]
+    for field, base in _CLASSES.items():
+        if key.startswith(field) and "import path" in text:
+            wrong = re.search(r"path string: (\S+)", text)
+            name = f"there is no class {wrong[1]}" if wrong else "not a known class"
+            return f"{key}: {name}; choose from {', '.join(_names(base))}, or give the class_path of your own"
+    text = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", text)
+    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", text)
+
+
+def _names(base: type) -> list[str]:
+    """Names of fedsim's own classes for a setting."""
+    found = [base]
+    for cls in found:
+        found += cls.__subclasses__()
+    own = {cls.__name__ for cls in found if cls.__module__.startswith("fedsim.") and not cls.__name__.startswith("_")}
+    return sorted(own - {base.__name__})
 
 
 def _set_up_messages() -> None:

@@ -13,7 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.core.errors import TrainingError
 from fedsim.core.flat import FlatParameters
 from fedsim.core.seeding import derive_seed, torch_generator
 from fedsim.data.augmentation import Augmentation
@@ -115,7 +115,6 @@ class Client(LightningModule):
         limit_batches: int | float | None = None,
     ) -> None:
         super().__init__()
-        _check_batch_size(data, training)
         self.client_name = data.name
         self.data = data
         self.training_settings = training
@@ -278,11 +277,3 @@ class Client(LightningModule):
         per_epoch = len(self._epoch_order())
         self.batch_stream.set_state(state)
         return max(1, int(work * per_epoch * self.training_settings.local_epochs))
-
-
-def _check_batch_size(data: ClientData, training: LocalTraining) -> None:
-    if training.batch_size > data.num_images:
-        raise ConfigError(
-            f"model.client.batch_size: {training.batch_size} is more than the {data.num_images} training images of "
-            f"client {data.name}; set model.clients.{data.name}.batch_size to at most {data.num_images}"
-        )

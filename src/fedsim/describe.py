@@ -53,19 +53,10 @@ def group_table(resident: Resident) -> str:
 
 def _client_table(model: Federation) -> str:
     placement, federated = model.placement, model.federated
-    num_val = {c.name: len(c.val.query) if c.val else 0 for c in federated.clients}
-    rows = [
-        [
-            c.name,
-            placement.ranks[c.name],
-            model.archs[c.name],
-            c.num_images,
-            c.num_classes,
-            c.num_cameras,
-            num_val[c.name],
-        ]
-        for c in federated.clients
-    ]
+    rows = []
+    for c in federated.clients:
+        counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
+        rows.append([c.name, placement.ranks[c.name], model.archs[c.name], *counts])
     headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
     tests = [
         [name, len(sets.query), len(sets.gallery), "unseen" if name in federated.unseen else ""]

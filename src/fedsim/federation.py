@@ -25,6 +25,7 @@ from fedsim.data.augmentation import normalise_images
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.method import Method, Report, Upload
+from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
 from fedsim.selection import AllClients, Availability, Selection
 from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy, recalibrate
@@ -61,7 +62,7 @@ class Federation(LightningModule):
     def __init__(
         self,
         method: Method,
-        backbone: nn.Module,
+        backbone: Backbone | nn.Module,
         neck: Neck = Neck(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
         client: LocalTraining = LocalTraining(),  # noqa: B008
         clients: dict[str, ClientOverride] | None = None,
@@ -290,7 +291,7 @@ class Federation(LightningModule):
         """
         federated = self.federated = data.federated
         check_settings(federated, self.overrides, self.bn_stats)
-        settings = {c.name: settings_of(c.name, self.client_settings, self.overrides) for c in federated.clients}
+        settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in federated.clients}
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}

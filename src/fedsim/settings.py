@@ -13,6 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
+from fedsim.models.backbones import Backbone
 
 __all__ = ["ClientOverride", "Evaluation", "LocalTraining", "Objective", "Schedule"]
 
@@ -103,7 +104,7 @@ class LocalTraining:
 class ClientOverride:
     """Settings of one client that differ from the others'; null keeps the common value."""
 
-    backbone: nn.Module | None = None
+    backbone: Backbone | nn.Module | None = None
     """a network of its own; averaged with clients of the same architecture only"""
     local_epochs: int | None = None
     """see LocalTraining"""

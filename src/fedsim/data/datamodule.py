@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federations import FederatedData, Partition, Validation, build_federation
-from fedsim.data.images import Images, ReIDSource
+from fedsim.data.images import Domain, Images, ReIDSource
 
 __all__ = ["FederatedDataModule", "OncePerRound"]
 
@@ -40,7 +40,7 @@ class FederatedDataModule(LightningDataModule):
     """Data of all clients and all test sets.
 
     Args:
-        sources: where data sets come from: SyntheticReID, MarketFolders, or your own ReIDSource.
+        source: where data sets come from: SyntheticReID, MarketFolders, or your own ReIDSource; or a list of these.
         partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound).
         unseen: data sets that nobody trains on, beside those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
@@ -54,7 +54,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        sources: list[ReIDSource],
+        source: ReIDSource | list[ReIDSource],
         partition: Partition = "by_dataset",
         unseen: list[str] | None = None,
         public: str | None = None,
@@ -69,7 +69,7 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError(f"data.size: {list(size)} is not a height and a width in pixels")
         if limit_client_batches is not None and limit_client_batches <= 0:
             raise ConfigError(f"data.limit_client_batches: {limit_client_batches} is not positive")
-        self.sources = sources
+        self.sources = source if isinstance(source, list) else [source]
         self.partition = partition
         self.unseen = tuple(unseen or ())
         self.public = public
@@ -85,7 +85,7 @@ class FederatedDataModule(LightningDataModule):
         """The federation; its files are listed on first use, no image is read."""
         if self._federated is None:
             self._federated = build_federation(
-                [domain for source in self.sources for domain in source.domains()],
+                self.list_domains(),
                 partition=self.partition,
                 unseen=self.unseen,
                 public=self.public,
@@ -93,6 +93,10 @@ class FederatedDataModule(LightningDataModule):
                 val_fraction=self.val_fraction,
             )
         return self._federated
+
+    def list_domains(self) -> list[Domain]:
+        """Return all data sets of all sources, in their order."""
+        return [domain for source in self.sources for domain in source.domains()]
 
     def decode(self, images: Images, what: str) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.

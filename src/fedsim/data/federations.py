@@ -98,7 +98,7 @@ def build_federation(
     seen = [d for d in domains if d.train is not None and d.name not in hidden]
     if not seen:
         raise ConfigError(
-            "data: no data set with training images is left for clients; check data.sources and data.unseen"
+            "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
     clients = [_client(d.name, d.train, (d.name,), val, val_fraction) for d in seen if d.train is not None]
     if partition == "union":
@@ -118,7 +118,7 @@ def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str |
     names = [domain.name for domain in domains]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ConfigError(f"data.sources: two data sets are called {min(twice)}; rename a folder")
+        raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
     for field, wanted in (("unseen", unseen), ("public", [public] if public else [])):
         for name in wanted:
             if name not in names:

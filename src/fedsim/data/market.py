@@ -38,7 +38,7 @@ class MarketFolders(ReIDSource):
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
         if not self.root.is_dir():
-            raise DataError(f"{self.root}: no such folder; set data.sources...root to the folder of your data sets")
+            raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
         return [_read_domain(folder) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:

@@ -106,7 +106,7 @@ class SyntheticReID(ReIDSource):
     def __init__(self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0) -> None:
         if clients < 1 or unseen < 0 or scale <= 0:
             raise ConfigError(
-                "data.sources: SyntheticReID needs clients >= 1, unseen >= 0 and scale > 0; "
+                "data.source: SyntheticReID needs clients >= 1, unseen >= 0 and scale > 0; "
                 f"got {clients}, {unseen}, {scale}"
             )
         self.clients, self.unseen, self.scale, self.seed = clients, unseen, scale, seed

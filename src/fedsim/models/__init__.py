@@ -1,12 +1,13 @@
 """Backbones, necks, heads, and the parameter groups by which methods say what is shared."""
 
-from fedsim.models.backbones import MobileNetV2, ResNet, SmallCNN
+from fedsim.models.backbones import Backbone, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
 from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
 
 __all__ = [
     "BODY",
     "TRUNK",
+    "Backbone",
     "Features",
     "Group",
     "KeyedDropout",

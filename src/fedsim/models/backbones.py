@@ -20,10 +20,17 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 
-__all__ = ["MobileNetV2", "ResNet", "SmallCNN", "load_weights"]
+__all__ = ["Backbone", "MobileNetV2", "ResNet", "SmallCNN", "load_weights"]
 
 
-class ResNet(nn.Sequential):
+class Backbone(nn.Sequential):
+    """Base of fedsim's own backbones, by which configs can name them in one word."""
+
+    out_channels: int
+    """C: channels of the output map"""
+
+
+class ResNet(Backbone):
     """torchvision's ResNet without pooling and classifier (He et al., CVPR 2016).
 
     Args:
@@ -54,7 +61,7 @@ def _remove_stride(block: nn.Module) -> None:
             module.stride = (1, 1)
 
 
-class MobileNetV2(nn.Sequential):
+class MobileNetV2(Backbone):
     """torchvision's MobileNetV2 features (Sandler et al., CVPR 2018).
 
     Args:
@@ -74,7 +81,7 @@ class MobileNetV2(nn.Sequential):
             load_weights(self, weights, "mobilenet_v2")
 
 
-class SmallCNN(nn.Sequential):
+class SmallCNN(Backbone):
     """Four 3x3 convolutions with batch normalisation, for CPUs and small images.
 
     Args:
