@@ -146,19 +146,20 @@ class FedSimCLI(LightningCLI):
             callbacks.append(RoundProgress())
         callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
-            monitor = None if self.config[self.subcommand]["data"]["val"] == "none" else "val/mAP"
-            callbacks.append(
-                ModelCheckpoint(
-                    dirpath=self.run_dir / "checkpoints",
-                    filename="best" if monitor else "epoch{epoch}",
-                    monitor=monitor,
-                    mode="max",
-                    save_last=True,
-                    auto_insert_metric_name=False,
-                    enable_version_counter=False,
-                )
-            )
+            callbacks += self._checkpoints()
         return callbacks
+
+    def _checkpoints(self) -> list[Callback]:
+        """``last.ckpt`` after every round, and ``best.ckpt`` by validation score where there is one."""
+        folder = self.run_dir / "checkpoints"
+        last = ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
+        if self.config[self.subcommand]["data"]["val"] == "none":
+            return [last]
+        # its own option save_last would be written only when the best one is
+        best = ModelCheckpoint(
+            dirpath=folder, filename="best", monitor="val/mAP", mode="max", enable_version_counter=False
+        )
+        return [last, best]
 
     def _loggers(self, given: Any) -> list[Logger] | bool:
         """metrics.csv always, beside whatever else the user wants."""

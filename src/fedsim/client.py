@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,9 +49,11 @@ class BatchReport(NamedTuple):
 
     client: str
     done: int
-    """batches done"""
+    """batches of this local epoch that are done"""
     total: int
-    """batches to do in this round"""
+    """batches of this local epoch"""
+    share: float
+    """of the client's whole round that is done, in (0, 1]"""
     loss: Tensor
     """of the last batch; reading it waits for the device, so do that rarely"""
 
@@ -91,7 +93,7 @@ class Tally:
 
 
 class Client(LightningModule):
-    """A participant of the federation. ``state_dict()`` is exactly its private state.
+    """A participant of the federation.
 
     Args:
         data: its images and labels, not decoded.
@@ -126,6 +128,8 @@ class Client(LightningModule):
         self.head = self._make_head()
         self.private: Tensor
         self.register_buffer("private", resident.flat.private.clone())
+        self.kept: dict[str, Tensor] = {}
+        """what the method wants to remember between rounds, by name"""
         self.images: Tensor | None = None
         """[n, 3, H, W] uint8 in host memory, once decoded"""
         self.snapshot: Tensor | None = None
@@ -156,17 +160,18 @@ class Client(LightningModule):
         self.batch_stream = self.generator("batches")
         self.tally = Tally(self.device)
         self.local_optimizer = self.configure_optimizers()
-        self.budget = self._count_batches(work)
-        self.batches_done, self.started = 0, time.perf_counter()
+        self.work = work
+        self.started = time.perf_counter()
         self.resident.model.train()
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches of one local epoch, as long as the round's budget lasts."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work."""
         assert self.images is not None
-        for index in self._epoch_order():
-            if self.batches_done >= self.budget:
-                return
-            self.batches_done += 1
+        order = self._epoch_order()
+        share = min(max(self.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
+        count = max(int(share * len(order)), 1 if epoch == 0 else 0)
+        for position, index in enumerate(order[:count], start=1):
+            self.progress = (epoch, position, count)
             images = self.images[index].to(self.device, non_blocking=True)
             labels = torch.from_numpy(self.data.labels)[index].to(self.device, non_blocking=True)
             yield Batch(self.augmentation(images, self.augment_stream), labels)
@@ -190,21 +195,23 @@ class Client(LightningModule):
         return loss
 
     def step(self, loss: Tensor) -> bool:
-        """Back-propagate, and step the optimizer after every ``accumulate`` batches and after the last one.
+        """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
         Returns:
             whether the optimizer stepped.
         """
         settings = self.training_settings
+        epoch, done, total = self.progress
         (loss / settings.accumulate).backward()
-        steps = self.batches_done % settings.accumulate == 0 or self.batches_done == self.budget
+        steps = done % settings.accumulate == 0 or done == total
         if steps:
             if settings.grad_clip is not None:
                 parameters = [p for group in self.local_optimizer.param_groups for p in group["params"]]
                 nn.utils.clip_grad_norm_(parameters, settings.grad_clip)
             self.local_optimizer.step()
             self.local_optimizer.zero_grad()
-        self.listener(BatchReport(self.client_name, self.batches_done, self.budget, loss.detach()))
+        share = (epoch + done / total) / settings.local_epochs
+        self.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
     def end_round(self, keep_snapshot: bool) -> float:
@@ -228,6 +235,16 @@ class Client(LightningModule):
                 "lower model.client.optimizer's lr or set model.client.grad_clip"
             )
         return time.perf_counter() - self.started
+
+    def private_state(self) -> dict[str, Tensor]:
+        """Return everything that must survive between rounds: private groups, head, and what the method keeps."""
+        return {**self.state_dict(), **{f"kept.{name}": tensor for name, tensor in self.kept.items()}}
+
+    def load_private_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore :meth:`private_state`."""
+        kept = {name: tensor for name, tensor in state.items() if name.startswith("kept.")}
+        self.kept = {name.removeprefix("kept."): tensor.to(self.device) for name, tensor in kept.items()}
+        self.load_state_dict({name: tensor for name, tensor in state.items() if name not in kept})
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -270,10 +287,3 @@ class Client(LightningModule):
         return (
             max(1, int(limit * num_batches)) if isinstance(limit, float) and limit < 1 else min(num_batches, int(limit))
         )
-
-    def _count_batches(self, work: float) -> int:
-        """Number of batches in this round; drawing the first epoch's order must not move the stream."""
-        state = self.batch_stream.get_state()
-        per_epoch = len(self._epoch_order())
-        self.batch_stream.set_state(state)
-        return max(1, int(work * per_epoch * self.training_settings.local_epochs))

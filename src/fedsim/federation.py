@@ -142,9 +142,9 @@ class Federation(LightningModule):
         client.resident.flat.check()
         client.begin_round(self.round, work, str(self.trainer.precision), self._on_client_batch)
         self.method.download(client, self._server)
-        self.method.train(client)
-        signals = self.method.signals(client)
-        upload = self.method.upload(client)
+        self.method.train(client, self._server)
+        signals = self.method.signals(client, self._server)
+        upload = self.method.upload(client, self._server)
         seconds = client.end_round(keep_snapshot=self._is_evaluation_round)
         return upload, [1.0, *client.tally.read(), seconds, *(signals[name] for name in self.method.signal_names)]
 
@@ -414,7 +414,7 @@ class Federation(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every client's private state, from all ranks."""
-        states = self.strategy.gather_states({name: client.state_dict() for name, client in self.clients.items()})
+        states = self.strategy.gather_states({name: client.private_state() for name, client in self.clients.items()})
         checkpoint[CONTENT_KEY] = describe_content(self.method, self.residents, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -425,4 +425,4 @@ class Federation(LightningModule):
         """
         content = check_content(checkpoint, self.method, self.residents, [c.name for c in self.federated.clients])
         for name, client in self.clients.items():
-            client.load_state_dict(content["clients"][name])
+            client.load_private_state(content["clients"][name])

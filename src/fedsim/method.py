@@ -45,7 +45,12 @@ class Report:
 
 
 class Method(ABC):
-    """One round, hook by hook. ``client`` and ``server`` are the live objects of :mod:`fedsim.client` / ``server``."""
+    """One round, hook by hook.
+
+    Every hook of the client's side gets the live :class:`~fedsim.client.Client` and :class:`~fedsim.server.Server`;
+    ``server.model(arch)`` is the global model as it was at the start of the round. What a client must remember between
+    rounds (an expert, a control variate, its previous model) goes into ``client.kept[name]``, which checkpoints include.
+    """
 
     signal_names: ClassVar[tuple[str, ...]] = ()
     """names of the numbers that :meth:`signals` returns; the same on every rank"""
@@ -66,29 +71,29 @@ class Method(ABC):
         """Load the global model; the private groups have been loaded already."""
         client.resident.flat.shared.copy_(server.model(client.resident.arch))
 
-    def train(self, client: Client) -> None:
+    def train(self, client: Client, server: Server) -> None:
         """Local training: E epochs of mini-batches."""
         for epoch in range(client.training_settings.local_epochs):
-            self.before_epoch(client, epoch)
-            for batch in client.batches():
-                if client.step(self.loss(client, batch)):
-                    self.after_step(client)
+            self.before_epoch(client, server, epoch)
+            for batch in client.batches(epoch):
+                if client.step(self.loss(client, server, batch)):
+                    self.after_step(client, server)
 
-    def before_epoch(self, client: Client, epoch: int) -> None:  # noqa: B027 - optional
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:  # noqa: B027 - optional
         """Prepare a local epoch, for example new pseudo-labels."""
 
-    def loss(self, client: Client, batch: Batch) -> Tensor:
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar with gradient."""
         return client.training_step(batch)
 
-    def after_step(self, client: Client) -> None:  # noqa: B027 - optional
+    def after_step(self, client: Client, server: Server) -> None:  # noqa: B027 - optional
         """Act after each optimizer step, for example re-apply a mask."""
 
-    def signals(self, client: Client) -> dict[str, float]:  # noqa: ARG002 - the default needs none
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Measure what the server's weights depend on; keys are :attr:`signal_names`."""
         return {}
 
-    def upload(self, client: Client) -> Upload:
+    def upload(self, client: Client, server: Server) -> Upload:
         """Return what leaves the client."""
         return Upload(client.resident.flat.shared.clone())
 

@@ -79,7 +79,7 @@ class RoundProgress(RoundCallback, ProgressBar):
             return
         self._last = time.monotonic()
         position = self._clients.index(report.client)
-        self._bar.n = self._round + (position + report.done / report.total) / len(self._clients)
+        self._bar.n = self._round + (position + report.share) / len(self._clients)
         self._bar.set_postfix_str(
             f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}, "
             f"loss {float(report.loss):.3f}"

@@ -1,0 +1,52 @@
+# Everything a newcomer needs: `make quickstart` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUNS ?= runs/quickstart
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-fast check format docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## create .venv and install fedsim with its test and development tools
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("fedsim needs Python >= 3.11; call make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing fedsim and PyTorch into $(VENV): several GB, 2 to 5 minutes on a fast line"
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a minute) and compare them
+	$(BIN)/fedsim data preview --output $(RUNS)/people.png
+	$(BIN)/fedsim fit --config configs/quickstart.yaml --run_dir $(RUNS)/fedpav --overwrite true
+	$(BIN)/fedsim fit --config configs/quickstart.yaml --config configs/methods/local.yaml --run_dir $(RUNS)/local --overwrite true
+	@echo
+	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
+	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
+
+test: $(STAMP)  ## run all tests
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## run the tests that take less than a minute together
+	$(BIN)/python -m pytest -m "not slow and not dist"
+
+check: $(STAMP)  ## lint, types, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## write docs/methods from the methods' docstrings, and docs/describe.md
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove the environment and all caches, but no runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist src/*.egg-info

@@ -1,0 +1,62 @@
+"""Fixtures for all tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure():
+    # Lightning would take a scheduler's or launcher's variables for ours
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"}:
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def root():
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def fedsim():
+    """Run the command line in a process of its own: ``fedsim("fit", "--config", path)``."""
+
+    def run(*args, check=True, timeout=300, cwd=None):
+        command = [sys.executable, "-m", "fedsim", *map(str, args)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd or ROOT)
+        assert not check or result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Options of a run that takes seconds: four clients, two unseen domains, a narrow network."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    return config
+
+
+TINY = """
+seed_everything: 0
+trainer: {max_epochs: 3, check_val_every_n_epoch: 3, accelerator: cpu, devices: 1, enable_progress_bar: false}
+model:
+  method: FedPav
+  backbone: {class_path: SmallCNN, init_args: {width: 8}}
+  neck: {kind: linear, dim: 16, dropout: 0.2}
+  client:
+    batch_size: 8
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
+data:
+  source: {class_path: SyntheticReID, init_args: {clients: 4, unseen: 2, scale: 0.25}}
+  val_fraction: 0.3
+  size: [32, 16]
+  augmentation: {pad: 2, flip: 0.5}
+"""

@@ -1,0 +1,65 @@
+"""The same bits on 1, 2 and 4 ranks: global weights, private states and metrics."""
+
+import csv
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
+
+# unequal clients, a sample of them, drop-outs, stragglers, dropout, a client with settings of its own
+OPTIONS = [
+    "--model.selection=RandomFraction",
+    "--model.selection.fraction=0.75",
+    "--model.availability.drop=0.1",
+    "--model.availability.straggle=0.3",
+    "--model.clients.town3={local_epochs: 2, batch_size: 4}",
+    "--trainer.check_val_every_n_epoch=1",
+]
+
+
+def run(fedsim, tiny, folder, devices, *options):
+    fedsim("fit", "--config", tiny, "--run_dir", folder, f"--trainer.devices={devices}", *OPTIONS, *options)
+    checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return checkpoint, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def assert_equal_states(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--model.bn_stats=local", "--model.server_optimizer=FedAdam"),
+        ("--model.bn_stats=first", "--model.clients.town1={backbone: {class_path: SmallCNN, init_args: {width: 6}}}"),
+    ],
+    ids=["mean", "local-statistics-FedAdam", "first-two-architectures"],
+)
+def test_any_number_of_ranks_gives_the_same_bits(fedsim, tiny, tmp_path, options):
+    one, rows = run(fedsim, tiny, tmp_path / "1", 1, *options)
+    initial = run(fedsim, tiny, tmp_path / "0", 1, *options, "--trainer.max_epochs=1")[0]
+    moved = [not torch.equal(initial["state_dict"][k], v) for k, v in one["state_dict"].items()]
+    assert all(moved), "the runs below would be equal because nothing was trained"
+    for devices in (2, 4) if not options else (2,):
+        many, many_rows = run(fedsim, tiny, tmp_path / str(devices), devices, *options)
+        assert_equal_states(one["state_dict"], many["state_dict"])
+        assert one["fedsim"]["clients"].keys() == many["fedsim"]["clients"].keys() == {f"town{i}" for i in range(4)}
+        for client, state in one["fedsim"]["clients"].items():
+            assert_equal_states(state, many["fedsim"]["clients"][client])
+        assert rows == many_rows
+
+
+def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(fedsim, tiny, tmp_path):
+    whole, _ = run(fedsim, tiny, tmp_path / "whole", 1)
+    run(fedsim, tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
+    part = tmp_path / "part" / "checkpoints" / "last.ckpt"
+    resumed, _ = run(fedsim, tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")
+    assert_equal_states(whole["state_dict"], resumed["state_dict"])
+    for client, state in whole["fedsim"]["clients"].items():
+        assert_equal_states(state, resumed["fedsim"]["clients"][client])
