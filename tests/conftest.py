@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +31,9 @@ def fedsim():
 
     def run(*args, check=True, timeout=300, cwd=None):
         command = [sys.executable, "-m", "fedsim", *map(str, args)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd or ROOT)
+        # a fit in this process leaves its own address behind
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK"))}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd or ROOT, env=env)
         assert not check or result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
         return result
 
@@ -42,6 +46,25 @@ def tiny(tmp_path):
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
     return config
+
+
+@pytest.fixture(scope="session")
+def market_tree(tmp_path_factory):
+    """Two small data sets with training images and one without, in Market-1501 layout, of random pixels."""
+    root = tmp_path_factory.mktemp("market")
+    rng = np.random.default_rng(0)
+    for name, first in (("north", 1), ("south", 1), ("west", 0)):
+        folders = {"query": (range(10, 13), 1), "bounding_box_test": (range(10, 13), 2)}
+        if first:
+            folders["bounding_box_train"] = (range(1, 7), 2)
+        for folder, (pids, shots) in folders.items():
+            (root / name / folder).mkdir(parents=True)
+            for pid in pids:
+                for cam in (1, 2):
+                    for shot in range(shots):
+                        pixels = rng.integers(0, 256, (16, 8, 3), dtype=np.uint8)
+                        Image.fromarray(pixels).save(root / name / folder / f"{pid:04d}_c{cam}s1_{shot:06d}_00.png")
+    return root
 
 
 TINY = """

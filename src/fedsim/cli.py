@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -29,27 +30,16 @@ from fedsim.callbacks import RoundProgress, RunSummary
 from fedsim.compatibility import check_trainer
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.images import ReIDSource
 from fedsim.data.market import MarketFolders
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.export import export, read_checkpoint
 from fedsim.federation import Federation
-from fedsim.method import Method
-from fedsim.models.backbones import Backbone
+from fedsim.messages import explain, one_line, user_error_behind
 from fedsim.report import report
-from fedsim.selection import Selection
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
-
-# settings that are classes -> their base; for the list in the message about a wrong name
-_CLASSES = {
-    "model.method": Method,
-    "model.backbone": Backbone,
-    "model.selection": Selection,
-    "data.source": ReIDSource,
-}
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
 
@@ -226,7 +216,7 @@ def run_command(args: list[str]) -> int:
     except (FedSimError, MisconfigurationException) as error:
         return _fail(str(error))
     except Exception as error:
-        if (cause := _user_error_behind(error)) is not None:
+        if (cause := user_error_behind(error)) is not None:
             return _fail(str(cause))
         if isinstance(error, argparse.ArgumentError):
             return _fail(f"{explain(str(error))}; fedsim {args[0]} --help lists all options")
@@ -252,11 +242,11 @@ def _dispatch(args: list[str]) -> None:
         _say(_run_report(rest))
 
 
-def preview(config: list[str] | None = None, root: str | None = None, output: str = "preview.png") -> str:
+def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
     """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
 
     Args:
-        config: config files whose data section names the data sets; null draws the synthetic ones.
+        config: a config file whose data section names the data sets; null draws the synthetic ones.
         root: a folder of data sets in Market-1501 layout, instead of a config.
         output: the image file to write.
 
@@ -275,24 +265,20 @@ def preview(config: list[str] | None = None, root: str | None = None, output: st
     return f"wrote {output}: {len(domains)} data sets"
 
 
-def _data_of(paths: list[str]) -> FederatedDataModule:
-    """Build the data module of the ``data`` sections of config files; later files win."""
+def _data_of(path: str) -> FederatedDataModule:
+    """Build the data module of a config's ``data`` section."""
+    content = _read_config(path)
+    if "data" not in content:
+        raise ConfigError(f"--config: {path} has no data section")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
-    parsed: Namespace | None = None
-    for path in paths:
-        content = _read_config(path)
-        if "data" in content:
-            parsed = parser.parse_object({"data": content["data"]}, cfg_base=parsed, defaults=True)
-    if parsed is None:
-        raise ConfigError(f"--config: {', '.join(paths)} has no data section")
-    data: FederatedDataModule = parser.instantiate_classes(parsed)["data"]
+    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
     return data
 
 
 def _check_config_files(args: list[str]) -> None:
     """Read the config files of a command line: the parser does not say which one is broken."""
-    for here, following in zip(args, [*args[1:], ""], strict=True):
+    for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
         if here in ("--config", "-c"):
             _read_config(following)
         elif here.startswith("--config="):
@@ -335,52 +321,6 @@ def _seed(seed: bool | int) -> int:
     if isinstance(seed, bool):
         raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
     return seed
-
-
-def one_line(message: str) -> str:
-    """Squeeze a message into one line of reasonable length."""
-    text = re.sub(r"\s+", " ", message).strip()
-    return text if len(text) <= 400 else text[:397] + "..."
-
-
-def _user_error_behind(error: BaseException | None) -> FedSimError | None:
-    """Find our own error under those that the parser wraps around what a constructor raises."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, FedSimError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def explain(message: str) -> str:
-    r"""Turn a message of the parser into one line that names the field and what it may be.
-
-    >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
-    'model.threads: expected int, got many'
-    """
-    text = one_line(message)
-    text = re.sub(r"^Parser key [\"']([^\"']*)[\"']:\s*", r"\1: ", text)
-    text = re.sub(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)", "", text)
-    text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", text)
-    key = text.partition(":")[0]
-    for field, base in _CLASSES.items():
-        if key.startswith(field) and "import path" in text:
-            wrong = re.search(r"path string: (\S+)", text)
-            name = f"there is no class {wrong[1]}" if wrong else "not a known class"
-            return f"{key}: {name}; choose from {', '.join(_names(base))}, or give the class_path of your own"
-    text = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", text)
-    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", text)
-
-
-def _names(base: type) -> list[str]:
-    """Names of fedsim's own classes for a setting."""
-    found = [base]
-    for cls in found:
-        found += cls.__subclasses__()
-    own = {cls.__name__ for cls in found if cls.__module__.startswith("fedsim.") and not cls.__name__.startswith("_")}
-    return sorted(own - {base.__name__})
 
 
 def _set_up_messages() -> None:

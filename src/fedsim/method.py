@@ -49,7 +49,7 @@ class Method(ABC):
 
     Every hook of the client's side gets the live :class:`~fedsim.client.Client` and :class:`~fedsim.server.Server`;
     ``server.model(arch)`` is the global model as it was at the start of the round. What a client must remember between
-    rounds (an expert, a control variate, its previous model) goes into ``client.kept[name]``, which checkpoints include.
+    rounds (an expert, a control variate, its previous model) goes into ``client.kept[name]``, which is checkpointed.
     """
 
     signal_names: ClassVar[tuple[str, ...]] = ()

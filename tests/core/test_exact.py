@@ -1,4 +1,4 @@
-"""Sums on the 2**-40 grid: right, the same bits in any order and on any number of ranks, and loud when they cannot be."""
+"""Sums on the 2**-40 grid: right, the same bits in any order and on any ranks, and loud when they cannot be."""
 
 import math
 import random

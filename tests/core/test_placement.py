@@ -74,8 +74,8 @@ def test_fedreidbench_speedup(num_ranks, speedup):
 def test_hosted_by_keeps_the_given_order():
     placement = place({"small": 1, "large": 9, "medium": 5, "tiny": 0.5, "other": 4}, num_ranks=2)
     assert list(placement.ranks) == ["small", "large", "medium", "tiny", "other"]
-    assert placement.hosted_by(0) == ["large", "tiny"]
-    assert placement.hosted_by(1) == ["small", "medium", "other"]
+    assert placement.hosted_by(0) == ["small", "large"]
+    assert placement.hosted_by(1) == ["medium", "tiny", "other"]
 
 
 def test_more_ranks_than_clients():

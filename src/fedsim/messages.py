@@ -1,0 +1,69 @@
+"""From exceptions to one line that names a field or file and says what to do."""
+
+from __future__ import annotations
+
+import re
+
+from fedsim.core.errors import FedSimError
+from fedsim.data.images import ReIDSource
+from fedsim.method import Method
+from fedsim.models.backbones import Backbone
+from fedsim.selection import Selection
+
+__all__ = ["explain", "one_line", "user_error_behind"]
+
+# settings that are classes -> their base; for the list in the message about a wrong name
+_CLASSES = {
+    "model.method": Method,
+    "model.backbone": Backbone,
+    "model.selection": Selection,
+    "data.source": ReIDSource,
+}
+
+
+def one_line(message: str) -> str:
+    """Squeeze a message into one line of reasonable length."""
+    text = re.sub(r"\s+", " ", message).strip()
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def user_error_behind(error: BaseException | None) -> FedSimError | None:
+    """Find our own error under those that the parser wraps around what a constructor raises."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, FedSimError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def explain(message: str) -> str:
+    r"""Turn a message of the parser into one line that names the field and what it may be.
+
+    >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
+    'model.threads: expected int, got many'
+    """
+    text = one_line(message)
+    text = re.sub(r"^Parser key [\"']([^\"']*)[\"']:\s*", r"\1: ", text)
+    text = re.sub(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)", "", text)
+    text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", text)
+    key = text.partition(":")[0]
+    for field, base in _CLASSES.items():
+        if key.startswith(field) and "import path" in text:
+            wrong = re.search(r"path string: (\S+)", text)
+            name = f"there is no class {wrong[1]}" if wrong else "not a known class"
+            return f"{key}: {name}; choose from {', '.join(_names(base))}, or give the class_path of your own"
+    if union := re.search(r"Union subtypes.*?Errors: - (.*?) (?:- |Given value type).*Given value: (.*)$", text):
+        text = f"{key}: cannot use {union[2]} ({union[1]})"
+    text = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", text)
+    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", text)
+
+
+def _names(base: type) -> list[str]:
+    """Names of fedsim's own classes for a setting."""
+    found = [base]
+    for cls in found:
+        found += cls.__subclasses__()
+    own = {cls.__name__ for cls in found if cls.__module__.startswith("fedsim.") and not cls.__name__.startswith("_")}
+    return sorted(own - {base.__name__})

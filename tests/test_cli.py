@@ -1,0 +1,243 @@
+"""The command line: a wrong setting is one line and exit code 2; a right one leaves a complete run directory."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedsim.__main__ import main
+
+
+def refuse(capsys, *args):
+    """Run a command that must fail; return its one line."""
+    code = main([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.strip()]
+    assert code == 2, captured
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("fedsim: error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+WRONG_SETTINGS = [
+    (["--model.client.batch_size=abc"], "model.client.batch_size", "int"),
+    (["--model.method=Nonsense"], "model.method", "choose from FedAvg, FedPav, Local"),
+    (["--model.backbone=Nonsense"], "model.backbone", "choose from MobileNetV2, ResNet, SmallCNN"),
+    (["--model.nonsense=1"], "model.nonsense", "--help"),
+    (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
+    (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
+    (["--model.client.batch_size=30"], "model.client.batch_size", "model.clients.town3.batch_size to at most"),
+    (["--model.client.local_epochs=0"], "model.client.local_epochs", "less than 1"),
+    (["--model.client.sampler=identity", "--model.client.num_instances=3"], "model.client.batch_size", "multiple"),
+    (["--model.clients.mars={local_epochs: 2}"], "model.clients", "choose from town0, town1, town2, town3"),
+    (["--model.selection=RandomFraction", "--model.selection.fraction=2"], "model.selection.fraction", "(0, 1]"),
+    (["--model.backbone=ResNet", "--model.backbone.weights=/none.pth"], "/none.pth", "existing file"),
+    (["--model.backbone=ResNet", "--model.backbone.weights=V9"], "V9", "IMAGENET1K_V1"),
+    (["--model.neck.dropout=2"], "model.neck.dropout", "[0, 1)"),
+    (["--trainer.max_epochs=many"], "trainer.max_epochs", "many"),
+    (["--model.threads=0"], "model.threads", "less than 1"),
+    (["--data.unseen=[mars]"], "data.unseen", "choose from town0"),
+    (["--data.val_fraction=2"], "data.val_fraction", "between 0 and 1"),
+    (["--data.size=[33, 16]"], "data.size", "even"),
+    (["--seed_everything=true"], "seed_everything", "give a number"),
+    (["--trainer.gradient_clip_val=1"], "trainer.gradient_clip_val", "model.client.grad_clip"),
+    (["--trainer.accumulate_grad_batches=2"], "trainer.accumulate_grad_batches", "model.client.accumulate"),
+    (["--trainer.limit_train_batches=0.5"], "trainer.limit_train_batches", "data.limit_client_batches"),
+    (["--trainer.sync_batchnorm=true"], "trainer.sync_batchnorm", "model.bn_stats"),
+    (["--trainer.precision=16-mixed"], "trainer.precision", "bf16-mixed"),
+    (["--trainer.precision=64-true"], "trainer.precision", "bf16-mixed"),
+    (["--trainer.strategy=ddp"], "trainer.strategy", "FederatedStrategy"),
+    (["--trainer.val_check_interval=0.5"], "trainer.val_check_interval", "check_val_every_n_epoch"),
+    (["--trainer.overfit_batches=1"], "overfit_batches", "data.limit_client_batches"),
+    (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", "checkpoint"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "remedy"), WRONG_SETTINGS, ids=lambda v: " ".join(v) if type(v) is list else ""
+)
+def test_a_wrong_setting_is_one_line_with_field_and_remedy(capsys, tiny, tmp_path, options, field, remedy):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", *options)
+    assert field in line
+    assert remedy in line
+
+
+def test_wrong_folders_and_files(capsys, tiny, tmp_path, market_tree):
+    fit = ["fit", "--config", tiny, "--run_dir", tmp_path / "run", "--data.source=MarketFolders"]
+    empty = tmp_path / "set"
+    for name in ("bounding_box_train", "query", "bounding_box_test"):
+        (empty / name).mkdir(parents=True)
+    assert "no such folder" in refuse(capsys, *fit, f"--data.source.root={tmp_path / 'nowhere'}")
+    assert f"{empty / 'bounding_box_train'}: holds no images" in refuse(capsys, *fit, f"--data.source.root={empty}")
+    one_each = tmp_path / "one"
+    for name, pids in (("bounding_box_train", range(1, 5)), ("query", (9,)), ("bounding_box_test", (9,))):
+        (one_each / name).mkdir(parents=True)
+        for pid in pids:
+            Image.new("RGB", (8, 16)).save(one_each / name / f"{pid:04d}_c1s1_000000_00.png")
+    line = refuse(capsys, *fit, f"--data.source.root={one_each}", "--data.val=first_image")
+    assert "client one: identity 1 has one image" in line
+    assert "data.val" in line
+
+
+def test_wrong_config_files(capsys, tmp_path):
+    broken, unknown = tmp_path / "broken.yaml", tmp_path / "unknown.yaml"
+    broken.write_text("model: {method: FedPav\n")
+    unknown.write_text("model: {client: {batchsize: 3}}\n")
+    assert "nofile.yaml" in refuse(capsys, "fit", "--config", "nofile.yaml")
+    assert f"{broken}: is not valid YAML" in refuse(capsys, "fit", "--config", broken)
+    assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
+    assert "model.method" in refuse(capsys, "fit")
+
+
+def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
+    garbage = tmp_path / "garbage.ckpt"
+    garbage.write_bytes(b"not a checkpoint")
+    assert "no such checkpoint" in refuse(capsys, "export", "--ckpt_path", "nowhere.ckpt", "--output", "x")
+    assert "cannot be read" in refuse(capsys, "export", "--ckpt_path", garbage, "--output", "x")
+    assert "holds no summary.json" in refuse(capsys, "report", tmp_path)
+    assert "no such folder" in refuse(capsys, "data", "preview", "--root", tmp_path / "nowhere")
+    assert "choose from preview" in refuse(capsys, "data", "nonsense")
+
+
+@pytest.fixture(scope="module")
+def finished(fedsim, tmp_path_factory):
+    """A finished run of FedPav on a torchvision network, and one of Local."""
+    from conftest import TINY
+
+    folder = tmp_path_factory.mktemp("runs")
+    config = folder / "config.yaml"
+    config.write_text(TINY)
+    resnet = ["--model.backbone=ResNet", "--model.backbone.depth=18", "--data.limit_client_batches=1"]
+    pav = fedsim("fit", "--config", config, "--run_dir", folder / "pav", "--trainer.max_epochs=2", *resnet,
+                 "--trainer.check_val_every_n_epoch=1")  # fmt: skip
+    for seed in (0, 1):
+        fedsim("fit", "--config", config, "--run_dir", folder / f"local{seed}", "--model.method=Local",
+               f"--seed_everything={seed}")  # fmt: skip
+    return folder, pav
+
+
+def test_fit_leaves_a_complete_run_directory_and_prints_a_table(finished):
+    folder, result = finished
+    for name in ("config.yaml", "metrics.csv", "summary.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        assert (folder / "pav" / name).is_file(), name
+    for text in ("FedPav", "global", "local", "personalised", "new0 (unseen)", "mean seen", "mAP / rank-1"):
+        assert text in result.stdout
+    assert "round 2/2: loss" not in result.stdout  # progress goes to stderr
+    summary = json.loads((folder / "pav" / "summary.json").read_text())
+    assert summary["finished"] is True
+    assert (summary["rounds"], summary["seed"], summary["method"]) == (2, 0, "FedPav")
+    resolved = yaml.safe_load((folder / "pav" / "config.yaml").read_text())
+    assert resolved["seed_everything"] == 0
+    with (folder / "pav" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    last = [row for row in rows if row["test/global/seen/mAP"]][-1]
+    assert float(last["test/global/seen/mAP"]) == summary["final"]["metrics"]["test/global/seen/mAP"]
+    assert float(last["val/mAP"]) == float(last["val/global/seen/mAP"])
+    trunk = 4 * (11_176_512 + 9_600)  # ResNet-18: parameters and running statistics
+    neck = 4 * (512 * 16 + 16 + 2 * 16 + 2 * 16)
+    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * (trunk + neck)  # 2 rounds, 4 clients
+
+
+def test_a_finished_run_is_not_overwritten(finished, capsys):
+    folder, _ = finished
+    line = refuse(capsys, "fit", "--config", folder / "config.yaml", "--run_dir", folder / "pav")
+    assert "holds a run already" in line
+    assert "--overwrite" in line
+
+
+def test_test_on_a_checkpoint_repeats_the_scores_of_the_fit(fedsim, finished):
+    folder, _ = finished
+    run = folder / "local0"
+    result = fedsim("test", "--config", run / "config.yaml", "--ckpt_path", run / "checkpoints" / "last.ckpt")
+    summary = json.loads((run / "summary.json").read_text())["final"]["metrics"]
+    for domain in ("town0", "new1", "seen"):
+        line = next(row for row in result.stdout.splitlines() if row.split()[:2] == [domain, "personalised"])
+        assert f"{100 * summary[f'test/personalised/{domain}/mAP']:.1f}" in line.split()
+
+
+def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
+    folder, _ = finished
+    checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
+    result = fedsim("test", "--config", folder / "config.yaml", "--ckpt_path", checkpoint, check=False)
+    assert result.returncode == 2
+    assert "the checkpoint is of method Local, model.method is FedPav" in result.stderr
+
+
+def test_predict_writes_features_of_every_test_set(fedsim, finished):
+    folder, _ = finished
+    run = folder / "pav"
+    fedsim("predict", "--config", run / "config.yaml", "--ckpt_path", run / "checkpoints" / "last.ckpt")
+    files = sorted(path.stem for path in (run / "features").glob("*.npz"))
+    assert files == ["new0", "new1", "town0", "town1", "town2", "town3"]
+    arrays = np.load(run / "features" / "town0.npz")
+    assert arrays["query"].shape == (len(arrays["query_pids"]), 16)
+    assert arrays["gallery"].shape == (len(arrays["gallery_camids"]), 16)
+    assert set(arrays["query_pids"]) <= set(arrays["gallery_pids"])
+
+
+def test_export_loads_into_plain_torchvision(finished, tmp_path):
+    folder, _ = finished
+    checkpoint, output = folder / "pav" / "checkpoints" / "last.ckpt", tmp_path / "model.safetensors"
+    assert main(["export", "--ckpt_path", str(checkpoint), "--output", str(output)]) == 0
+    tensors = load_file(output)
+    network = torchvision.models.resnet18()
+    missing, unexpected = network.load_state_dict(tensors, strict=False)
+    counters = {name for name in missing if name.endswith("num_batches_tracked")}
+    assert set(missing) - counters == {"fc.weight", "fc.bias"}
+    assert all(name.startswith("neck.") for name in unexpected)
+    content = torch.load(checkpoint, weights_only=True)
+    vector = content["state_dict"]["server.vectors.resnet"]
+    entry = next(e for e in content["fedsim"]["layouts"]["resnet"] if e["name"] == "backbone.conv1.weight")
+    assert torch.equal(network.conv1.weight.flatten(), vector[entry["offset"] :][: network.conv1.weight.numel()])
+
+
+def test_export_of_a_method_without_a_global_model_says_so(finished, capsys, tmp_path):
+    folder, _ = finished
+    checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
+    line = refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", tmp_path / "x")
+    assert "no global model" in line
+    assert not (tmp_path / "x").exists()
+
+
+def test_report_groups_seeds_and_draws(finished, capsys, tmp_path):
+    folder, _ = finished
+    runs = [str(folder / name) for name in ("pav", "local0", "local1")]
+    figure = tmp_path / "figure.png"
+    assert main(["report", *runs, "--figure", str(figure)]) == 0
+    table = capsys.readouterr().out
+    summaries = [json.loads((folder / f"local{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    scores = [100 * s["final"]["metrics"]["test/personalised/town0/mAP"] for s in summaries]
+    assert f"{np.mean(scores):.1f}+-{np.std(scores, ddof=1):.1f}" in table
+    assert "seeds 0, 1" in table
+    assert Image.open(figure).size[0] > 600
+
+
+def test_preview_draws_a_contact_sheet(capsys, tmp_path, market_tree):
+    for options in ([], ["--root", str(market_tree)], ["--config", "configs/quickstart.yaml"]):
+        output = tmp_path / "sheet.png"
+        assert main(["data", "preview", *options, "--output", str(output)]) == 0
+        assert Image.open(output).size[1] > 50
+    assert "8 data sets" in capsys.readouterr().out
+
+
+def test_a_damaged_image_stops_all_ranks_with_its_path(fedsim, tiny, market_tree, tmp_path):
+    import shutil
+
+    root = tmp_path / "damaged"
+    shutil.copytree(market_tree, root)
+    victim = sorted((root / "south" / "bounding_box_train").iterdir())[3]
+    victim.write_bytes(victim.read_bytes()[:40])
+    result = fedsim(
+        "fit", "--config", tiny, "--run_dir", tmp_path / "run", "--data.source=MarketFolders",
+        f"--data.source.root={root}", "--data.val=none", "--trainer.devices=2", check=False, timeout=100,
+    )  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    assert str(victim) in result.stderr
+    assert "Traceback" not in result.stderr
