@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_one_line_with_field_and_remedy(capsys, tiny, tmp_pat
     assert remedy in line
 
 
-def test_wrong_folders_and_files(capsys, tiny, tmp_path, market_tree):
+def test_wrong_folders_and_files(capsys, tiny, tmp_path):
     fit = ["fit", "--config", tiny, "--run_dir", tmp_path / "run", "--data.source=MarketFolders"]
     empty = tmp_path / "set"
     for name in ("bounding_box_train", "query", "bounding_box_test"):

@@ -24,11 +24,11 @@ def not_last(name):
     return not name.startswith("4.")
 
 
-def everything(name):  # noqa: ARG001 - the signature of is_shared
+def everything(name):
     return True
 
 
-def nothing(name):  # noqa: ARG001
+def nothing(name):
     return False
 
 

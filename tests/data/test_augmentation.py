@@ -246,8 +246,9 @@ def test_the_rectangle_has_a_moderate_shape(erased):
 def test_the_rectangle_can_be_anywhere(erased):
     _, _, hole, top, bottom, left, right = erased
     assert hole.any(dim=0)[10:90, 10:90].all()
-    assert min(top.min(), left.min()) == 0
-    assert max(bottom.max(), right.max()) == 99
+    inside = (bottom - top < 99) & (right - left < 99)  # those over the whole height or width touch both sides anyway
+    assert top[inside].min() == left[inside].min() == 0
+    assert bottom[inside].max() == right[inside].max() == 99
     assert abs((top + bottom).double().mean() / 2 - 49.5) < 4
     assert abs((left + right).double().mean() / 2 - 49.5) < 4
 
@@ -257,6 +258,17 @@ def test_erasing_happens_with_the_given_probability():
     x = Augmentation(pad=0, flip=0.0, erase=0.25)(images, seeded(0))
     share = (x != normalise_images(images)).flatten(1).any(dim=1).double().mean()
     assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 2000)
+
+
+def test_erasing_is_independent_of_flipping():
+    images = copies(noise(1, 16, 8), 1000)
+    plain, mirrored = normalise_images(images), normalise_images(images.flip(-1))
+    x = Augmentation(pad=0, flip=0.5, erase=0.5)(images, seeded(0))
+    erased = (x == 0).flatten(1).any(dim=1)
+    flipped = (x == mirrored).flatten(1).sum(dim=1) > (x == plain).flatten(1).sum(dim=1)
+    for decision in (erased, flipped):
+        assert abs(decision.double().mean() - 0.5) < 4 * math.sqrt(0.25 / 1000)
+    assert abs((erased & flipped).double().mean() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 1000)
 
 
 @pytest.mark.parametrize("geometry", [{}, {"rotate": 15.0, "scale": 0.1}])

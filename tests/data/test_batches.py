@@ -185,3 +185,9 @@ def test_identity_batches_are_reproducible_and_random():
     assert flat(identity_batches(labels, 16, 4, seeded(2))) != flat(first)
     meetings = {tuple(labels[identity_batches(labels, 8, 4, seeded(s))[0]].unique().tolist()) for s in range(40)}
     assert len(meetings) > 15  # of 45 pairs of identities
+
+
+def test_images_of_an_identity_meet_in_other_groups_every_epoch():
+    labels = torch.zeros(8, dtype=torch.int64)
+    groups = {frozenset(identity_batches(labels, 4, 4, seeded(seed))[0].tolist()) for seed in range(40)}
+    assert len(groups) > 20  # of 70

@@ -312,7 +312,9 @@ def test_split_take_keeps_the_columns_together():
 
 
 def test_split_join_keeps_identities_and_cameras_apart():
-    joined = Split.join([split_of([7, 3, 7], [0, 2, 0]), split_of([3, 9], [1, 0], first=10), split_of([3], [0], first=20)])
+    joined = Split.join(
+        [split_of([7, 3, 7], [0, 2, 0]), split_of([3, 9], [1, 0], first=10), split_of([3], [0], first=20)]
+    )
     assert shown(joined) == [0, 1, 2, 10, 11, 20]
     assert joined.pids.tolist() == [1, 0, 1, 2, 3, 4]
     assert joined.camids.tolist() == [0, 2, 0, 4, 3, 5]

@@ -189,7 +189,9 @@ def test_a_training_folder_with_junk_only(tmp_path):
     assert str(folder / TRAIN) in refused(folder)
 
 
-@pytest.mark.parametrize("name", ["person.jpg", "0001.jpg", "0001c1s1.jpg", "-2_c1s1.jpg", "0001_s1.jpg", "x0001_c1.jpg"])
+@pytest.mark.parametrize(
+    "name", ["person.jpg", "0001.jpg", "0001c1s1.jpg", "-2_c1s1.jpg", "0001_s1.jpg", "x0001_c1.jpg"]
+)
 @pytest.mark.parametrize("sub", [TRAIN, QUERY, GALLERY])
 def test_a_name_that_does_not_parse(market, sub, name):
     write_image(market / sub / name)

@@ -218,7 +218,9 @@ def test_a_row_of_a_batch_is_drawn_by_itself(numbers, drawn):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("identity", name) for name in IDENTITY] + [("camera", name) for name in CAMERA] + [("shot", name) for name in SHOT],
+    [("identity", name) for name in IDENTITY]
+    + [("camera", name) for name in CAMERA]
+    + [("shot", name) for name in SHOT],
 )
 def test_every_number_shows(numbers, drawn, kind, name):
     # a number without effect on any of the pictures would make people, cameras or shots less different than promised

@@ -65,7 +65,7 @@ class Augmentation:
             return _shift(x, sign, rows, columns)
         _, _, height, width = x.shape
         angle = (2 * u[:, 3] - 1) * math.radians(self.rotate)
-        zoom = 1 + (2 * u[:, 4] - 1) * self.scale
+        zoom = 1 / (1 + (2 * u[:, 4] - 1) * self.scale)  # of the sampling grid: the inverse of the picture's
         cos, sin, ratio = angle.cos() * zoom, angle.sin() * zoom, height / width
         theta = torch.stack(
             [sign * cos, -sin * ratio, 2 * columns / width, sign * sin / ratio, cos, 2 * rows / height], dim=1

@@ -13,7 +13,7 @@ def shuffled_batches(
 ) -> list[Tensor]:
     """Cut a random order into batches.
 
-    A last batch of one image is always dropped, because batch normalisation cannot train on it.
+    A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1).
 
     Args:
         num_images: n.
@@ -56,13 +56,16 @@ def identity_batches(labels: Tensor, batch_size: int, num_instances: int, genera
         if len(left) < per_batch:
             return batches
         order = torch.randperm(len(left), generator=generator)[:per_batch].tolist()
-        batches.append(torch.cat([groups[left[i]].pop() for i in order]))
+        batches.append(torch.cat([groups[left[i]].pop(0) for i in order]))
 
 
 def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Generator) -> list[Tensor]:
     index = torch.nonzero(labels == identity).flatten()
     index = index[torch.randperm(len(index), generator=generator)]
-    short = -len(index) % size
-    if short:
-        index = torch.cat([index, index[torch.randint(len(index), (short,), generator=generator)]])
-    return list(index.split(size))
+    groups = list(index.split(size))
+    short = size - len(groups[-1])
+    if short:  # the group that repeats images is the last to be used
+        others = index[: -len(groups[-1])] if len(groups) > 1 else index
+        draw = torch.randperm(len(others), generator=generator)[torch.arange(short) % len(others)]
+        groups[-1] = torch.cat([groups[-1], others[draw]])
+    return groups

@@ -148,7 +148,7 @@ def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
         for split, target in ((member.query, queries), (member.gallery, galleries)):
             target.append(Split(split.images, split.pids + offset, split.camids + cams))
         offset += int(member.gallery.pids.max()) + 1
-        cams += int(member.gallery.camids.max()) + 1
+        cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
     return RetrievalSet(_concatenate(queries), _concatenate(galleries))
 
 

@@ -76,7 +76,7 @@ class ImageFiles(Images):
             try:
                 with Image.open(path) as image:
                     resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
-            except (OSError, ValueError, SyntaxError) as error:  # Pillow's errors for damaged files
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
                 raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
             out[row] = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
         return out

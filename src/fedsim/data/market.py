@@ -71,7 +71,8 @@ def _read_domain(folder: Path) -> Domain:
         raise DataError(
             f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {QUERY}; test identities must be new"
         )
-    return Domain(folder.name, train, query, gallery)
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    return Domain(name, train, query, gallery)
 
 
 def _read_split(folder: Path, drop_junk: bool = False) -> Split:
@@ -86,5 +87,11 @@ def _read_split(folder: Path, drop_junk: bool = False) -> Split:
             raise DataError(f"{path}: the name does not start with identity and camera, as in 0001_c1s1_001051_00.jpg")
     pids = np.array([int(match["pid"]) for match in matches if match], dtype=np.int64)
     camids = np.array([int(match["cam"]) - 1 for match in matches if match], dtype=np.int64)
+    if camids.min() < 0:
+        raise DataError(f"{paths[int(camids.argmin())]}: cameras are numbered from 1, as in 0001_c1s1_001051_00.jpg")
     split = Split(ImageFiles(paths), pids, camids)
-    return split.take(np.flatnonzero(pids >= 0)) if drop_junk else split
+    if not drop_junk:
+        return split
+    if pids.max() < 0:
+        raise DataError(f"{folder}: holds only junk images (identity -1); training needs identities from 0 on")
+    return split.take(np.flatnonzero(pids >= 0))
