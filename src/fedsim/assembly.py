@@ -71,7 +71,9 @@ def build_residents(
     overrides: Mapping[str, ClientOverride],
     device: torch.device,
 ) -> tuple[dict[str, Resident], dict[str, str]]:
-    """Build one resident model per architecture; clients with equal layouts share one.
+    """Build one resident model per architecture.
+
+    Clients whose backbones have the same layout share one; the first client's initial weights count.
 
     Returns:
         (architecture -> resident model, client -> architecture).
@@ -81,7 +83,9 @@ def build_residents(
     for data in clients:
         own = overrides[data.name].backbone if data.name in overrides else None
         backbone = blueprint.backbone if own is None else own
-        layout = (type(backbone).__name__, *(f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items()))
+        # repr() tells strides and epsilons, which shapes do not
+        shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
+        layout = (type(backbone).__name__, repr(backbone), *shapes)
         templates.setdefault(layout, backbone)
         members.setdefault(layout, []).append(data)
     residents: dict[str, Resident] = {}

@@ -49,7 +49,7 @@ class RandomFraction(Selection):
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the round's sample."""
-        # without the margin, 0.1 * 30 = 3.0000000000000004 would select 4 of 30 clients
+        # without the margin, 0.28 * 25 = 7.000000000000001 would select 8 of 25 clients
         count = math.ceil(self.fraction * len(clients) - 1e-9)
         chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[:count]
         return [clients[i] for i in sorted(chosen)]
@@ -71,6 +71,8 @@ class Availability:
         for name in ("drop", "straggle", "straggler_work"):
             if not 0 <= self.__dict__[name] <= 1:
                 raise ConfigError(f"model.availability.{name}: {self.__dict__[name]} is not in [0, 1]")
+        if self.straggler_work == 0:
+            raise ConfigError("model.availability.straggler_work: 0 would be a drop-out; set drop instead")
 
     def work(self, round_: int, client: str, seed: int) -> float:
         """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""

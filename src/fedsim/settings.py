@@ -40,6 +40,14 @@ class Schedule:
     warmup_start: float = 0.01
     """factor at round 0 of the warm-up"""
 
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name in ("step", "rounds"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.warmup < 0:
+            raise ConfigError(f"{where}.warmup: {self.warmup} is less than 0")
+
     def factor(self, round_: int) -> float:
         """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
         warm = warmup_factor(round_, self.warmup, self.warmup_start)
@@ -92,6 +100,7 @@ class LocalTraining:
         for name in ("local_epochs", "batch_size", "num_instances", "accumulate"):
             if self.__dict__[name] < 1:
                 raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        self.schedule.check(f"{where}.schedule")
         if self.sampler == "identity" and self.batch_size % self.num_instances:
             raise ConfigError(
                 f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"

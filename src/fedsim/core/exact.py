@@ -32,7 +32,7 @@ def snap(weight: float, x: Tensor) -> Tensor:
     Returns:
         float64 tensor of the same shape; every entry is a multiple of 2**-40.
     """
-    return x.to(torch.float64).mul_(weight).mul_(GRID).round_().div_(GRID)
+    return (x.to(torch.float64) * weight).mul_(GRID).round_().div_(GRID)
 
 
 def accumulate(total: Tensor, weight: float, x: Tensor) -> float:

@@ -46,7 +46,7 @@ def place(costs: Mapping[str, float], num_ranks: int) -> Placement:
         num_ranks: number of processes.
 
     >>> place({"msmt17": 43, "duke": 22, "market": 17, "cuhk03": 10}, num_ranks=2).ranks
-    {'msmt17': 0, 'duke': 1, 'market': 1, 'cuhk03': 0}
+    {'msmt17': 0, 'duke': 1, 'market': 1, 'cuhk03': 1}
     """
     loads = [0.0] * num_ranks
     assigned: dict[str, int] = {}

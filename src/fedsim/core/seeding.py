@@ -29,7 +29,10 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a torch generator on ``device``, seeded by :func:`derive_seed`."""
+    """Return a torch generator on ``device``, seeded by :func:`derive_seed`.
+
+    torch's CPU generator uses the low 32 bits of a seed: two streams coincide with probability 2**-32.
+    """
     return torch.Generator(device=device).manual_seed(derive_seed(*parts))
 
 

@@ -42,7 +42,7 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) ->
 
     >>> x = torch.tensor([[0.0], [1.0], [1.5], [3.0]])
     >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)
-    tensor(0.8000)
+    tensor(0.5250)
     """
     squared = (features[:, None, :] - features[None, :, :]).square().sum(-1)
     distance = squared.clamp_min(1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
@@ -50,7 +50,6 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) ->
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positive = distance.masked_fill(~same | itself, -torch.inf).amax(1)
     negative = distance.masked_fill(same, torch.inf).amin(1)
-    valid = positive.isfinite() & negative.isfinite()
-    # where() before the difference: an infinite entry would put NaN into the gradient of the valid anchors
-    gap = torch.where(valid, positive, 0.0) - torch.where(valid, negative, 0.0)
-    return (F.relu(margin + gap) * valid).sum() / valid.sum().clamp_min(1)
+    valid = (same & ~itself).any(1) & (~same).any(1)
+    # an anchor that lacks one of the two has a gap of -inf, which relu turns into 0 without gradient
+    return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)

@@ -23,6 +23,8 @@ def normalise(raw: Mapping[str, float]) -> dict[str, float]:
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"client {client}: the aggregation weight {weight} is not a finite number >= 0")
     total = sum(raw[client] for client in raw)
+    if total == float("inf"):
+        raise ValueError("the aggregation weights are too large to be added")
     if total == 0:
         return uniform_weights(raw)
     return {client: weight / total for client, weight in raw.items()}

@@ -11,7 +11,6 @@ import itertools
 from collections import OrderedDict
 from pathlib import Path
 from typing import Literal
-from urllib.error import URLError
 
 import torch
 import torchvision.models as tv
@@ -140,18 +139,28 @@ def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
         if not path.is_file():
             raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
         try:
-            state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+            state = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
         except Exception as error:  # the readers raise many types for a damaged file
             raise ConfigError(
                 f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?"
             ) from error
-        return dict(state)
+        if not isinstance(state, dict):
+            raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(state).__name__}")
+        return state
     choices = tv.get_model_weights(name)
     if weights not in choices.__members__:
         known = ", ".join(choices.__members__)
         raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
     try:
         return dict(choices[weights].get_state_dict(check_hash=True))
-    except (URLError, OSError) as error:
+    except Exception as error:  # no network, or a damaged file in torch's cache: many types
         url = choices[weights].url
-        raise ConfigError(f"backbone.weights: cannot download {url} ({error}); give a local file instead") from error
+        raise ConfigError(
+            f"backbone.weights: cannot get {url} ({type(error).__name__}: {error}); give a local file instead, or "
+            "delete a damaged download from torch's cache"
+        ) from error
+
+
+def _load_pickle(path: Path) -> object:
+    """Load tensors and plain types only, to the CPU whatever device wrote them."""
+    return torch.load(path, map_location="cpu", weights_only=True)

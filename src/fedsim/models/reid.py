@@ -104,7 +104,7 @@ class ReIDModel(nn.Module):
 
     def __init__(self, backbone: nn.Module, neck: Neck, num_classes: int | None = None) -> None:
         super().__init__()
-        channels = backbone.__dict__.get("out_channels")
+        channels = getattr(backbone, "out_channels", None)
         if not isinstance(channels, int):
             raise ConfigError(
                 f"model.backbone: {type(backbone).__name__} has no int attribute out_channels; "
