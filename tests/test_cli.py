@@ -56,6 +56,21 @@ WRONG_SETTINGS = [
     (["--trainer.strategy=ddp"], "trainer.strategy", "FederatedStrategy"),
     (["--trainer.val_check_interval=0.5"], "trainer.val_check_interval", "check_val_every_n_epoch"),
     (["--trainer.overfit_batches=1"], "overfit_batches", "data.limit_client_batches"),
+    (["--model.method.weighting=foo"], "model.method", "foo"),
+    (["--model.method=FedAvg", "--model.method.share_head=bananas"], "model.method", "bananas"),
+    (["--model.objective.label_smoothing=2"], "model.objective.label_smoothing", "[0, 1)"),
+    (["--model.client.schedule.step=0"], "model.client.schedule.step", "less than 1"),
+    (["--model.client.optimizer.lr=-1"], "model.client.optimizer", "Invalid learning rate"),
+    (["--model.client.batch_size=1"], "model.client.batch_size", "less than 2"),
+    (["--model.evaluation.batch_size=0"], "model.evaluation.batch_size", "less than 1"),
+    (["--model.backbone.width=0"], "backbone.width", "less than 1"),
+    (["--data.size=[2, 2]"], "data.size", "cannot process"),
+    (["--trainer.barebones=true"], "trainer.barebones", "fast_dev_run"),
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=test/global/seen/mAP"],
+        "EarlyStopping",
+        "oracle/mAP",
+    ),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", "checkpoint"),
 ]
 
@@ -145,6 +160,38 @@ def test_fit_leaves_a_complete_run_directory_and_prints_a_table(finished):
     assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * (trunk + neck)  # 2 rounds, 4 clients
 
 
+def test_last_is_the_last_round_and_a_resumed_run_keeps_the_curves(fedsim, tiny, tmp_path):
+    run = tmp_path / "run"
+    options = ["--config", tiny, "--run_dir", run, "--trainer.check_val_every_n_epoch=2"]
+    fedsim("fit", *options, "--trainer.max_epochs=3")
+    last = run / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 3  # an evaluation was after round 2
+    fedsim("fit", *options, "--trainer.max_epochs=5", f"--ckpt_path={last}")
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["rounds"], summary["final"]["round"]) == (5, 4)
+    epochs = []
+    for name in ("metrics-1.csv", "metrics.csv"):
+        with (run / name).open() as file:
+            epochs += [int(row["epoch"]) for row in csv.DictReader(file) if row["val/mAP"]]
+    assert epochs == [1, 3]
+
+
+def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
+    town = "{optimizer: {class_path: torch.optim.SGD, init_args: {lr: 1.0e+30}}}"
+    result = fedsim("fit", "--config", tiny, "--run_dir", tmp_path / "run", "--trainer.devices=2",
+                    f"--model.clients.town1={town}", check=False, timeout=100)  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    assert "client town1, round 1: loss or weights are not finite" in result.stderr
+    assert "rank 1 stopped" in result.stderr  # town1 lives on the second rank
+    assert "Traceback" not in result.stderr
+
+
+def test_scoring_needs_a_checkpoint(capsys, tiny, tmp_path):
+    for command in ("validate", "test", "predict"):
+        line = refuse(capsys, command, "--config", tiny, "--run_dir", tmp_path / "run")
+        assert f"{command} needs a checkpoint" in line
+
+
 def test_a_finished_run_is_not_overwritten(finished, capsys):
     folder, _ = finished
     line = refuse(capsys, "fit", "--config", folder / "config.yaml", "--run_dir", folder / "pav")
@@ -165,9 +212,13 @@ def test_test_on_a_checkpoint_repeats_the_scores_of_the_fit(fedsim, finished):
 def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
     folder, _ = finished
     checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
-    result = fedsim("test", "--config", folder / "config.yaml", "--ckpt_path", checkpoint, check=False)
+    test = ["test", "--config", folder / "config.yaml", "--ckpt_path", checkpoint]
+    result = fedsim(*test, check=False)
     assert result.returncode == 2
     assert "the checkpoint is of method Local, model.method is FedPav" in result.stderr
+    result = fedsim(*test, "--model.method=Local", "--data.val=none", check=False)
+    assert result.returncode == 2
+    assert "client town0 has head.weight of shape" in result.stderr
 
 
 def test_predict_writes_features_of_every_test_set(fedsim, finished):

@@ -12,7 +12,7 @@ SOURCE = Path(fedsim.__file__).parent
 # from the top down: a module may import from its own level and those below
 LEVELS = [
     {"__main__", "cli", "trainer", "describe", "report", "export", "messages"},
-    {"federation", "assembly", "checkpoint", "methods", "callbacks", "compatibility"},
+    {"federation", "aggregation", "assembly", "checkpoint", "methods", "callbacks", "compatibility"},
     {"client", "server", "method", "selection", "strategy", "settings", "evaluation"},
     {"functional", "models", "data"},
     {"core", "_version"},

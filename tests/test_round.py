@@ -229,7 +229,7 @@ def test_recalibrated_statistics_are_those_of_the_public_images():
     network = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     network.load_state_dict(named(plain), strict=False)
     assert "new0" not in model.federated.tests
-    images = normalise_images(model.public_images)
+    images = normalise_images(model.server.public_images)
     first_layer = network.backbone.conv1(images)  # before any normalisation, so its statistics are simple
     batches = first_layer.split(64)
     expected = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
@@ -293,6 +293,77 @@ def test_overrides_change_their_client_only():
     assert not torch.equal(more.clients["town1"].private, plain.clients["town1"].private)
 
 
+class Cumulative(SmallCNN):
+    """Batch normalisation as a plain average: the number of batches so far decides each update."""
+
+    def __init__(self):
+        super().__init__(width=8)
+        for module in self.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = None
+
+
+def test_counters_start_anew_with_every_client():
+    backbone = Cumulative()
+    together = fit(make_model(Local(), backbone=backbone), rounds=1)
+    alone = fit(make_model(Local(), backbone=backbone), make_data(Some("town1")), rounds=1)
+    assert torch.equal(together.clients["town1"].private, alone.clients["town1"].private)
+
+
+def test_a_client_with_another_stride_is_another_architecture():
+    from fedsim.models import ResNet
+
+    own = {"town1": ClientOverride(backbone=ResNet(18, last_stride=2))}
+    model = make_model(FedPav(), backbone=ResNet(18, last_stride=1), clients=own)
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    assert sorted(model.residents) == ["resnet", "resnet2"]
+    assert model.archs["town1"] == "resnet2"
+
+
+def test_a_method_that_downloads_less_has_personalised_models_of_its_own():
+    class Half(FedPav):
+        def download(self, client, server):
+            client.resident.flat.shared.copy_(server.model(client.resident.arch)).mul_(torch.linspace(
+                0.5, 1.5, client.resident.flat.num_shared))  # fmt: skip
+
+    model = make_model(Half(), evaluation=Evaluation(test_during_fit=True))
+    fit(
+        model, make_data(val="identities", val_fraction=0.3), rounds=1, limit_val_batches=1.0, check_val_every_n_epoch=1
+    )
+    kinds = {k: model.scores[f"test/{k}/seen/mAP"] for k in ("global", "personalised")}
+    assert kinds["global"] != kinds["personalised"]
+
+
+def test_weights_that_do_not_sum_to_one_are_a_defect_of_the_method():
+    class Shrinking(FedPav):
+        def weights(self, reports):
+            return dict.fromkeys(reports, 0.1)
+
+    with pytest.raises(AssertionError, match="do not sum to 1"):
+        fit(make_model(Shrinking()))
+
+
+def test_what_a_client_keeps_is_a_copy_and_part_of_its_state():
+    model = fit(make_model(FedPav()), rounds=1)
+    client = model.clients["town0"]
+    client.keep("previous", client.resident.flat.shared)
+    state = client.private_state()
+    client.resident.flat.shared.zero_()
+    assert state["kept.previous"].abs().sum() > 0
+    client.kept = {}
+    client.load_private_state(state)
+    assert torch.equal(client.kept["previous"], state["kept.previous"])
+
+
+def test_a_server_step_changes_the_global_model():
+    class Doubling(FedPav):
+        def server_step(self, server):
+            server.model("smallcnn").mul_(2)
+
+    doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedPav()), rounds=1)
+    assert torch.equal(vector(doubled), 2 * vector(plain))
+
+
 # -- local training ----------------------------------------------------------------------------------------------------
 
 
@@ -301,8 +372,8 @@ def test_head_rate_and_schedule():
 
     schedule = Schedule(kind="step", step=1, gamma=0.1)
     model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
-    rates = [group["lr"] for group in model.clients["town0"].local_optimizer.param_groups]
-    assert rates == pytest.approx([0.1 * LR, 0.1 * 0.5])  # round index 1
+    rates = [group["lr"] for group in model.clients["town0"].configure_optimizers().param_groups]
+    assert rates == pytest.approx([0.1 * LR, 0.1 * 0.5])  # its last round had index 1
     assert model.client_lr(0) == pytest.approx(LR)
 
 

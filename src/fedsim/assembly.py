@@ -14,12 +14,12 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
 from fedsim.data.federations import ClientData, FederatedData
 from fedsim.method import Method
-from fedsim.models.groups import group_names
+from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.server import StatisticsPolicy, shared_names
 from fedsim.settings import ClientOverride, LocalTraining
 
-__all__ = ["Blueprint", "build_residents", "check_settings", "settings_of"]
+__all__ = ["Blueprint", "build_residents", "check_image_size", "check_settings", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,17 @@ def build_residents(
     return residents, archs
 
 
+def check_image_size(residents: Mapping[str, Resident], size: tuple[int, int]) -> None:
+    """Raise ConfigError if a model cannot process images of this height and width."""
+    for arch, resident in residents.items():
+        images = torch.zeros(2, 3, *size, device=resident.flat.buffer.device)
+        try:
+            with torch.no_grad():
+                resident.model.eval()(images)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"data.size: {arch} cannot process images of {list(size)} pixels ({error})") from error
+
+
 def _build_resident(
     arch: str, backbone: nn.Module, num_classes: int | None, blueprint: Blueprint, device: torch.device
 ) -> Resident:
@@ -106,7 +117,8 @@ def _build_resident(
         model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, num_classes).to(device)
     groups = group_names(model)
     shared = shared_names(groups, blueprint.method.shared_groups, blueprint.bn_stats)
-    return Resident(arch, model, FlatParameters(model, shared.__contains__), groups)
+    counters = {name: model.get_buffer(name).clone() for name, group in groups.items() if group is Group.COUNTER}
+    return Resident(arch, model, FlatParameters(model, shared.__contains__), groups, counters)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.client import Resident
+from fedsim.client import Client, Resident
 from fedsim.core.errors import ConfigError
 from fedsim.method import Method
 
@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 def describe_content(
-    method: Method, residents: Mapping[str, Resident], states: Mapping[str, Mapping[str, Tensor]]
+    method: Method, residents: Mapping[str, Resident], states: Mapping[str, Mapping[str, Tensor]], threads: int
 ) -> dict[str, Any]:
     """Return fedsim's part of a checkpoint.
 
@@ -31,6 +31,7 @@ def describe_content(
         method: of the run.
         residents: architecture -> model.
         states: client -> private state, of all clients.
+        threads: CPU threads per rank.
     """
     return {
         "format": FORMAT,
@@ -38,13 +39,25 @@ def describe_content(
         "layouts": {arch: _layout(resident) for arch, resident in residents.items()},
         "complete": {arch: resident.is_complete for arch, resident in residents.items()},
         "clients": states,
+        "threads": threads,
     }
 
 
 def check_content(
-    checkpoint: Mapping[str, Any], method: Method, residents: Mapping[str, Resident], clients: Sequence[str]
+    checkpoint: Mapping[str, Any],
+    method: Method,
+    residents: Mapping[str, Resident],
+    hosted: Mapping[str, Client],
+    clients: Sequence[str],
 ) -> Mapping[str, Any]:
     """Return fedsim's part of a checkpoint that fits.
+
+    Args:
+        checkpoint: as Lightning loaded it.
+        method: of this run.
+        residents: architecture -> model.
+        hosted: the clients of this rank, whose private states are compared.
+        clients: names of all clients.
 
     Raises:
         ConfigError: naming what differs: format, method, clients, or the first tensor.
@@ -66,7 +79,19 @@ def check_content(
                     f"ckpt_path: of {arch}, the checkpoint shares {_name(theirs)} where this config shares "
                     f"{_name(ours)}; use the config of the run that wrote it"
                 )
+    for name, client in hosted.items():
+        _compare_private(name, client.state_dict(), content["clients"][name])
     return content
+
+
+def _compare_private(client: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    for key, tensor in mine.items():
+        shape = list(theirs[key].shape) if key in theirs else None
+        if shape != list(tensor.shape):
+            raise ConfigError(
+                f"ckpt_path: client {client} has {key} of shape {shape} in the checkpoint, {list(tensor.shape)} here; "
+                "use the config of the run that wrote it (data and data.val decide the number of identities)"
+            )
 
 
 def _layout(resident: Resident) -> list[dict[str, Any]]:

@@ -97,8 +97,13 @@ class FedSimCLI(LightningCLI):
             self._refuse_finished_run(config)
         else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
+        if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
+            raise ConfigError(
+                f"ckpt_path: {self.subcommand} needs a checkpoint, such as {self.run_dir}/checkpoints/best.ckpt"
+            )
         if config.get("ckpt_path"):
             read_checkpoint(Path(config["ckpt_path"]))  # a wrong path or file is reported before processes start
+            self._keep_old_metrics()
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
 
@@ -107,13 +112,21 @@ class FedSimCLI(LightningCLI):
             return
         if (self.run_dir / "summary.json").exists():
             raise ConfigError(
-                f"run_dir: {self.run_dir} holds a run already; give another --run_dir, or --overwrite true"
+                f"run_dir: {self.run_dir} holds a run already; give another --run_dir, --overwrite true to replace it, "
+                f"or --ckpt_path {self.run_dir}/checkpoints/last.ckpt to continue it"
             )
 
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""
         check_trainer(self.trainer)
         _ = self.datamodule.federated
+
+    def _keep_old_metrics(self) -> None:
+        """A resumed run starts a new metrics.csv; keep the one of the rounds before beside it."""
+        metrics = self.run_dir / "metrics.csv"
+        if self.subcommand == "fit" and not _rank() and metrics.exists():
+            number = len(list(self.run_dir.glob("metrics-*.csv"))) + 1
+            metrics.rename(self.run_dir / f"metrics-{number}.csv")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
@@ -134,7 +147,8 @@ class FedSimCLI(LightningCLI):
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
-        callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
+        if not config["fast_dev_run"]:
+            callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
             callbacks += self._checkpoints()
         return callbacks
@@ -142,14 +156,16 @@ class FedSimCLI(LightningCLI):
     def _checkpoints(self) -> list[Callback]:
         """``last.ckpt`` after every round, and ``best.ckpt`` by validation score where there is one."""
         folder = self.run_dir / "checkpoints"
-        last = ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
+        last = ModelCheckpoint(
+            dirpath=folder, filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+        )
         if self.config[self.subcommand]["data"]["val"] == "none":
             return [last]
         # its own option save_last would be written only when the best one is
         best = ModelCheckpoint(
             dirpath=folder, filename="best", monitor="val/mAP", mode="max", enable_version_counter=False
         )
-        return [last, best]
+        return [best, last]  # last.ckpt remembers what the best score was
 
     def _loggers(self, given: Any) -> list[Logger] | bool:
         """metrics.csv always, beside whatever else the user wants."""
@@ -162,7 +178,8 @@ class FedSimCLI(LightningCLI):
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
         text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
         config = yaml.safe_load(text)
-        relevant = {"model": config["model"], "data": config["data"], "rounds": config["trainer"]["max_epochs"]}
+        trainer = {name: config["trainer"][name] for name in ("max_epochs", "precision", "limit_train_batches")}
+        relevant = {"model": config["model"], "data": config["data"], "trainer": trainer}
         relevant["model"].pop("seed", None)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -176,7 +193,7 @@ class FedSimCLI(LightningCLI):
         if summary.exists() and json.loads(summary.read_text())["final"]:
             _say(report([str(self.run_dir)]))
         else:
-            _say("no scores: the run has not reached trainer.check_val_every_n_epoch rounds")
+            _say("no scores: the run had no evaluation (trainer.check_val_every_n_epoch, trainer.limit_val_batches)")
 
     def after_validate(self) -> None:
         """Print the scores."""

@@ -66,6 +66,23 @@ class Resident:
     model: ReIDModel
     flat: FlatParameters
     groups: dict[str, Group]
+    counters: dict[str, Tensor]
+    """initial integer buffers, such as num_batches_tracked: nobody's state, so each client starts from them"""
+
+    @property
+    def initial_checksum(self) -> float:
+        """A number that differs when weights do; meaningful before training."""
+        return float(self.flat.buffer.double().square().sum() + self.flat.buffer.double().sum())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of one transfer of the shared tensors: float32, without padding."""
+        return 4 * sum(entry.numel for entry in self.flat.shared_entries)
+
+    def reset_counters(self) -> None:
+        """Set integer buffers back."""
+        for name, tensor in self.counters.items():
+            self.model.get_buffer(name).copy_(tensor)
 
     @property
     def is_complete(self) -> bool:
@@ -77,19 +94,19 @@ class Tally:
     """Sums over a client's round, kept on the device: no batch waits for them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct
+        self._images = 0
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
         correct = (logits.argmax(1) == labels).sum()
-        self._sums += torch.stack(
-            [loss.double() * len(labels), correct.double(), correct.new_tensor(len(labels)).double()]
-        )
+        self._sums += torch.stack([loss.double() * len(labels), correct.double()])
+        self._images += len(labels)
 
     def read(self) -> tuple[float, float, float]:
         """Return (sum of losses, correct images, images); waits for the device."""
-        loss, correct, images = self._sums.tolist()
-        return loss, correct, images
+        loss, correct = self._sums.tolist()
+        return loss, correct, float(self._images)
 
 
 class Client(LightningModule):
@@ -129,7 +146,8 @@ class Client(LightningModule):
         self.private: Tensor
         self.register_buffer("private", resident.flat.private.clone())
         self.kept: dict[str, Tensor] = {}
-        """what the method wants to remember between rounds, by name"""
+        """what the method wants to remember between rounds, by name; see :meth:`keep`"""
+        self.round = 0
         self.images: Tensor | None = None
         """[n, 3, H, W] uint8 in host memory, once decoded"""
         self.snapshot: Tensor | None = None
@@ -154,12 +172,14 @@ class Client(LightningModule):
         """
         self.round, self.precision, self.listener = round_, precision, listener
         self.resident.flat.private.copy_(self.private)
+        self.resident.reset_counters()
         self.resident.model.set_generator(self.generator("dropout", device=self.device))
         torch.manual_seed(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' own noise
         self.augment_stream = self.generator("augment", device=self.device)
         self.batch_stream = self.generator("batches")
         self.tally = Tally(self.device)
         self.local_optimizer = self.configure_optimizers()
+        self.local_optimizer.zero_grad()
         self.work = work
         self.started = time.perf_counter()
         self.resident.model.train()
@@ -227,6 +247,7 @@ class Client(LightningModule):
             TrainingError: if the loss or a weight is not finite.
         """
         self.private.copy_(self.resident.flat.private)
+        del self.local_optimizer  # its moments would occupy the device until the client's next round
         self.snapshot = self.resident.flat.buffer.cpu().clone() if keep_snapshot else None
         loss = self.tally.read()[0]
         if not math.isfinite(loss) or not bool(self.resident.flat.buffer.isfinite().all()):
@@ -235,6 +256,10 @@ class Client(LightningModule):
                 "lower model.client.optimizer's lr or set model.client.grad_clip"
             )
         return time.perf_counter() - self.started
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Remember a copy of ``tensor`` between rounds and in checkpoints."""
+        self.kept[name] = tensor.detach().clone()
 
     def private_state(self) -> dict[str, Tensor]:
         """Return everything that must survive between rounds: private groups, head, and what the method keeps."""

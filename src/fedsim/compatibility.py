@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
+import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 
 from fedsim.core.errors import ConfigError
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["check_trainer"]
+
+log = logging.getLogger(__name__)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -44,7 +54,16 @@ def check_trainer(trainer: Trainer) -> None:
     for problem, present in problems.items():
         if present:
             raise ConfigError(f"trainer.{problem}")
+    if trainer.barebones:
+        raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
     for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
         if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
             name = type(callback).__name__
             raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
+        if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and str(callback.monitor).startswith("test/"):
+            raise ConfigError(
+                f"trainer.callbacks: {type(callback).__name__} would choose by {callback.monitor}; monitor val/mAP, or "
+                "oracle/mAP to say that test data were used"
+            )
+    if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")

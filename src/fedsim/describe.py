@@ -68,7 +68,7 @@ def _client_table(model: Federation) -> str:
 
 def _cost_table(model: Federation, data: FederatedDataModule, rounds: int) -> str:
     placement, clients = model.placement, model.federated.clients
-    per_client = {c.name: model.shared_bytes(model.archs[c.name]) for c in clients}
+    per_client = {c.name: model.residents[model.archs[c.name]].shared_bytes for c in clients}
     selected = [model.selection.select(t, list(per_client), model.seed) for t in range(rounds)]
     run_bytes = 2 * sum(per_client[name] for chosen in selected for name in chosen)
     hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]

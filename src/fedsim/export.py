@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,10 +30,13 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
     """
     tensors = global_tensors(read_checkpoint(Path(ckpt_path)), arch)
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".tmp")
-    save_file(tensors, partial)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

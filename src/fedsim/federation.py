@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,28 +14,30 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fedsim.assembly import Blueprint, build_residents, check_settings, settings_of
+from fedsim.aggregation import Aggregator, aggregation_weights
+from fedsim.assembly import Blueprint, build_residents, check_image_size, check_settings, settings_of
 from fedsim.callbacks.events import RoundCallback
 from fedsim.checkpoint import CONTENT_KEY, check_content, describe_content
 from fedsim.client import BatchReport, Client
 from fedsim.compatibility import check_trainer
-from fedsim.core.errors import ConfigError, TrainingError
-from fedsim.core.exact import MAX_MAGNITUDE, accumulate
+from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
-from fedsim.data.augmentation import normalise_images
+from fedsim.core.seeding import derive_seed
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.method import Method, Report, Upload
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
 from fedsim.selection import AllClients, Availability, Selection
-from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy, recalibrate
+from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy
 from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Objective
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["Federation"]
 
-_COLUMNS = ("returned", "loss", "correct", "images", "seconds")  # of the round's table, before the method's signals
+log = logging.getLogger(__name__)
+
+_COLUMNS = ("loss", "correct", "images", "seconds")  # of the round's table, before the method's signals
 _MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
 
 
@@ -96,6 +99,8 @@ class Federation(LightningModule):
         self.threads = threads
         self.seed = seed
         self.server: Server | None = None
+        self.scores: dict[str, float] = {}
+        """of the last evaluation"""
 
     # -- the round -----------------------------------------------------------------------------------------------------
 
@@ -112,11 +117,13 @@ class Federation(LightningModule):
             # 3. All ranks meet: who failed, and what each client reports.
             self.strategy.exchange([table, busy], error)
             # 4. Every rank computes the same weights, normalised before they meet any upload.
-            weights = self._weights(trained, table)
+            reports = {name: self._report(name, table) for name in trained}
+            weights = aggregation_weights(self.method, reports, self.archs)
             # 5. Weighted sums over all clients, one collective per architecture.
-            means = self._aggregate(uploads, weights)
-            # 6. The server moves towards the means.
-            self._step_server(means)
+            means = self.aggregator.means(self.round, uploads, weights)
+            # 6. The server moves towards the means, and does what else the method asks of it.
+            if means:  # nobody answered: no step, not even of the momentum
+                self._step_server(means)
         self._log_round(selected, trained, table, busy, time.perf_counter() - started)
 
     def _train_hosted(
@@ -127,8 +134,8 @@ class Federation(LightningModule):
         table = torch.zeros(len(self.federated.clients), len(self._columns), dtype=torch.float64)
         busy = torch.zeros(self.strategy.world_size, dtype=torch.float64)
         uploads: dict[str, Upload] = {}
-        self._notify(lambda callback: callback.on_round_start(self.round, mine))
         try:
+            self._notify(lambda callback: callback.on_round_start(self.round, mine))
             for name in mine:
                 uploads[name], row = self._train_client(self.clients[name], work[name])
                 table[self._row_of[name]] = torch.tensor(row, dtype=torch.float64)
@@ -146,77 +153,32 @@ class Federation(LightningModule):
         signals = self.method.signals(client, self._server)
         upload = self.method.upload(client, self._server)
         seconds = client.end_round(keep_snapshot=self._is_evaluation_round)
-        return upload, [1.0, *client.tally.read(), seconds, *(signals[name] for name in self.method.signal_names)]
+        return upload, [*client.tally.read(), seconds, *(signals[name] for name in self.method.signal_names)]
 
-    def _weights(self, trained: list[str], table: Tensor) -> dict[str, float]:
-        """Aggregation weights by client, normalised within each architecture."""
-        weights: dict[str, float] = {}
-        for arch in sorted(self.residents):
-            reports = {
-                name: Report(self._data_of[name].num_images, arch, self._signals(table[self._row_of[name]]))
-                for name in trained
-                if self.archs[name] == arch
-            }
-            if reports:
-                weights |= self.method.weights(reports)
-        return weights
-
-    def _aggregate(self, uploads: Mapping[str, Upload], weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Weighted mean of the uploads for each architecture of which somebody took part, float32 [num_shared]."""
-        means: dict[str, Tensor] = {}
-        for arch in sorted(self.residents):
-            members = {name: weight for name, weight in weights.items() if self.archs[name] == arch}
-            if not members:
-                continue  # nobody trained this architecture: it stays as it is
-            statistics = self.statistics[arch]
-            vector = self._server.model(arch)
-            exact = self.reduction == "exact"
-            total = torch.zeros_like(vector, dtype=torch.float64 if exact else torch.float32)
-            error: Exception | None = None
-            for name in (n for n in members if n in uploads):
-                x, span = statistics.encode(uploads[name].vector), statistics.span
-                spans = (
-                    (slice(0, span.start), members[name]),
-                    (span, statistics.weight(name, members, self.seed, self.round)),
-                )
-                for part, weight in spans:
-                    error = error or self._add(total[part], weight, x[part], name)
-            self.strategy.agree(error)
-            means[arch] = statistics.decode(self.strategy.sum_(total)).to(torch.float32)
-        return means
-
-    def _add(self, total: Tensor, weight: float, x: Tensor, client: str) -> Exception | None:
-        if self.reduction == "fp32":
-            total.add_(x, alpha=weight)
-            return None
-        if accumulate(total, weight, x) <= MAX_MAGNITUDE:
-            return None
-        return TrainingError(
-            f"client {client}, round {self.round + 1}: the update holds values beyond {MAX_MAGNITUDE:.0f}, where sums "
-            "are no longer exact; lower the learning rate, or set model.reduction to fp32"
-        )
+    def _report(self, client: str, table: Tensor) -> Report:
+        signals = table[self._row_of[client], len(_COLUMNS) :].tolist()
+        return Report(self._data_of[client].num_images, dict(zip(self.method.signal_names, signals, strict=True)))
 
     def _step_server(self, means: Mapping[str, Tensor]) -> None:
-        if not means:
-            return  # nobody answered: no step, not even of the momentum
         everything = slice(None)
         exact = {a: self.statistics[a].span if self.server_optimizer else everything for a in self.residents}
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
         self._server.step(optimizer.step, means, exact)
-        if self.bn_stats == "recalibrate":
-            self._recalibrate()
-        self.method.server_step(self._server)
+        if self.bn_stats == "recalibrate" or type(self.method).server_step is not Method.server_step:
+            self._work_on_server()
 
-    def _recalibrate(self) -> None:
-        """Replace the global models' statistics by those of the public images; every rank computes the same."""
-        assert self.public_images is not None
-        for arch, resident in self.residents.items():
-            resident.flat.shared.copy_(self._server.model(arch))
-            batches = self.public_images.split(self.evaluation.batch_size)
-            recalibrate(resident.model, [normalise_images(b.to(self.device)) for b in batches if len(b) > 1])
-            self._server.model(arch).copy_(resident.flat.shared)
+    def _work_on_server(self) -> None:
+        """Let rank 0 train or run models as the server, and give everybody the result: replicas would drift apart."""
+        with self.strategy.together():
+            if self.strategy.global_rank == 0:
+                torch.manual_seed(derive_seed(self.seed, self.round, "server"))
+                if self.bn_stats == "recalibrate":
+                    self._server.recalibrate(self.evaluation.batch_size)
+                self.method.server_step(self._server)
+        for arch in sorted(self.residents):
+            self.strategy.broadcast_(self._server.model(arch))
 
     def configure_optimizers(self) -> Optimizer:
         """Return the server optimizer; SGD(lr=1) is plain averaging up to rounding, which the server then removes."""
@@ -228,12 +190,13 @@ class Federation(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Score the validation sets, and during a fit the test sets, too."""
         fitting = self.trainer.state.fn == "fit"
-        trained = self._trained_clients() if fitting else []
+        trained = self._trained_clients() if fitting and not self.trainer.sanity_checking else []
         metrics = self.evaluator.score("val", trained)
         if fitting and self.evaluation.test_during_fit:
             scores = self.evaluator.score("test", trained)
             # choosing a model by its test score is possible only under a name that says what it is
             metrics |= {f"oracle/{k.removeprefix('test/')}" if k.count("/") == 1 else k: v for k, v in scores.items()}
+        self.scores = metrics
         self._log(metrics)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
@@ -257,25 +220,34 @@ class Federation(LightningModule):
     # -- assembling ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Assemble server and clients, and read this rank's images."""
+        """Assemble server and clients, and read this rank's images; if a rank cannot, all stop."""
         check_trainer(self.trainer)
         torch.set_num_threads(self.threads)
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
-        if not isinstance(data, FederatedDataModule):
-            raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
-        if self.server is None:
-            strategy = self.strategy
+        with self.strategy.together():
+            data = self.trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
+            if not isinstance(data, FederatedDataModule):
+                raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
             limit = self.trainer.limit_train_batches
             if isinstance(limit, int):  # Lightning's option counts a client's batches here; fast_dev_run sets it
                 data.limit_client_batches = limit
-            self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
-            self._notify(lambda callback: callback.on_placed(self.placement))
-        error: Exception | None = None
-        try:
+            strategy = self.strategy
+            if self.server is None:
+                self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
+                self._notify(lambda callback: callback.on_placed(self.placement))
+            sizes = {arch: resident.flat.num_shared for arch, resident in self.residents.items()}
+            self.aggregator = Aggregator(
+                strategy, self.statistics, sizes, self.reduction, strategy.root_device, self.seed
+            )
             self._read_images(data, stage)
-        except Exception as e:  # a damaged file on one rank must stop all of them
-            error = e
-        self.strategy.agree(error)
+        self._check_equal_start()
+
+    def _check_equal_start(self) -> None:
+        """Make sure that all ranks built the same initial weights: the backbone's come from the caller."""
+        sums = torch.zeros(self.strategy.world_size, dtype=torch.float64)
+        sums[self.strategy.global_rank] = sum(r.initial_checksum for r in self.residents.values())
+        self.strategy.exchange([sums])
+        if len(set(sums.tolist())) > 1:
+            raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
 
     def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:
         """Build the server and the clients that ``rank`` hosts. No image is read.
@@ -298,6 +270,7 @@ class Federation(LightningModule):
         self.placement: Placement = place(
             {c.name: c.num_images * settings[c.name].local_epochs for c in federated.clients}, world_size
         )
+        check_image_size(self.residents, data.size)
         self.server = Server(self.residents)
         hosted = set(self.placement.hosted_by(rank))
         self.clients = {
@@ -313,7 +286,6 @@ class Federation(LightningModule):
             for c in federated.clients
             if c.name in hosted
         }
-        self.public_images: Tensor | None = None
         self._row_of = {c.name: row for row, c in enumerate(federated.clients)}
         self._data_of = {c.name: c for c in federated.clients}
 
@@ -336,7 +308,7 @@ class Federation(LightningModule):
             for client in self.clients.values():
                 client.images = data.decode(client.data.train.images, client.client_name)
             if self.federated.public is not None:
-                self.public_images = data.decode(self.federated.public.images, "public images")
+                self._server.public_images = data.decode(self.federated.public.images, "public images")
         if stage in ("fit", "validate"):
             self.evaluator.prepare("val")
         if stage in ("test", "predict") or (stage == "fit" and self.evaluation.test_during_fit):
@@ -365,12 +337,9 @@ class Federation(LightningModule):
     def _columns(self) -> tuple[str, ...]:
         return (*_COLUMNS, *self.method.signal_names)
 
-    def _signals(self, row: Tensor) -> dict[str, float]:
-        return dict(zip(self.method.signal_names, row[len(_COLUMNS) :].tolist(), strict=True))
-
     def _log_round(self, selected: list[str], trained: list[str], table: Tensor, busy: Tensor, wall: float) -> None:
-        _, loss, correct, images, _ = table[:, : len(_COLUMNS)].sum(0).tolist()
-        num_bytes = {name: self.shared_bytes(self.archs[name]) for name in selected}
+        loss, correct, images, _ = table[:, : len(_COLUMNS)].sum(0).tolist()
+        num_bytes = {name: self.residents[self.archs[name]].shared_bytes for name in selected}
         metrics = {
             "round": float(self.round + 1),
             "train/clients": float(len(trained)),
@@ -380,22 +349,18 @@ class Federation(LightningModule):
             "time/round_seconds": wall,
         }
         metrics |= {f"time/busy_share_rank{rank}": float(seconds) / wall for rank, seconds in enumerate(busy)}
-        if trained:
+        if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
         if len(trained) <= _MAX_LOGGED_CLIENTS:
             for name in trained:
                 row = dict(zip(self._columns, table[self._row_of[name]].tolist(), strict=True))
-                metrics[f"train/{name}/loss"] = row["loss"] / row["images"]
+                metrics[f"train/{name}/loss"] = row["loss"] / max(row["images"], 1)
                 metrics |= {f"train/{name}/{signal}": row[signal] for signal in self.method.signal_names}
         self.log_dict(metrics, on_step=True, on_epoch=False)
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         """Log scores, which are equal on all ranks already."""
         self.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1)
-
-    def shared_bytes(self, arch: str) -> int:
-        """Return the bytes of one transfer of the shared tensors of an architecture (float32, no padding)."""
-        return 4 * sum(entry.numel for entry in self.residents[arch].flat.shared_entries)
 
     def client_lr(self, round_: int) -> float:
         """Return the trunk's learning rate in round ``round_``, in closed form."""
@@ -415,7 +380,7 @@ class Federation(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add every client's private state, from all ranks."""
         states = self.strategy.gather_states({name: client.private_state() for name, client in self.clients.items()})
-        checkpoint[CONTENT_KEY] = describe_content(self.method, self.residents, states)
+        checkpoint[CONTENT_KEY] = describe_content(self.method, self.residents, states, self.threads)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the private state of the clients that this rank hosts.
@@ -423,6 +388,10 @@ class Federation(LightningModule):
         Raises:
             ConfigError: if the checkpoint is not fedsim's, or of another method, federation or model.
         """
-        content = check_content(checkpoint, self.method, self.residents, [c.name for c in self.federated.clients])
-        for name, client in self.clients.items():
-            client.load_private_state(content["clients"][name])
+        with self.strategy.together():
+            names = [c.name for c in self.federated.clients]
+            content = check_content(checkpoint, self.method, self.residents, self.clients, names)
+            for name, client in self.clients.items():
+                client.load_private_state(content["clients"][name])
+            if content["threads"] != self.threads:
+                log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Upload:
     """What a client sends to the server."""
 
     vector: Tensor
-    """[num_shared] float32: the shared part of its model"""
+    """[num_shared] float32 in host memory: the shared part of its model"""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Report:
 
     num_images: int
     """n_k"""
-    arch: str
-    """its architecture: only clients of the same one are averaged"""
     signals: Mapping[str, float]
     """what :meth:`Method.signals` measured"""
 
@@ -49,10 +47,11 @@ class Method(ABC):
 
     Every hook of the client's side gets the live :class:`~fedsim.client.Client` and :class:`~fedsim.server.Server`;
     ``server.model(arch)`` is the global model as it was at the start of the round. What a client must remember between
-    rounds (an expert, a control variate, its previous model) goes into ``client.kept[name]``, which is checkpointed.
+    rounds (an expert, a control variate, its previous model) goes in by ``client.keep(name, tensor)``; it is saved.
     """
 
-    signal_names: ClassVar[tuple[str, ...]] = ()
+    # not a ClassVar: with one, jsonargparse stops checking the types of the subclasses' fields
+    signal_names: tuple[str, ...] = ()
     """names of the numbers that :meth:`signals` returns; the same on every rank"""
 
     @property
@@ -68,7 +67,7 @@ class Method(ABC):
     # -- on the client -------------------------------------------------------------------------------------------------
 
     def download(self, client: Client, server: Server) -> None:
-        """Load the global model; the private groups have been loaded already."""
+        """Load the global model: every shared entry. The private groups have been loaded already."""
         client.resident.flat.shared.copy_(server.model(client.resident.arch))
 
     def train(self, client: Client, server: Server) -> None:
@@ -95,7 +94,7 @@ class Method(ABC):
 
     def upload(self, client: Client, server: Server) -> Upload:
         """Return what leaves the client."""
-        return Upload(client.resident.flat.shared.clone())
+        return Upload(client.resident.flat.shared.to("cpu", copy=True))
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
@@ -104,7 +103,10 @@ class Method(ABC):
         return size_weights({client: report.num_images for client, report in reports.items()})
 
     def server_step(self, server: Server) -> None:  # noqa: B027 - optional
-        """Act on the new global model, for example distil on public data. Runs on every rank with the same result."""
+        """Change the new global model, for example distil on public data.
+
+        Runs on rank 0; the others receive the result. ``server.residents`` are models to load vectors into.
+        """
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def report(runs: list[str], metric: str = "mAP", best: bool = False, figure: str
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(_METRICS)}")
     groups = group_runs([Path(run) for run in runs])
     domains = list(dict.fromkeys(d for g in groups for s in g.summaries for d in _domains(s)))
-    columns = [(group, kind) for group in groups for kind in _KINDS if _has(group, kind, best)]
+    columns = [(group, kind) for group in groups for kind in _kinds(group, best)]
     if not columns:
         raise DataError(f"{runs[0]}: the run has no scores yet; wait for its first evaluation")
     text = _tables(columns, domains, metric, best)
@@ -98,9 +98,15 @@ def _domains(summary: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(key.split("/")[2] for key in keys if key.startswith("test/") and key.count("/") == 3))
 
 
-def _has(group: Group, kind: str, best: bool) -> bool:
+def _kinds(group: Group, best: bool) -> list[str]:
+    """The group's models; local ones are left out where another model has the same scores (Local, Centralised)."""
     metrics = (group.summaries[0]["best" if best else "final"] or {}).get("metrics", {})
-    return any(key.startswith(f"test/{kind}/") for key in metrics)
+    scores = {
+        kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{kind}/")} for kind in _KINDS
+    }
+    others = [scores["global"].items(), scores["personalised"].items()]
+    repeats = any(scores["local"].items() <= other for other in others)
+    return [kind for kind in _KINDS if scores[kind] and not (kind == "local" and repeats)]
 
 
 def _order(domains: list[str]) -> list[str]:
@@ -197,11 +203,12 @@ def _curve(group: Group, key: str) -> tuple[NDArray[np.float64], NDArray[np.floa
     """Return (rounds, mean over seeds) of a logged score."""
     series: dict[int, list[float]] = {}
     for folder in group.folders:
-        path = folder / "metrics.csv"
-        if path.is_file():
+        scores: dict[int, float] = {}
+        # a resumed run has metrics-1.csv, ... of the rounds before; metrics.csv is the last
+        for path in [*sorted(folder.glob("metrics-*.csv")), *folder.glob("metrics.csv")]:
             with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    if row.get(key):
-                        series.setdefault(int(row["epoch"]) + 1, []).append(float(row[key]))
+                scores |= {int(row["epoch"]) + 1: float(row[key]) for row in csv.DictReader(file) if row.get(key)}
+        for round_, score in scores.items():
+            series.setdefault(round_, []).append(score)
     rounds = sorted(series)
     return np.array(rounds, dtype=np.float64), np.array([np.mean(series[r]) for r in rounds])

@@ -12,9 +12,9 @@ from torch.optim.optimizer import ParamsT
 
 from fedsim.client import Resident
 from fedsim.core.seeding import derive_seed
+from fedsim.data.augmentation import normalise_images
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.models.groups import STATISTICS, Group
-from fedsim.models.reid import ReIDModel
 
 __all__ = ["BatchNormStatistics", "FedAdagrad", "FedAdam", "FedYogi", "Server", "StatisticsPolicy", "shared_names"]
 
@@ -36,12 +36,25 @@ class Server(nn.Module):
 
     def __init__(self, residents: Mapping[str, Resident]) -> None:
         super().__init__()
+        self.residents = dict(residents)
+        self.public_images: Tensor | None = None
+        """unlabelled images that the server may use, uint8 [n, 3, H, W] in host memory"""
         self.vectors = nn.ParameterDict({a: residents[a].flat.shared.cpu().clone() for a in sorted(residents)})
 
     def model(self, arch: str) -> Tensor:
         """Return the global vector [num_shared] of an architecture, without gradient."""
         vector: Tensor = self.vectors[arch]
         return vector.detach()
+
+    def recalibrate(self, batch_size: int) -> None:
+        """Replace all running statistics by plain averages over batches of the public images."""
+        assert self.public_images is not None
+        for arch, resident in self.residents.items():
+            resident.flat.shared.copy_(self.model(arch))
+            device = resident.flat.buffer.device
+            batches = (normalise_images(b.to(device)) for b in self.public_images.split(batch_size) if len(b) > 1)
+            torch.optim.swa_utils.update_bn(batches, resident.model)
+            self.model(arch).copy_(resident.flat.shared)
 
     def step(self, optimizer: Callable[[], Any], means: Mapping[str, Tensor], exact: Mapping[str, slice]) -> None:
         """Step every vector with the pseudo-gradient ``theta - mean`` (Reddi et al., ICLR 2021).
@@ -108,11 +121,6 @@ class BatchNormStatistics:
             return weights[client]
         names = list(weights)
         return float(client == names[derive_seed(seed, round_, "first statistics") % len(names)])
-
-
-def recalibrate(model: ReIDModel, batches: Iterable[Tensor]) -> None:
-    """Re-estimate all running statistics of a model as plain averages over batches of normalised images."""
-    torch.optim.swa_utils.update_bn(batches, model)
 
 
 def _indices(spans: Iterable[slice], device: torch.device) -> Tensor:

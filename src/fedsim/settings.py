@@ -69,6 +69,13 @@ class Objective:
     triplet_on: Literal["neck", "pool"] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
 
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"model.objective.label_smoothing: {self.label_smoothing} is not in [0, 1)")
+        if self.triplet < 0:
+            raise ConfigError(f"model.objective.triplet: {self.triplet} is negative")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
@@ -97,9 +104,15 @@ class LocalTraining:
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
-        for name in ("local_epochs", "batch_size", "num_instances", "accumulate"):
+        for name in ("local_epochs", "num_instances", "accumulate"):
             if self.__dict__[name] < 1:
                 raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.batch_size < 2:
+            raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
+        try:
+            self.optimizer([nn.Parameter(torch.zeros(1))])
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{where}.optimizer: {error}") from error
         self.schedule.check(f"{where}.schedule")
         if self.sampler == "identity" and self.batch_size % self.num_instances:
             raise ConfigError(
@@ -156,7 +169,14 @@ class Evaluation:
     test_during_fit: bool = True
     """score the test sets, too, whenever a fit validates; for reporting only, selection uses ``val/*``"""
 
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.batch_size < 1:
+            raise ConfigError(f"model.evaluation.batch_size: {self.batch_size} is less than 1")
+
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed")
+    enabled = precision == "bf16-mixed"
+    # without the cache: it would keep casts of weights that another client's have replaced in place
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)

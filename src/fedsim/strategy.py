@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,11 +26,19 @@ class FederatedStrategy(DDPStrategy):
     collective occupies the GPU and trips its watchdog.
 
     Args:
-        kwargs: as for Lightning's DDPStrategy (``timeout``, ``process_group_backend``, ``start_method``).
+        timeout: how long a rank waits for the others in a collective. A rank with small clients waits for one with a
+            large client, so this is long.
+        process_group_backend: nccl, gloo, or null for the device's own.
+        start_method: how processes start on one machine: popen runs the command line again.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        timeout: timedelta = timedelta(days=1),
+        process_group_backend: str | None = None,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+    ) -> None:
+        super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self._control: Any = None  # the default group
 
     def setup_environment(self) -> None:
@@ -68,9 +78,21 @@ class FederatedStrategy(DDPStrategy):
         for table, part in zip(tables, payload[1:].split(sizes), strict=True):
             table.copy_(part.view_as(table))
 
-    def agree(self, error: Exception | None) -> None:
-        """Raise on every rank if one has failed; see :meth:`exchange`."""
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block that may fail on some ranks; afterwards all go on, or all raise. See :meth:`exchange`."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as e:  # whatever it is, the other ranks must hear of it
+            error = e
         self.exchange([], error)
+
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """Overwrite a tensor by rank 0's, in place."""
+        if tensor.numel():
+            dist.broadcast(tensor, src=0)
+        return tensor
 
     def _raise_everywhere(self, error: Exception | None) -> None:
         message = None if error is None else f"{error}" or type(error).__name__
@@ -87,7 +109,9 @@ class FederatedStrategy(DDPStrategy):
         Args:
             states: client -> state of the clients that this rank hosts.
         """
-        mine: States = {client: {k: v.cpu() for k, v in state.items()} for client, state in states.items()}
+        mine: States = {
+            client: {k: v.detach().to("cpu", copy=True) for k, v in state.items()} for client, state in states.items()
+        }
         gathered: list[States] = [{} for _ in range(self.world_size)]
         dist.all_gather_object(gathered, mine, group=self._control)
         everybody = {client: state for part in gathered for client, state in part.items()}

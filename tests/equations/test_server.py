@@ -4,19 +4,17 @@ References are scalar loops written from the papers' equations.
 """
 
 import math
-from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 from fedsim.client import Resident
-from fedsim.core.errors import ConfigError
 from fedsim.core.exact import exact_weighted_sum
 from fedsim.core.flat import FlatParameters
+from fedsim.data.augmentation import normalise_images
 from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
-from fedsim.selection import AllClients, Availability, RandomFraction
-from fedsim.server import BatchNormStatistics, FedAdagrad, FedAdam, FedYogi, Server, recalibrate, shared_names
+from fedsim.server import BatchNormStatistics, FedAdagrad, FedAdam, FedYogi, Server, shared_names
 
 # -- adaptive server optimizers: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 ---------------
 
@@ -125,7 +123,7 @@ def make_resident(policy="mean", arch="smallcnn", seed=0):
     torch.manual_seed(seed)
     model = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     groups = group_names(model)
-    return Resident(arch, model, FlatParameters(model, shared_names(groups, BODY, policy).__contains__), groups)
+    return Resident(arch, model, FlatParameters(model, shared_names(groups, BODY, policy).__contains__), groups, {})
 
 
 def norms(resident):
@@ -285,196 +283,22 @@ def test_other_policies_encode_nothing(policy):
     assert torch.equal(statistics.decode(upload.double()), resident.flat.shared.double())
 
 
-def test_recalibration_averages_over_batches():
+def test_recalibration_averages_over_batches_of_public_images():
     resident = make_resident("recalibrate")
-    model = resident.model.eval()
+    server = Server({"smallcnn": resident})
     generator = torch.Generator().manual_seed(0)
-    batches = [torch.randn(4, 3, 8, 8, generator=generator) * (k + 1) + k for k in range(3)]
-    resident.flat.shared[BatchNormStatistics("recalibrate", resident).span] = 50.0  # to be forgotten
-    parameters = [p.detach().clone() for p in model.parameters()]
-    recalibrate(model, batches)
+    server.public_images = torch.randint(0, 256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    span = BatchNormStatistics("recalibrate", resident).span
+    server.model("smallcnn")[span] = 50.0  # to be forgotten
+    parameters = server.model("smallcnn")[: span.start].clone()
+    server.recalibrate(batch_size=4)
 
+    resident.flat.shared.copy_(server.model("smallcnn"))
+    conv, norm = resident.model.backbone.conv1, resident.model.backbone.bn1
     with torch.no_grad():
-        maps = [model.backbone.conv1(batch).transpose(0, 1).flatten(1) for batch in batches]
-    expected_mean = sum(x.mean(1) for x in maps) / 3
-    expected_var = sum(x.var(1) for x in maps) / 3  # unbiased, as in torch's running statistics
-    assert torch.allclose(model.backbone.bn1.running_mean, expected_mean, atol=1e-5)
-    assert torch.allclose(model.backbone.bn1.running_var, expected_var, rtol=1e-4)
-    assert all(norm.running_mean.abs().max() < 50 and norm.running_var.max() != 50 for norm in norms(resident))
-
-    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), parameters, strict=True))
-    assert not model.training
-    assert {norm.momentum for norm in norms(resident)} == {0.1}
-    resident.flat.check()
-
-
-# -- the server's step -------------------------------------------------------------------------------------------------
-
-
-def same_bits(a, b):
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
-def test_server_starts_from_copies_of_the_residents():
-    residents = {arch: make_resident(arch=arch, seed=k) for k, arch in enumerate(("one", "two"))}
-    server = Server(residents)
-    assert sorted(server.state_dict()) == ["vectors.one", "vectors.two"]
-    assert torch.equal(server.model("two"), residents["two"].flat.shared)
-    assert not torch.equal(server.model("one"), server.model("two"))
-    assert not server.model("one").requires_grad
-    residents["one"].flat.shared.zero_()
-    assert server.model("one").any()
-
-
-def test_plain_averaging_sets_exactly_the_mean():
-    resident = make_resident()
-    server = Server({"smallcnn": resident})
-    mean = random_vectors(resident, 1)["a"]
-    optimizer = torch.optim.SGD(server.parameters(), lr=1.0)
-    server.step(optimizer.step, {"smallcnn": mean}, {"smallcnn": slice(0, 0)})
-    assert not same_bits(server.model("smallcnn"), mean)  # theta - (theta - mean) rounds
-
-    server = Server({"smallcnn": make_resident()})
-    optimizer = torch.optim.SGD(server.parameters(), lr=1.0)
-    server.step(optimizer.step, {"smallcnn": mean}, {"smallcnn": slice(None)})
-    assert same_bits(server.model("smallcnn"), mean)
-    assert all(vector.grad is None for vector in server.parameters())
-
-
-@pytest.mark.parametrize("optimizer", [FedAdam, FedYogi, FedAdagrad])
-def test_adaptive_optimizers_do_not_touch_statistics(optimizer):
-    resident = make_resident()
-    server, statistics = Server({"smallcnn": resident}), BatchNormStatistics("mean", resident)
-    theta = server.model("smallcnn").clone()
-    server_optimizer = optimizer(server.parameters(), lr=0.1)
-    for mean in random_vectors(resident, 3).values():
-        server.step(server_optimizer.step, {"smallcnn": mean}, {"smallcnn": statistics.span})
-        vector, span = server.model("smallcnn"), statistics.span
-        assert same_bits(vector[span], mean[span])
-        weights = read(resident, vector)["backbone.conv2.weight"]
-        assert not torch.isclose(weights, read(resident, mean)["backbone.conv2.weight"], rtol=1e-3).all()
-        assert not torch.isclose(weights, read(resident, theta)["backbone.conv2.weight"], rtol=1e-3).all()
-
-
-def test_padding_stays_zero_under_adaptive_optimizers():
-    resident = make_resident()
-    server, statistics = Server({"smallcnn": resident}), BatchNormStatistics("mean", resident)
-    optimizer = FedAdam(server.parameters(), lr=0.1)
-    for mean in random_vectors(resident, 3).values():
-        server.step(optimizer.step, {"smallcnn": mean}, {"smallcnn": statistics.span})
-    vector = server.model("smallcnn").clone()
-    for entry in resident.flat.shared_entries:
-        vector[entry.span] = 0.0
-    assert not vector.any()
-
-
-def test_server_momentum():
-    resident = make_resident()
-    server = Server({"smallcnn": resident})
-    theta, velocity = server.model("smallcnn").double(), 0.0
-    optimizer = torch.optim.SGD(server.parameters(), lr=0.7, momentum=0.9)
-    for mean in random_vectors(resident, 3).values():
-        server.step(optimizer.step, {"smallcnn": mean}, {"smallcnn": slice(0, 0)})
-        velocity = 0.9 * velocity + (theta - mean.double())  # FedAvgM, Hsu et al., 2019
-        theta = theta - 0.7 * velocity
-    assert torch.allclose(server.model("smallcnn").double(), theta, atol=1e-5)
-
-
-@pytest.mark.parametrize("make_optimizer", [lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9), FedAdam])
-def test_architecture_without_participants_keeps_its_vector(make_optimizer):
-    residents = {"one": make_resident(arch="one"), "two": make_resident(arch="two", seed=1)}
-    server = Server(residents)
-    optimizer = make_optimizer(server.parameters())
-    means = {arch: random_vectors(residents[arch], 1)["a"] for arch in residents}
-    exact = dict.fromkeys(residents, slice(0, 0))
-    server.step(optimizer.step, means, exact)  # now momentum has built up
-    before = {arch: server.model(arch).clone() for arch in residents}
-    server.step(optimizer.step, {"two": means["two"]}, exact)
-    assert same_bits(server.model("one"), before["one"])
-    assert not same_bits(server.model("two"), before["two"])
-
-
-# -- who takes part ----------------------------------------------------------------------------------------------------
-
-
-def clients(n):
-    return [f"client{k}" for k in range(n)]
-
-
-@pytest.mark.parametrize(
-    ("fraction", "num_clients", "count"),
-    [
-        (0.25, 4, 1),
-        (0.5, 4, 2),
-        (1.0, 4, 4),
-        (0.1, 30, 3),
-        (0.1, 9, 1),
-        (0.5, 9, 5),
-        (0.28, 25, 7),  # 0.28 * 25 = 7.000000000000001 in floating point
-    ],
-)
-def test_random_fraction_counts(fraction, num_clients, count):
-    names = clients(num_clients)
-    for round_ in range(20):
-        chosen = RandomFraction(fraction).select(round_, names, seed=0)
-        assert len(chosen) == len(set(chosen)) == count
-        assert chosen == [name for name in names if name in chosen]  # the clients' order
-
-
-def test_random_fraction_is_keyed_by_seed_and_round():
-    selection, names = RandomFraction(0.5), clients(10)
-    rounds = [selection.select(t, names, seed=3) for t in range(10)]
-    torch.manual_seed(1)
-    assert [RandomFraction(0.5).select(t, names, seed=3) for t in reversed(range(10))] == rounds[::-1]
-    assert len({tuple(chosen) for chosen in rounds}) > 5
-    assert [selection.select(t, names, seed=4) for t in range(10)] != rounds
-
-
-def test_random_fraction_is_fair():
-    counts = Counter(name for t in range(1000) for name in RandomFraction(0.5).select(t, clients(4), seed=0))
-    assert all(counts[name] == pytest.approx(500, abs=80) for name in clients(4))  # five standard deviations
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan")])
-def test_random_fraction_is_checked(fraction):
-    with pytest.raises(ConfigError, match=r"^model\.selection\.fraction: "):
-        RandomFraction(fraction)
-
-
-def test_all_clients():
-    assert AllClients().select(5, clients(3), seed=0) == clients(3)
-
-
-def test_availability_frequencies():
-    availability = Availability(drop=0.2, straggle=0.3, straggler_work=0.4)
-    counts = Counter(availability.work(t, name, seed=0) for t in range(500) for name in clients(4))
-    assert set(counts) == {0.0, 0.4, 1.0}
-    assert counts[0.0] / 2000 == pytest.approx(0.2, abs=0.045)  # four to five standard deviations
-    assert counts[0.4] / 2000 == pytest.approx(0.8 * 0.3, abs=0.045)
-    assert counts[1.0] / 2000 == pytest.approx(0.8 * 0.7, abs=0.05)
-
-
-def test_availability_is_keyed_by_seed_round_and_client():
-    availability = Availability(drop=0.5)
-
-    def drawn(round_, seed):
-        return [availability.work(round_, name, seed) for name in clients(40)]
-
-    assert drawn(0, 0) == drawn(0, 0)
-    assert drawn(0, 0) != drawn(1, 0)
-    assert drawn(0, 0) != drawn(0, 1)
-    assert len(set(drawn(0, 0))) == 2  # not the same for all
-
-
-def test_extremes_of_availability():
-    draws = [(t, name, 0) for t in range(20) for name in clients(5)]
-    assert {Availability().work(*d) for d in draws} == {1.0}
-    assert {Availability(drop=1.0, straggle=1.0).work(*d) for d in draws} == {0.0}
-    assert {Availability(straggle=1.0, straggler_work=0.3).work(*d) for d in draws} == {0.3}
-
-
-@pytest.mark.parametrize("name", ["drop", "straggle", "straggler_work"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-def test_availability_is_checked(name, value):
-    with pytest.raises(ConfigError, match=rf"^model\.availability\.{name}: "):
-        Availability(**{name: value})
+        batches = [normalise_images(images) for images in server.public_images.split(4)]
+        maps = [conv(batch).transpose(0, 1).flatten(1) for batch in batches]
+    assert torch.allclose(norm.running_mean, sum(x.mean(1) for x in maps) / 3, atol=1e-5)
+    assert torch.allclose(norm.running_var, sum(x.var(1) for x in maps) / 3, rtol=1e-4)  # unbiased, as torch keeps it
+    assert all(n.running_mean.abs().max() < 50 and n.running_var.max() != 50 for n in norms(resident))
+    assert torch.equal(server.model("smallcnn")[: span.start], parameters)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.evaluation.ranking import JUNK, positive_ranks, rank_features, score_ranks
+from fedsim.evaluation.ranking import JUNK, num_valid_queries, positive_ranks, rank_features, score_ranks
 
 # -- worked examples ---------------------------------------------------------------------------------------------------
 # name: distances (one row per query), query identities, query cameras, gallery identities, gallery cameras,
@@ -258,3 +258,18 @@ def test_better_features_score_better():
         found.append(rank_features(query, gallery, pids, np.zeros(40, int), pids, np.ones(40, int)).mAP)
     assert found[0] < 0.3 < found[1] < found[2]
     assert found[2] > 0.9
+
+
+def test_a_query_is_never_its_own_match():
+    features = torch.eye(4)[[0, 0, 1, 1]]
+    pids, camids = np.array([1, 1, 2, 2]), np.zeros(4, dtype=np.int64)
+    own = np.array([0, 2])
+    query = features[own] + 0.01 * torch.arange(4)  # its own picture is by far the closest
+    ranks = positive_ranks(
+        (query @ features.T).numpy(), pids[own], camids[own], pids, camids, camera_aware=False, own=own
+    )
+    assert [r.tolist() for r in ranks] == [[1], [1]]
+    with_itself = positive_ranks((query @ features.T).numpy(), pids[own], camids[own], pids, camids, camera_aware=False)
+    assert [r.tolist() for r in with_itself] == [[1, 2], [1, 2]]
+    assert num_valid_queries(pids[own], camids[own], pids, camids, camera_aware=False, own=own) == 2
+    assert num_valid_queries(pids[own], camids[own], pids, camids, camera_aware=True, own=own) == 0

@@ -95,12 +95,10 @@ class RoundProgress(RoundCallback, ProgressBar):
         if not self._enabled:
             return
         metrics = trainer.callback_metrics
-        names = {
-            "train/loss": "loss",
-            "train/accuracy": "accuracy",
-            "val/mAP": "val mAP",
-            "time/round_seconds": "seconds",
-        }
+        names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
+        every = trainer.check_val_every_n_epoch or 1
+        if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
+            names["val/mAP"] = "val mAP"
         shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
         self._say(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
         if self._bar is not None:

@@ -60,8 +60,8 @@ class RunSummary(Callback):
         """Keep the scores of a round."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        prefixes = ("val/", "test/", "oracle/")
-        scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefixes)}
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        scores = dict(federation.scores)
         self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
         if _MONITOR in scores and (self.best is None or scores[_MONITOR] > self.best["metrics"][_MONITOR]):
             self.best = self.final

@@ -24,6 +24,8 @@ class RetrievalSet:
 
     query: Split
     gallery: Split
+    own: Index | None = None
+    """[Q] where each query stands in the gallery itself, if it does: no match for itself"""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ def build_federation(
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
     names = [domain.name for domain in domains]
+    for name in ("seen", "unseen"):
+        if name in names:
+            raise ConfigError(f"data.source: a data set cannot be called {name}, the name of a mean; rename the folder")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
@@ -141,15 +146,19 @@ def _unite(clients: Sequence[ClientData]) -> ClientData:
 
 def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
     """Join query and gallery sets; members keep their identities apart."""
-    offset, cams = 0, 0
+    offset, cams, start = 0, 0, 0
+    own: list[Index] = []
     queries: list[Split] = []
     galleries: list[Split] = []
     for member in sets:
         for split, target in ((member.query, queries), (member.gallery, galleries)):
             target.append(Split(split.images, split.pids + offset, split.camids + cams))
+        if member.own is not None:
+            own.append(member.own + start)
+        start += len(member.gallery)
         offset += int(member.gallery.pids.max()) + 1
         cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
-    return RetrievalSet(_concatenate(queries), _concatenate(galleries))
+    return RetrievalSet(_concatenate(queries), _concatenate(galleries), np.concatenate(own) if own else None)
 
 
 def _concatenate(splits: Sequence[Split]) -> Split:
@@ -166,7 +175,7 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
 
     ``identities``: a random share of the identities (the same for every run: the draw is keyed by the client's name);
     query = the first image of each held-out identity and camera, gallery = all held-out images. A query is in the
-    gallery as well, where the rule that removes the same identity in the same camera removes it.
+    gallery as well, but never counts as its own match.
     ``first_image``: the first image of each identity is a query, the remaining training images are the gallery.
 
     Args:
@@ -199,7 +208,7 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
     gallery = train.take(np.flatnonzero(held))
     keys = np.stack([gallery.pids, gallery.camids], axis=1)
     first = np.sort(np.unique(keys, axis=0, return_index=True)[1])
-    return train.take(np.flatnonzero(~held)), RetrievalSet(gallery.take(first), gallery)
+    return train.take(np.flatnonzero(~held)), RetrievalSet(gallery.take(first), gallery, own=first)
 
 
 def _hold_out_first_images(client: str, train: Split) -> tuple[Split, RetrievalSet]:

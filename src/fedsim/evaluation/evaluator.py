@@ -7,6 +7,7 @@ global model, or, where the method has none, for everybody's personal model, who
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,15 @@ from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
 from fedsim.data.images import Images
 from fedsim.evaluation.extraction import extract_features
-from fedsim.evaluation.ranking import Ranking, rank_features
+from fedsim.evaluation.ranking import Ranking, num_valid_queries, rank_features
 from fedsim.method import Method
 from fedsim.server import Server
 from fedsim.settings import Evaluation
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["METRICS", "Evaluator", "Kind", "Row"]
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["global", "local", "personalised"]
 SplitName = Literal["val", "test"]
@@ -102,8 +105,9 @@ class Evaluator:
         return "global" if self.has_global else "personalised"
 
     def prepare(self, split: SplitName) -> None:
-        """Decode this rank's sets now, so that a damaged image is reported before hours of training."""
+        """Check and decode this rank's sets now, so that a damaged image is reported before hours of training."""
         for row in self._rows(split, ()):
+            _check_matches(split, row.domain, self._sets(split, row.domain), self.settings.camera_aware)
             if row.owner == self.strategy.global_rank:
                 self._load(split, row)
 
@@ -120,12 +124,9 @@ class Evaluator:
         """
         rows = self._rows(split, tuple(trained))
         table = torch.zeros(len(rows), len(METRICS), dtype=torch.float64)
-        error: Exception | None = None
-        try:
+        with self.strategy.together():
             self._fill(split, rows, table)
-        except Exception as e:  # whatever it is, the other ranks must hear of it
-            error = e
-        self.strategy.exchange([table], error)
+        self.strategy.exchange([table])
         return self._summarise(split, rows, table)
 
     def write_features(self, folder: Path) -> list[Path]:
@@ -138,14 +139,10 @@ class Evaluator:
         """
         rows = [row for row in self._rows("test", ()) if row.kind == self.primary]
         several = len({(row.domain) for row in rows}) < len(rows)
-        error: Exception | None = None
-        try:
+        with self.strategy.together():
             for row in rows:
                 if row.owner == self.strategy.global_rank:
                     self._write(row, folder / _file_name(row, several))
-        except Exception as e:  # as in score()
-            error = e
-        self.strategy.agree(error)
         return [folder / _file_name(row, several) for row in rows]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -190,7 +187,8 @@ class Evaluator:
         Where everything that retrieval needs is shared, a personalised model is the global one; where nothing is, it is
         the local one.
         """
-        plain = type(self.method).personalise is Method.personalise
+        kind = type(self.method)
+        plain = kind.personalise is Method.personalise and kind.download is Method.download
         resident = self.residents[row.arch]
         if row.client is None or (row.kind == "personalised" and plain and resident.is_complete):
             return "global", row.arch
@@ -203,16 +201,8 @@ class Evaluator:
         loaded = self._load(split, row)
         query, gallery = self._features(row, loaded)
         sets = loaded.sets
-        ranking = rank_features(
-            query, gallery, sets.query.pids, sets.query.camids, sets.gallery.pids, sets.gallery.camids,
-            self.settings.camera_aware,
-        )  # fmt: skip
-        if ranking.num_valid == 0:
-            raise DataError(
-                f"{split} set of {row.domain}: no query has a match in another camera; "
-                "set model.evaluation.camera_aware to false" + (", or data.val to none" if split == "val" else "")
-            )
-        return ranking
+        labels = (sets.query.pids, sets.query.camids, sets.gallery.pids, sets.gallery.camids)
+        return rank_features(query, gallery, *labels, camera_aware=self.settings.camera_aware, own=sets.own)
 
     def _features(self, row: Row, loaded: _Loaded) -> tuple[Tensor, Tensor]:
         resident = self.residents[row.arch]
@@ -287,3 +277,18 @@ class Evaluator:
 
 def _file_name(row: Row, several: bool) -> str:
     return f"{row.domain}@{row.client or row.arch}.npz" if several else f"{row.domain}.npz"
+
+
+def _check_matches(split: str, domain: str, sets: RetrievalSet, camera_aware: bool) -> None:
+    """Raise DataError if no query can have a match; say how many have none."""
+    labels = (sets.query.pids, sets.query.camids, sets.gallery.pids, sets.gallery.camids)
+    valid = num_valid_queries(*labels, camera_aware=camera_aware, own=sets.own)
+    if valid == 0:
+        raise DataError(
+            f"{split} set of {domain}: no query has a match"
+            + (" in another camera; set model.evaluation.camera_aware to false" if camera_aware else "")
+            + (", or data.val to none" if split == "val" else "")
+        )
+    if valid < len(sets.query):
+        log.info("%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid,
+                 len(sets.query))  # fmt: skip

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["JUNK", "Ranking", "positive_ranks", "rank_features", "score_ranks"]
+__all__ = ["JUNK", "Ranking", "num_valid_queries", "positive_ranks", "rank_features", "score_ranks"]
 
 JUNK = -1
 """Identity of gallery images that count neither as right nor as wrong."""
@@ -50,6 +50,7 @@ def positive_ranks(
     gallery_pids: Ints,
     gallery_camids: Ints,
     camera_aware: bool = True,
+    own: Ints | None = None,
 ) -> list[Ints]:
     """Return for each query the ranks (from 1, ascending) of its matches among the gallery images that are not junk.
 
@@ -60,6 +61,7 @@ def positive_ranks(
         gallery_pids: [G].
         gallery_camids: [G].
         camera_aware: whether the same identity in the same camera is junk.
+        own: [Q] gallery position of the query image itself, where the gallery contains it: junk in any case.
 
     Returns:
         Q arrays; an empty one marks a query without a valid match.
@@ -73,6 +75,8 @@ def positive_ranks(
     junk = gallery_pids[order] == JUNK
     if camera_aware:
         junk |= match & (gallery_camids[order] == query_camids[:, None])
+    if own is not None:
+        junk |= order == own[:, None]
     rank = np.cumsum(~junk, axis=1)
     return [row[good] for row, good in zip(rank, match & ~junk, strict=True)]
 
@@ -115,6 +119,7 @@ def rank_features(
     gallery_pids: Ints,
     gallery_camids: Ints,
     camera_aware: bool = True,
+    own: Ints | None = None,
 ) -> Ranking:
     """Score features by cosine similarity, in float32 whatever precision the model ran in.
 
@@ -126,6 +131,7 @@ def rank_features(
         gallery_pids: [G].
         gallery_camids: [G].
         camera_aware: see :func:`positive_ranks`.
+        own: see :func:`positive_ranks`.
     """
     query, gallery = F.normalize(query.float()), F.normalize(gallery.float())
     ranks: list[Ints] = []
@@ -133,7 +139,30 @@ def rank_features(
         block = slice(start, start + _BLOCK)
         with torch.autocast(query.device.type, enabled=False):
             similarity = (query[block] @ gallery.T).cpu().numpy()
-        ranks += positive_ranks(
-            similarity, query_pids[block], query_camids[block], gallery_pids, gallery_camids, camera_aware
-        )
+        labels = (query_pids[block], query_camids[block], gallery_pids, gallery_camids)
+        ranks += positive_ranks(similarity, *labels, camera_aware, None if own is None else own[block])
     return score_ranks(ranks)
+
+
+def num_valid_queries(
+    query_pids: Ints,
+    query_camids: Ints,
+    gallery_pids: Ints,
+    gallery_camids: Ints,
+    camera_aware: bool = True,
+    own: Ints | None = None,
+) -> int:
+    """Count the queries with at least one match that is not junk; arguments as for :func:`positive_ranks`.
+
+    >>> num_valid_queries(np.array([1, 2]), np.array([0, 0]), np.array([1, 2]), np.array([1, 0]))
+    1
+    """
+    count = 0
+    for row, (pid, camid) in enumerate(zip(query_pids, query_camids, strict=True)):
+        match = (gallery_pids == pid) & (pid != JUNK)
+        if camera_aware:
+            match &= gallery_camids != camid
+        if own is not None:
+            match[own[row]] = False
+        count += bool(match.any())
+    return count

@@ -88,6 +88,8 @@ class SmallCNN(Backbone):
     """
 
     def __init__(self, width: int = 32) -> None:
+        if width < 1:
+            raise ConfigError(f"backbone.width: {width} is less than 1")
         channels = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[tuple[str, nn.Module]] = []
         for i, (c_in, c_out) in enumerate(itertools.pairwise(channels), start=1):
