@@ -133,6 +133,8 @@ class FedSimCLI(LightningCLI):
         config = self.config_init[self.subcommand]["trainer"]
         if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
             raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
+        if config["barebones"]:
+            raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False

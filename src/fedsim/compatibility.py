@@ -54,8 +54,6 @@ def check_trainer(trainer: Trainer) -> None:
     for problem, present in problems.items():
         if present:
             raise ConfigError(f"trainer.{problem}")
-    if trainer.barebones:
-        raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
     for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
         if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
             name = type(callback).__name__

@@ -1,0 +1,58 @@
+"""What the documents say exists and runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.__main__ import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_config_files_exist(path):
+    text = path.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    missing = [link for link in links if not (path.parent / link).exists()]
+    missing += [name for name in re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", text) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_commands_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    commands = {match[1] for match in re.finditer(r"^fedsim (\w+)", text, re.MULTILINE)}
+    assert commands
+    assert commands <= set(COMMANDS)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
+
+
+def test_ci_calls_the_readme_s_test_command():
+    assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+def test_generated_pages_are_up_to_date():
+    command = [sys.executable, "-W", "ignore", "docs/generate.py", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_equation_cited_in_a_method_has_a_test():
+    cited = {
+        (path.stem, equation)
+        for path in (ROOT / "src" / "fedsim" / "methods").glob("*.py")
+        for equation in re.findall(r"# Eq\. \((\d+)\)", path.read_text())
+    }
+    for method, equation in cited:
+        tests = ROOT / "tests" / "equations" / f"test_{method}.py"
+        assert f"eq{equation}" in tests.read_text(), f"{tests} has no test of Eq. ({equation})"
