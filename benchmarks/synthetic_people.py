@@ -12,14 +12,15 @@ import torch
 from PIL import Image
 from tabulate import tabulate
 
-from fedsim.data import ImageFiles, SyntheticReID
+from fedsim.data import ImageFiles, Images, SyntheticReID
+from fedsim.data.images import Size
 
 SIZES = [(64, 32), (128, 64), (256, 128)]
 IMAGES = 480
 REPEATS = 5
 
 
-def per_second(images, size):
+def per_second(images: Images, size: Size) -> float:
     """Median over repeats of images per CPU-second."""
     rates = []
     for _ in range(REPEATS):
@@ -29,7 +30,8 @@ def per_second(images, size):
     return float(np.median(rates))
 
 
-def main():
+def main() -> None:
+    """Print the table."""
     torch.set_num_threads(1)
     drawn = SyntheticReID().domains()[0].train.images.take(np.arange(IMAGES))
     rows = []

@@ -26,8 +26,9 @@ def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
     scores = {}
     for rounds in (1, 6):
         run = tmp_path / f"run{rounds}"
-        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", f"--data.source.root={tmp_path / 'omniglot'}",
-               "--run_dir", run, f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}")  # fmt: skip
+        options = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}", "--run_dir", run]
+        source = f"--data.source.root={tmp_path / 'omniglot'}"
+        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
         scores[rounds] = final_scores(run)
     clients = {key.split("/")[2] for key in scores[6] if key.startswith("test/global/")} - {"seen", "unseen"}
     assert len(clients) == 8
