@@ -5,67 +5,17 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EarlyStopping
 
-from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.core.seeding import torch_generator
-from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.data import SyntheticReID
 from fedsim.data.augmentation import normalise_images
 from fedsim.data.batches import shuffled_batches
-from fedsim.federation import Federation
 from fedsim.methods import FedAvg, FedPav, Local
-from fedsim.models import Group, Neck, ReIDModel, SmallCNN
+from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.selection import Availability, RandomFraction
 from fedsim.server import FedAdam
 from fedsim.settings import ClientOverride, Evaluation, LocalTraining
-from fedsim.strategy import FederatedStrategy
-from fedsim.trainer import FederatedTrainer
-
-LR = 0.05
-ROUNDS = 2
-
-
-def sgd(params):
-    return torch.optim.SGD(params, lr=LR, momentum=0.9)
-
-
-def make_data(source=None, **options):
-    source = source or SyntheticReID(clients=3, unseen=1, scale=0.2)
-    defaults = {"size": (32, 16), "val": "none", "augmentation": Augmentation(pad=0, flip=0.0)}
-    return FederatedDataModule(source, **defaults | options)
-
-
-def make_model(method, **options):
-    torch.manual_seed(0)  # the backbone's initial weights
-    defaults = {
-        "backbone": SmallCNN(width=8),
-        "neck": Neck(kind="bnneck", dropout=0.0),
-        "client": LocalTraining(batch_size=8, optimizer=sgd),
-        "evaluation": Evaluation(test_during_fit=False),
-    }
-    return Federation(method, **defaults | options)
-
-
-def fit(model, data=None, rounds=ROUNDS, **options):
-    defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": []}
-    trainer = FederatedTrainer(
-        accelerator="cpu", devices=1, strategy=FederatedStrategy(), max_epochs=rounds, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-        use_distributed_sampler=False, **defaults | options,
-    )  # fmt: skip
-    trainer.fit(model, datamodule=data or make_data())
-    return model
-
-
-def vector(model, arch="smallcnn"):
-    return model.server.model(arch)
-
-
-def named(model, arch="smallcnn"):
-    """The global model by tensor name."""
-    entries = model.residents[arch].flat.shared_entries
-    return {e.name: vector(model, arch)[e.span].view(e.shape) for e in entries}
-
+from small import LR, Some, fit, make_data, make_model, named, sgd, vector
 
 # -- against plain loops -----------------------------------------------------------------------------------------------
 
@@ -142,17 +92,6 @@ def test_one_client_makes_fedpav_local_training():
     torch.testing.assert_close(head.weight, other.weight, rtol=0, atol=1e-5)
 
 
-class Some(ReIDSource):
-    """Chosen domains of the synthetic source, in a chosen order."""
-
-    def __init__(self, *names):
-        self.names = names
-
-    def domains(self):
-        by_name = {d.name: d for d in SyntheticReID(clients=3, unseen=1, scale=0.2).domains()}
-        return [by_name[name] for name in self.names]
-
-
 def test_local_training_depends_on_no_other_client():
     together, alone = fit(make_model(Local())), fit(make_model(Local()), make_data(Some("town1")))
     assert torch.equal(together.clients["town1"].private, alone.clients["town1"].private)
@@ -177,64 +116,6 @@ def test_sgd_with_rate_one_is_averaging():
 def test_exact_and_fp32_reduction_agree_up_to_rounding():
     a, b = fit(make_model(FedPav())), fit(make_model(FedPav(), reduction="fp32"))
     torch.testing.assert_close(vector(a), vector(b), rtol=1e-3, atol=1e-4)
-
-
-# -- running statistics ------------------------------------------------------------------------------------------------
-
-
-def statistics(tensors):
-    return {name: tensor for name, tensor in tensors.items() if "running" in name}
-
-
-def test_first_takes_the_statistics_of_one_participant_and_averages_the_rest():
-    first, mean = fit(make_model(FedPav(), bn_stats="first"), rounds=1), fit(make_model(FedPav()), rounds=1)
-    single = {name: fit(make_model(FedPav()), make_data(Some(name)), rounds=1) for name in ("town0", "town1", "town2")}
-    matches = [
-        name
-        for name, alone in single.items()
-        if all(torch.equal(named(alone)[key], value) for key, value in statistics(named(first)).items())
-    ]
-    assert len(matches) == 1
-    for name, tensor in named(first).items():
-        assert ("running" in name) != torch.equal(tensor, named(mean)[name])
-
-
-def test_pooled_variances_include_the_spread_of_the_means():
-    pooled, mean = fit(make_model(FedPav(), bn_stats="pooled"), rounds=1), fit(make_model(FedPav()), rounds=1)
-    single = [fit(make_model(FedPav()), make_data(Some(name)), rounds=1) for name in ("town0", "town1", "town2")]
-    sizes = torch.tensor([c.num_images for c in mean.federated.clients], dtype=torch.float64)
-    p = sizes / sizes.sum()
-    for key in ("backbone.bn1.running_var", "backbone.bn4.running_var"):
-        mu = torch.stack([named(s)[key.replace("var", "mean")].double() for s in single])
-        var = torch.stack([named(s)[key].double() for s in single])
-        expected = sum(p[k] * (var[k] + mu[k] ** 2) for k in range(3)) - sum(p[k] * mu[k] for k in range(3)) ** 2
-        torch.testing.assert_close(named(pooled)[key].double(), expected, rtol=1e-5, atol=1e-6)
-        assert (named(pooled)[key] >= named(mean)[key] - 1e-6).all()
-
-
-def test_local_statistics_never_leave_the_client():
-    model = fit(make_model(FedPav(), bn_stats="local"))
-    assert statistics(named(model)) == {}
-    groups = model.residents["smallcnn"].groups
-    kept = {e.name for e in model.residents["smallcnn"].flat.entries if not e.shared}
-    assert kept == {name for name, group in groups.items() if group in (Group.STAT, Group.NECKSTAT)}
-    states = [client.private for client in model.clients.values()]
-    assert not torch.equal(states[0], states[1])
-    assert not model.evaluator.has_global
-
-
-def test_recalibrated_statistics_are_those_of_the_public_images():
-    model = fit(make_model(FedPav(), bn_stats="recalibrate"), make_data(public="new0"), rounds=1)
-    plain = fit(make_model(FedPav()), make_data(unseen=[]), rounds=1)
-    network = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
-    network.load_state_dict(named(plain), strict=False)
-    assert "new0" not in model.federated.tests
-    images = normalise_images(model.server.public_images)
-    first_layer = network.backbone.conv1(images)  # before any normalisation, so its statistics are simple
-    batches = first_layer.split(64)
-    expected = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
-    torch.testing.assert_close(named(model)["backbone.bn1.running_mean"], expected, rtol=1e-4, atol=1e-5)
-    assert not torch.equal(named(model)["backbone.bn1.running_mean"], named(plain)["backbone.bn1.running_mean"])
 
 
 # -- who takes part ----------------------------------------------------------------------------------------------------
@@ -362,101 +243,3 @@ def test_a_server_step_changes_the_global_model():
 
     doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedPav()), rounds=1)
     assert torch.equal(vector(doubled), 2 * vector(plain))
-
-
-# -- local training ----------------------------------------------------------------------------------------------------
-
-
-def test_head_rate_and_schedule():
-    from fedsim.settings import Schedule
-
-    schedule = Schedule(kind="step", step=1, gamma=0.1)
-    model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
-    rates = [group["lr"] for group in model.clients["town0"].configure_optimizers().param_groups]
-    assert rates == pytest.approx([0.1 * LR, 0.1 * 0.5])  # its last round had index 1
-    assert model.client_lr(0) == pytest.approx(LR)
-
-
-def test_accumulated_batches_equal_a_step_on_their_mean_gradient():
-    steps = []
-
-    class Counting(FedPav):
-        def after_step(self, client, server):
-            steps.append(client.client_name)
-
-    training = LocalTraining(batch_size=8, accumulate=3, optimizer=sgd)
-    model = fit(make_model(Counting(), client=training), rounds=1)
-    for c in model.federated.clients:
-        batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
-        assert steps.count(c.name) == -(-batches // 3)
-
-
-def test_clipping_bounds_the_gradient():
-    tight = fit(make_model(Local(), client=LocalTraining(batch_size=8, optimizer=sgd, grad_clip=1e-9)), rounds=1)
-    start = make_model(Local())
-    start.assemble(make_data(), 0, 1, torch.device("cpu"))
-    head, initial = tight.clients["town0"].head.weight, start.clients["town0"].head.weight
-    assert 0 < (head - initial).norm() < 1e-6
-
-
-def test_a_diverging_client_is_named():
-    huge = {"town1": ClientOverride(optimizer=lambda p: torch.optim.SGD(p, lr=1e30))}
-    with pytest.raises(TrainingError, match=r"client town1, round 1: .* not finite"):
-        fit(make_model(FedPav(), clients=huge))
-
-
-def test_values_beyond_the_exact_range_are_refused_by_client():
-    model, data = make_model(FedPav()), make_data()
-    model.assemble(data, 0, 1, torch.device("cpu"))
-    with torch.no_grad():
-        model.server.vectors["smallcnn"][:1] = 5000.0  # a convolution's weight: normalisation hides it from the loss
-    with pytest.raises(TrainingError, match=r"client town\d, round 1: .*model.reduction to fp32"):
-        fit(model, data, rounds=1)
-
-
-def test_bf16_keeps_float32_weights():
-    model = fit(make_model(FedPav()), precision="bf16-mixed", rounds=1)
-    exact = fit(make_model(FedPav()), rounds=1)
-    assert vector(model).dtype == torch.float32
-    assert not torch.equal(vector(model), vector(exact))
-    torch.testing.assert_close(vector(model), vector(exact), rtol=0.5, atol=0.1)
-
-
-# -- Lightning ---------------------------------------------------------------------------------------------------------
-
-
-def test_fast_dev_run_trains_one_batch_per_client():
-    steps = []
-
-    class Counting(FedPav):
-        def after_step(self, client, server):
-            steps.append(client.client_name)
-
-    fit(make_model(Counting()), make_data(val="identities", val_fraction=0.3), fast_dev_run=True)
-    assert sorted(steps) == ["town0", "town1", "town2"]
-
-
-def test_early_stopping_watches_validation_scores():
-    stop = EarlyStopping("val/mAP", mode="max", patience=0, min_delta=2.0)  # no score can improve by 2
-    model = fit(
-        make_model(FedPav()), make_data(val="identities", val_fraction=0.3), rounds=5, callbacks=[stop],
-        limit_val_batches=1.0, check_val_every_n_epoch=1,
-    )  # fmt: skip
-    assert model.trainer.current_epoch == 2
-
-
-def test_state_dict_is_exactly_the_global_model():
-    model = fit(make_model(FedPav()), rounds=1)
-    assert list(model.state_dict()) == ["server.vectors.smallcnn"]
-    assert model.trainer.global_step == 1
-
-
-def test_another_data_module_is_refused():
-    from lightning import LightningDataModule
-
-    class Other(LightningDataModule):
-        def train_dataloader(self):
-            return [0]
-
-    with pytest.raises(ConfigError, match="is not a FederatedDataModule"):
-        fit(make_model(FedPav()), Other())

@@ -1,0 +1,66 @@
+"""Small federations for the tests of the round: built, trained and looked at in one process."""
+
+import torch
+
+from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.federation import Federation
+from fedsim.models import Neck, SmallCNN
+from fedsim.settings import Evaluation, LocalTraining
+from fedsim.strategy import FederatedStrategy
+from fedsim.trainer import FederatedTrainer
+
+LR = 0.05
+ROUNDS = 2
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=LR, momentum=0.9)
+
+
+def make_data(source=None, **options):
+    source = source or SyntheticReID(clients=3, unseen=1, scale=0.2)
+    defaults = {"size": (32, 16), "val": "none", "augmentation": Augmentation(pad=0, flip=0.0)}
+    return FederatedDataModule(source, **defaults | options)
+
+
+def make_model(method, **options):
+    torch.manual_seed(0)  # the backbone's initial weights
+    defaults = {
+        "backbone": SmallCNN(width=8),
+        "neck": Neck(kind="bnneck", dropout=0.0),
+        "client": LocalTraining(batch_size=8, optimizer=sgd),
+        "evaluation": Evaluation(test_during_fit=False),
+    }
+    return Federation(method, **defaults | options)
+
+
+def fit(model, data=None, rounds=ROUNDS, **options):
+    defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": []}
+    trainer = FederatedTrainer(
+        accelerator="cpu", devices=1, strategy=FederatedStrategy(), max_epochs=rounds, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        use_distributed_sampler=False, **defaults | options,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data or make_data())
+    return model
+
+
+def vector(model, arch="smallcnn"):
+    return model.server.model(arch)
+
+
+def named(model, arch="smallcnn"):
+    """The global model by tensor name."""
+    entries = model.residents[arch].flat.shared_entries
+    return {e.name: vector(model, arch)[e.span].view(e.shape) for e in entries}
+
+
+class Some(ReIDSource):
+    """Chosen domains of the synthetic source, in a chosen order."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def domains(self):
+        by_name = {d.name: d for d in SyntheticReID(clients=3, unseen=1, scale=0.2).domains()}
+        return [by_name[name] for name in self.names]
