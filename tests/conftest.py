@@ -19,6 +19,13 @@ def pytest_configure():
             del os.environ[name]
 
 
+def pytest_collection_modifyitems(items):
+    # whoever starts the command line in a process of its own waits for torch to be imported
+    for item in items:
+        if "fedsim" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def root():
     """The repository."""

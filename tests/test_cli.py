@@ -274,6 +274,43 @@ def test_report_groups_seeds_and_draws(finished, capsys, tmp_path):
     assert Image.open(figure).size[0] > 600
 
 
+def test_your_own_backbone_and_method_need_no_registration(capsys, tiny, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN_CLASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--run_dir", str(tmp_path / "run"), "--model.method=mine.NormsOnly", "--model.backbone=mine.Tiny"]
+    assert main(["describe", "--config", str(tiny), *options, "--model.backbone.channels=5"]) == 0
+    table = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert (table["conv"], table["norm"], table["neck"]) == ("private", "shared", "private")
+    assert main(["fit", "--config", str(tiny), *options, "--trainer.max_epochs=1"]) == 0
+
+
+OWN_CLASSES = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedsim.method import Method
+from fedsim.models import Group
+
+
+class Tiny(nn.Module):
+    def __init__(self, channels: int = 4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, channels, 3), nn.GroupNorm(1, channels), nn.ReLU())
+        self.out_channels = channels
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsOnly(Method):
+    @property
+    def shared_groups(self):
+        return frozenset({Group.NORM})
+"""
+
+
 def test_preview_draws_a_contact_sheet(capsys, tmp_path, market_tree):
     for options in ([], ["--root", str(market_tree)], ["--config", "configs/quickstart.yaml"]):
         output = tmp_path / "sheet.png"
