@@ -7,15 +7,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data.batches import shuffled_batches
 from fedsim.methods import FedPav, Local
-from fedsim.settings import ClientOverride, LocalTraining
+from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Schedule
 from small import LR, fit, make_data, make_model, sgd, vector
 
 # -- local training ----------------------------------------------------------------------------------------------------
 
 
 def test_head_rate_and_schedule():
-    from fedsim.settings import Schedule
-
     schedule = Schedule(kind="step", step=1, gamma=0.1)
     model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
     rates = [group["lr"] for group in model.clients["town0"].configure_optimizers().param_groups]
@@ -23,7 +21,7 @@ def test_head_rate_and_schedule():
     assert model.client_lr(0) == pytest.approx(LR)
 
 
-def test_accumulated_batches_equal_a_step_on_their_mean_gradient():
+def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():
     steps = []
 
     class Counting(FedPav):
@@ -106,3 +104,10 @@ def test_another_data_module_is_refused():
 
     with pytest.raises(ConfigError, match="is not a FederatedDataModule"):
         fit(make_model(FedPav()), Other())
+
+
+def test_a_fit_can_be_followed_by_a_test_in_the_same_process():
+    model = fit(make_model(FedPav(), evaluation=Evaluation(test_during_fit=True)), make_data(val="none"), rounds=1)
+    first = model.evaluator.score("test")
+    model.trainer.test(model, datamodule=model.trainer.datamodule, verbose=False)
+    assert {k: float(v) for k, v in model.trainer.callback_metrics.items()} == pytest.approx(first)

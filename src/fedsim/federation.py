@@ -109,9 +109,8 @@ class Federation(LightningModule):
         started = time.perf_counter()
         with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
             # 1. The server picks clients; some of them do not answer, or are slow.
-            selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
-            work = {name: self.availability.work(self.round, name, self.seed) for name in selected}
-            trained = [name for name in selected if work[name] > 0]
+            work = self._plan_work()
+            trained = [name for name in work if work[name] > 0]
             # 2. Each rank trains its clients, one after another.
             uploads, table, busy, error = self._train_hosted(trained, work)
             # 3. All ranks meet: who failed, and what each client reports.
@@ -124,7 +123,12 @@ class Federation(LightningModule):
             # 6. The server moves towards the means, and does what else the method asks of it.
             if means:  # nobody answered: no step, not even of the momentum
                 self._step_server(means)
-        self._log_round(selected, trained, table, busy, time.perf_counter() - started)
+        self._log_round(list(work), trained, table, busy, time.perf_counter() - started)
+
+    def _plan_work(self) -> dict[str, float]:
+        """Return the round's selected clients, each with the share of its work that it gets done (0: no answer)."""
+        selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
+        return {name: self.availability.work(self.round, name, self.seed) for name in selected}
 
     def _train_hosted(
         self, trained: list[str], work: Mapping[str, float]
@@ -190,7 +194,8 @@ class Federation(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Score the validation sets, and during a fit the test sets, too."""
         fitting = self.trainer.state.fn == "fit"
-        trained = self._trained_clients() if fitting and not self.trainer.sanity_checking else []
+        training = fitting and not self.trainer.sanity_checking
+        trained = [name for name, work in self._plan_work().items() if training and work > 0]
         metrics = self.evaluator.score("val", trained)
         if fitting and self.evaluation.test_during_fit:
             scores = self.evaluator.score("test", trained)
@@ -207,10 +212,6 @@ class Federation(LightningModule):
         """Write feature files of all test sets into the run directory; return their paths."""
         folder = Path(self.trainer.default_root_dir) / "features"
         return [str(path) for path in self.evaluator.write_features(folder)]
-
-    def _trained_clients(self) -> list[str]:
-        selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
-        return [name for name in selected if self.availability.work(self.round, name, self.seed) > 0]
 
     @property
     def _is_evaluation_round(self) -> bool:
@@ -230,8 +231,8 @@ class Federation(LightningModule):
             limit = self.trainer.limit_train_batches
             if isinstance(limit, int):  # Lightning's option counts a client's batches here; fast_dev_run sets it
                 data.limit_client_batches = limit
-            strategy = self.strategy
-            if self.server is None:
+            strategy, is_new = self.strategy, self.server is None
+            if is_new:
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
                 self._notify(lambda callback: callback.on_placed(self.placement))
             sizes = {arch: resident.flat.num_shared for arch, resident in self.residents.items()}
@@ -239,7 +240,8 @@ class Federation(LightningModule):
                 strategy, self.statistics, sizes, self.reduction, strategy.root_device, self.seed
             )
             self._read_images(data, stage)
-        self._check_equal_start()
+        if is_new:
+            self._check_equal_start()
 
     def _check_equal_start(self) -> None:
         """Make sure that all ranks built the same initial weights: the backbone's come from the caller."""

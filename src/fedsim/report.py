@@ -18,7 +18,12 @@ from fedsim.core.errors import ConfigError, DataError
 __all__ = ["Group", "group_runs", "report"]
 
 _METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
-_KINDS = ("global", "local", "personalised")
+_MEANING = {
+    "global": "global: the server's model",
+    "local": "local: a client's own after training, before averaging",
+    "personalised": "personalised: the client's private parts with what it shares",
+}
+_KINDS = tuple(_MEANING)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ def _tables(columns: list[tuple[Group, str]], domains: list[str], metric: str, b
     seeds = "; ".join({f"{group.label}: {_describe(group)}": None for group, _ in columns})
     when = "round with the best val/mAP" if best else "last evaluation"
     legend = f"{metric} / rank-1 in percent, {when}" + (", mean +- standard deviation over seeds" if spread else "")
-    return "\n\n".join(parts) + f"\n\n{legend}\n{seeds}"
+    kinds = "; ".join(text for kind, text in _MEANING.items() if any(kind == k for _, k in columns))
+    return "\n\n".join(parts) + f"\n\n{legend}\n{kinds}\n{seeds}"
 
 
 def _name(domain: str, unseen: set[str]) -> str:

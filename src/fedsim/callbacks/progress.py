@@ -19,6 +19,8 @@ __all__ = ["RoundProgress"]
 
 log = logging.getLogger(__name__)
 
+_MAX_NAMES = 12  # of clients in one line
+
 
 class RoundProgress(RoundCallback, ProgressBar):
     """One bar over all rounds on a terminal, and one line per round.
@@ -52,9 +54,8 @@ class RoundProgress(RoundCallback, ProgressBar):
             return
         for rank in range(len(placement.loads)):
             names = placement.hosted_by(rank)
-            log.info(
-                "rank %d hosts %d clients: %s", rank, len(names), ", ".join(names[:12]) + ", ..." * (len(names) > 12)
-            )
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            log.info("rank %d hosts %s", rank, ", ".join(names[:_MAX_NAMES]) + more)
         if len(placement.loads) > 1:
             log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
 
