@@ -101,6 +101,9 @@ class RoundProgress(RoundCallback, ProgressBar):
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
             names["val/mAP"] = "val mAP"
         shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
+        busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
+        if 1 < len(busy) <= _MAX_NAMES:
+            shown += f", ranks busy {'/'.join(busy)} %"
         self._say(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
         if self._bar is not None:
             self._bar.n = trainer.current_epoch + 1
