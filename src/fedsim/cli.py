@@ -358,6 +358,7 @@ def _set_up_messages() -> None:
         ".*is supported for historical reasons but its usage is discouraged.*",
         ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
         ".*GPU available but not used.*",
+        ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
     ):
         warnings.filterwarnings("ignore", message)
 
