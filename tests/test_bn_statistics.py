@@ -62,4 +62,13 @@ def test_recalibrated_statistics_are_those_of_the_public_images():
     batches = first_layer.split(64)
     expected = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
     torch.testing.assert_close(named(model)["backbone.bn1.running_mean"], expected, rtol=1e-4, atol=1e-5)
+    norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain average
+    with torch.no_grad():
+        for batch in images.split(64):
+            network.train()(batch)
+    for name, tensor in statistics(network.state_dict()).items():
+        torch.testing.assert_close(named(model)[name], tensor, rtol=1e-4, atol=1e-5)
     assert not torch.equal(named(model)["backbone.bn1.running_mean"], named(plain)["backbone.bn1.running_mean"])

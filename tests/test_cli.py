@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
+from fedsim.run_directory import metrics_files, prepare_for_fit
 
 
 def refuse(capsys, *args):
@@ -65,6 +66,15 @@ WRONG_SETTINGS = [
     (["--model.evaluation.batch_size=0"], "model.evaluation.batch_size", "less than 1"),
     (["--model.backbone.width=0"], "backbone.width", "less than 1"),
     (["--data.size=[2, 2]"], "data.size", "cannot process"),
+    (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/map"], "val/map", "monitor val/mAP"),
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/mAP", "--data.val=none"],
+        "val/mAP",
+        "data.val",
+    ),
+    (["--trainer.limit_train_batches=0"], "trainer.limit_train_batches", "at least 1"),
+    (["--data.limit_client_batches=1.0"], "data.limit_client_batches", "share between 0 and 1"),
+    (["--model.clients.town1={client: {batch_size: 8}}"], "model.clients", "client.batch_size"),
     (["--trainer.barebones=true"], "trainer.barebones", "fast_dev_run"),
     (
         ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=test/global/seen/mAP"],
@@ -201,6 +211,33 @@ def test_a_finished_run_is_not_overwritten(finished, capsys):
     line = refuse(capsys, "fit", "--config", folder / "config.yaml", "--run_dir", folder / "pav")
     assert "holds a run already" in line
     assert "--overwrite" in line
+    foreign = folder / "local0" / "checkpoints" / "last.ckpt"
+    line = refuse(
+        capsys, "fit", "--config", folder / "config.yaml", "--run_dir", folder / "pav", "--ckpt_path", foreign
+    )
+    assert "holds a run already" in line
+    assert (folder / "pav" / "metrics.csv").is_file()
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
+    for name in (
+        "metrics-1.csv",
+        "metrics.csv",
+        "summary.json",
+        "checkpoints/best.ckpt",
+        "features/town0.npz",
+        "notes",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    prepare_for_fit(tmp_path, overwrite=True, ckpt_path=None)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["notes"]
+
+
+def test_metrics_of_resumed_parts_are_read_in_their_order(tmp_path):
+    for name in ("metrics-10.csv", "metrics.csv", "metrics-2.csv"):
+        (tmp_path / name).touch()
+    assert [path.name for path in metrics_files(tmp_path)] == ["metrics-2.csv", "metrics-10.csv", "metrics.csv"]
 
 
 def test_test_on_a_checkpoint_repeats_the_scores_of_the_fit(fedsim, finished):
@@ -259,6 +296,8 @@ def test_export_of_a_method_without_a_global_model_says_so(finished, capsys, tmp
     line = refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", tmp_path / "x")
     assert "no global model" in line
     assert not (tmp_path / "x").exists()
+    good = folder / "pav" / "checkpoints" / "last.ckpt"
+    assert "is a folder" in refuse(capsys, "export", "--ckpt_path", good, "--output", tmp_path)
 
 
 def test_report_groups_seeds_and_draws(finished, capsys, tmp_path):
@@ -272,6 +311,9 @@ def test_report_groups_seeds_and_draws(finished, capsys, tmp_path):
     assert f"{np.mean(scores):.1f}+-{np.std(scores, ddof=1):.1f}" in table
     assert "seeds 0, 1" in table
     assert Image.open(figure).size[0] > 600
+    assert "cannot write the figure" in refuse(capsys, "report", *runs, "--figure", tmp_path / "figure.foo")
+    assert main(["report", *runs, "--best", "--metric", "rank1"]) == 0
+    assert "rank-1 in percent, round with the best val/mAP" in capsys.readouterr().out
 
 
 def test_your_own_backbone_and_method_need_no_registration(capsys, tiny, tmp_path, monkeypatch):
@@ -312,11 +354,13 @@ class NormsOnly(Method):
 
 
 def test_preview_draws_a_contact_sheet(capsys, tmp_path, market_tree):
-    for options in ([], ["--root", str(market_tree)], ["--config", "configs/quickstart.yaml"]):
-        output = tmp_path / "sheet.png"
+    config = ["--config", "configs/quickstart.yaml"]
+    for count, options in ((8, []), (3, ["--root", str(market_tree)]), (8, config)):
+        output = tmp_path / f"sheet{count}{len(options)}.png"
+        output.unlink(missing_ok=True)
         assert main(["data", "preview", *options, "--output", str(output)]) == 0
-        assert Image.open(output).size[1] > 50
-    assert "8 data sets" in capsys.readouterr().out
+        assert f"{count} data sets" in capsys.readouterr().out
+        assert Image.open(output).size[1] > count * 50
 
 
 def test_a_damaged_image_stops_all_ranks_with_its_path(fedsim, tiny, market_tree, tmp_path):

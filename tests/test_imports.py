@@ -11,7 +11,7 @@ SOURCE = Path(fedsim.__file__).parent
 
 # from the top down: a module may import from its own level and those below
 LEVELS = [
-    {"__main__", "cli", "trainer", "describe", "report", "export", "messages"},
+    {"__main__", "cli", "trainer", "describe", "report", "export", "messages", "run_directory"},
     {"federation", "aggregation", "assembly", "checkpoint", "methods", "callbacks", "compatibility"},
     {"client", "server", "method", "selection", "strategy", "settings", "evaluation"},
     {"functional", "models", "data"},

@@ -1,6 +1,10 @@
 """The same bits on 1, 2 and 4 ranks: global weights, private states and metrics."""
 
 import csv
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -38,8 +42,14 @@ def assert_equal_states(a, b):
         (),
         ("--model.bn_stats=local", "--model.server_optimizer=FedAdam"),
         ("--model.bn_stats=first", "--model.clients.town1={backbone: {class_path: SmallCNN, init_args: {width: 6}}}"),
+        (
+            "--model.bn_stats=recalibrate",
+            "--data.public=new0",
+            "--model.client.sampler=identity",
+            "--model.objective.triplet=1.0",
+        ),
     ],
-    ids=["mean", "local-statistics-FedAdam", "first-two-architectures"],
+    ids=["mean", "local-statistics-FedAdam", "first-two-architectures", "recalibrate-triplet"],
 )
 def test_any_number_of_ranks_gives_the_same_bits(fedsim, tiny, tmp_path, options):
     one, rows = run(fedsim, tiny, tmp_path / "1", 1, *options)
@@ -53,6 +63,25 @@ def test_any_number_of_ranks_gives_the_same_bits(fedsim, tiny, tmp_path, options
         for client, state in one["fedsim"]["clients"].items():
             assert_equal_states(state, many["fedsim"]["clients"][client])
         assert rows == many_rows
+
+
+def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
+    command = [sys.executable, "-m", "fedsim", "fit", "--config", str(tiny), "--run_dir", str(tmp_path / "run"),
+               "--trainer.devices=2", "--trainer.max_epochs=1000", "--trainer.enable_progress_bar=true"]  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK"))}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as first:
+        lines = []
+        for line in first.stderr:
+            lines.append(line)
+            if line.startswith("round 2/"):
+                break
+        children = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True).stdout.split()
+        assert children
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        rest = first.stderr.read()
+        assert first.wait(timeout=60) != 0
+    assert "Traceback" not in rest, rest
 
 
 def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(fedsim, tiny, tmp_path):

@@ -37,6 +37,7 @@ from fedsim.export import export, read_checkpoint
 from fedsim.federation import Federation
 from fedsim.messages import explain, one_line, user_error_behind
 from fedsim.report import report
+from fedsim.run_directory import prepare_for_fit
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
@@ -93,9 +94,7 @@ class FedSimCLI(LightningCLI):
             method = str(config["model"]["method"]["class_path"]).rpartition(".")[2]
             config["run_dir"] = f"runs/{method.lower()}-seed{config['seed_everything']}"
         self.run_dir = Path(config["run_dir"])
-        if self.subcommand == "fit":
-            self._refuse_finished_run(config)
-        else:
+        if self.subcommand != "fit":
             self.save_config_callback = None  # the run's own config.yaml stays as it was
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
             raise ConfigError(
@@ -103,30 +102,16 @@ class FedSimCLI(LightningCLI):
             )
         if config.get("ckpt_path"):
             read_checkpoint(Path(config["ckpt_path"]))  # a wrong path or file is reported before processes start
-            self._keep_old_metrics()
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
 
-    def _refuse_finished_run(self, config: Namespace) -> None:
-        if _rank() or config["overwrite"] or config.get("ckpt_path"):
-            return
-        if (self.run_dir / "summary.json").exists():
-            raise ConfigError(
-                f"run_dir: {self.run_dir} holds a run already; give another --run_dir, --overwrite true to replace it, "
-                f"or --ckpt_path {self.run_dir}/checkpoints/last.ckpt to continue it"
-            )
-
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""
-        check_trainer(self.trainer)
+        check_trainer(self.trainer, has_validation=self.datamodule.val != "none")
         _ = self.datamodule.federated
-
-    def _keep_old_metrics(self) -> None:
-        """A resumed run starts a new metrics.csv; keep the one of the rounds before beside it."""
-        metrics = self.run_dir / "metrics.csv"
-        if self.subcommand == "fit" and not _rank() and metrics.exists():
-            number = len(list(self.run_dir.glob("metrics-*.csv"))) + 1
-            metrics.rename(self.run_dir / f"metrics-{number}.csv")
+        if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
+            config = self.config[self.subcommand]
+            prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
@@ -320,7 +305,8 @@ def _run_report(args: list[str]) -> str:
     """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.report.report`."""
     parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
     parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
-    parser.add_function_arguments(report, skip={"runs"})
+    parser.add_function_arguments(report, skip={"runs", "best"})
+    parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
     config = parser.parse_args(args)
     return report(config.runs, config.metric, config.best, config.figure)
 

@@ -309,6 +309,4 @@ class Client(LightningModule):
         limit = self.limit_batches
         if limit is None:
             return num_batches
-        return (
-            max(1, int(limit * num_batches)) if isinstance(limit, float) and limit < 1 else min(num_batches, int(limit))
-        )
+        return min(num_batches, limit) if isinstance(limit, int) else max(1, int(limit * num_batches))

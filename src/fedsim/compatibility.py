@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from fedsim.core.errors import ConfigError
+from fedsim.evaluation.evaluator import METRICS
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["check_trainer"]
@@ -21,8 +22,13 @@ __all__ = ["check_trainer"]
 log = logging.getLogger(__name__)
 
 
-def check_trainer(trainer: Trainer) -> None:
-    """Raise ConfigError for the first option of ``trainer`` that fedsim does not support."""
+def check_trainer(trainer: Trainer, has_validation: bool = True) -> None:
+    """Raise ConfigError for the first option of ``trainer`` that fedsim does not support.
+
+    Args:
+        trainer: as configured.
+        has_validation: whether clients hold out validation data, without which nothing can watch ``val/*``.
+    """
     limit = trainer.limit_train_batches
     problems = {
         f"gradient_clip_val: {trainer.gradient_clip_val} would clip the server's step; set model.client.grad_clip": (
@@ -33,6 +39,9 @@ def check_trainer(trainer: Trainer) -> None:
         ),
         f"limit_train_batches: {limit} must be an int, batches per client; for a share set data.limit_client_batches": (
             isinstance(limit, float) and limit != 1.0
+        ),
+        f"limit_train_batches: {limit} trains nothing; use at least 1 batch per client": (
+            isinstance(limit, int) and limit < 1
         ),
         "overfit_batches: not supported; set data.limit_client_batches": (
             trainer.overfit_batches != 0  # type: ignore[attr-defined] # set in Lightning's connector
@@ -58,10 +67,21 @@ def check_trainer(trainer: Trainer) -> None:
         if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
             name = type(callback).__name__
             raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
-        if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and str(callback.monitor).startswith("test/"):
-            raise ConfigError(
-                f"trainer.callbacks: {type(callback).__name__} would choose by {callback.monitor}; monitor val/mAP, or "
-                "oracle/mAP to say that test data were used"
-            )
+        if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and callback.monitor is not None:
+            _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
+
+
+def _check_monitor(who: str, monitor: str, has_validation: bool) -> None:
+    """Raise ConfigError if ``monitor`` is a test score, or nothing that a run logs."""
+    split, _, metric = monitor.partition("/")
+    if split == "test":
+        raise ConfigError(
+            f"{who} would choose by {monitor}; monitor val/mAP, or oracle/mAP to say that test data were used"
+        )
+    if split == "val" and not has_validation:
+        raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or first_image")
+    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in METRICS
+    if not scores and split not in ("train", "client", "comm", "time"):
+        raise ConfigError(f"{who} monitors {monitor}, which no run logs; monitor val/mAP or train/loss")

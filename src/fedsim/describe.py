@@ -80,14 +80,14 @@ def _cost_table(model: Federation, data: FederatedDataModule, rounds: int) -> st
     rows = [
         ["bytes down per round, all clients", each_way],
         ["bytes up per round, all clients", each_way],
-        [f"bytes of {rounds} rounds, both ways, without drop-outs", f"{run_bytes:,}"],
+        [f"bytes of {rounds} round{'s' * (rounds != 1)}, both ways, without drop-outs", f"{run_bytes:,}"],
         [
             "predicted speed-up over one rank",
             f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)",
         ],
         ["host memory: training images of the busiest rank", _mib(pixels)],
         ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
-        ["device memory: uploads waiting on the busiest rank", _mib(waiting)],
+        ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 

@@ -30,12 +30,15 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
     """
     tensors = global_tensors(read_checkpoint(Path(ckpt_path)), arch)
     path = Path(output)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give --output the name of a file")
     partial = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, partial)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
 
 

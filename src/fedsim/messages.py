@@ -56,6 +56,8 @@ def explain(message: str) -> str:
             return f"{key}: {name}; choose from {', '.join(_names(base))}, or give the class_path of your own"
     if union := re.search(r"Union subtypes.*?Errors: - (.*?) (?:- |Given value type).*Given value: (.*)$", text):
         text = f"{key}: cannot use {union[2]} ({union[1]})"
+    if unknown := re.search(r"Option '([^']*)' is not accepted", message):
+        text = f"{key}: there is no option {unknown[1]} here"
     text = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", text)
     return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", text)
 

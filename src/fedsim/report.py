@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.run_directory import metrics_files
 
 __all__ = ["Group", "group_runs", "report"]
 
@@ -137,7 +138,8 @@ def _tables(columns: list[tuple[Group, str]], domains: list[str], metric: str, b
         parts.append(tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * len(part))))
     seeds = "; ".join({f"{group.label}: {_describe(group)}": None for group, _ in columns})
     when = "round with the best val/mAP" if best else "last evaluation"
-    legend = f"{metric} / rank-1 in percent, {when}" + (", mean +- standard deviation over seeds" if spread else "")
+    numbers = "rank-1" if metric == "rank1" else f"{metric} / rank-1"
+    legend = f"{numbers} in percent, {when}" + (", mean +- standard deviation over seeds" if spread else "")
     kinds = "; ".join(text for kind, text in _MEANING.items() if any(kind == k for _, k in columns))
     return "\n\n".join(parts) + f"\n\n{legend}\n{kinds}\n{seeds}"
 
@@ -158,7 +160,7 @@ def _describe(group: Group) -> str:
 
 
 def _cell(group: Group, kind: str, domain: str, metric: str, best: bool) -> str:
-    numbers = [group.values(f"test/{kind}/{domain}/{m}", best) for m in (metric, "rank1")]
+    numbers = [group.values(f"test/{kind}/{domain}/{m}", best) for m in dict.fromkeys((metric, "rank1"))]
     if not len(numbers[0]):
         return "-"
     return " / ".join(_mean_and_spread(100 * n) for n in numbers)
@@ -201,8 +203,11 @@ def _draw(
         bars.legend(frameon=False)
         for axes in (curves, bars):
             axes.spines[["top", "right"]].set_visible(False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot write the figure ({error}); choose another --figure") from error
 
 
 def _curve(group: Group, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -210,8 +215,7 @@ def _curve(group: Group, key: str) -> tuple[NDArray[np.float64], NDArray[np.floa
     series: dict[int, list[float]] = {}
     for folder in group.folders:
         scores: dict[int, float] = {}
-        # a resumed run has metrics-1.csv, ... of the rounds before; metrics.csv is the last
-        for path in [*sorted(folder.glob("metrics-*.csv")), *folder.glob("metrics.csv")]:
+        for path in metrics_files(folder):
             with path.open(newline="") as file:
                 scores |= {int(row["epoch"]) + 1: float(row[key]) for row in csv.DictReader(file) if row.get(key)}
         for round_, score in scores.items():

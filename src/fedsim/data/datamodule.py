@@ -49,7 +49,7 @@ class FederatedDataModule(LightningDataModule):
         size: height and width of the images, pixels.
         augmentation: of training images.
         limit_client_batches: at most so many batches per client and local epoch (int), or this share of them (float
-            below 1); null trains on everything.
+            between 0 and 1); null trains on everything.
     """
 
     def __init__(
@@ -67,8 +67,11 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         if min(size) < 1:
             raise ConfigError(f"data.size: {list(size)} is not a height and a width in pixels")
-        if limit_client_batches is not None and limit_client_batches <= 0:
-            raise ConfigError(f"data.limit_client_batches: {limit_client_batches} is not positive")
+        if not _is_limit(limit_client_batches):
+            raise ConfigError(
+                f"data.limit_client_batches: {limit_client_batches} is neither a number of batches (1, 2, ...) "
+                "nor a share between 0 and 1"
+            )
         self.sources = source if isinstance(source, list) else [source]
         self.partition = partition
         self.unseen = tuple(unseen or ())
@@ -126,3 +129,9 @@ class FederatedDataModule(LightningDataModule):
     def predict_dataloader(self) -> OncePerRound:
         """One step per prediction."""
         return OncePerRound()
+
+
+def _is_limit(value: int | float | None) -> bool:
+    if value is None:
+        return True
+    return value >= 1 if isinstance(value, int) else 0 < value < 1

@@ -263,7 +263,9 @@ class Evaluator:
             domains = list(dict.fromkeys(row.domain for row in rows if row.kind == kind))
             means = {d: values[[r.kind == kind and r.domain == d for r in rows]].mean(axis=0) for d in domains}
             for name, members in (("seen", set(domains) - unseen), ("unseen", set(domains) & unseen)):
-                if members:
+                # a mean over the local models of a sample of clients would stand beside means over all of them
+                partial = kind == "local" and len({row.client for row in rows if row.kind == kind}) < len(self.archs)
+                if members and not partial:
                     means[name] = np.mean([means[d] for d in domains if d in members], axis=0)
             for domain, row_values in means.items():
                 for metric, value in zip(METRICS, row_values, strict=True):
