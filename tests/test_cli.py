@@ -73,7 +73,8 @@ WRONG_SETTINGS = [
         "data.val",
     ),
     (["--trainer.limit_train_batches=0"], "trainer.limit_train_batches", "at least 1"),
-    (["--data.limit_client_batches=1.0"], "data.limit_client_batches", "share between 0 and 1"),
+    (["--trainer.limit_train_batches=1"], "trainer.limit_train_batches", "data.limit_client_batches to 1"),
+    (["--data.limit_client_batches=2.5"], "data.limit_client_batches", "share between 0 and 1"),
     (["--model.clients.town1={client: {batch_size: 8}}"], "model.clients", "client.batch_size"),
     (["--trainer.barebones=true"], "trainer.barebones", "fast_dev_run"),
     (

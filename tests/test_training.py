@@ -111,3 +111,18 @@ def test_a_fit_can_be_followed_by_a_test_in_the_same_process():
     first = model.evaluator.score("test")
     model.trainer.test(model, datamodule=model.trainer.datamodule, verbose=False)
     assert {k: float(v) for k, v in model.trainer.callback_metrics.items()} == pytest.approx(first)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (2.0, 2), (0.5, None), (None, None)])
+def test_limits_of_batches(limit, expected):
+    steps = []
+
+    class Counting(FedPav):
+        def after_step(self, client, server):
+            steps.append(client.client_name)
+
+    model = fit(make_model(Counting()), make_data(limit_client_batches=limit), rounds=1)
+    for c in model.federated.clients:
+        batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
+        share = max(1, batches // 2) if limit == 0.5 else batches
+        assert steps.count(c.name) == (share if expected is None else min(expected, batches))

@@ -35,7 +35,7 @@ from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.export import export, read_checkpoint
 from fedsim.federation import Federation
-from fedsim.messages import explain, one_line, user_error_behind
+from fedsim.messages import explain, lost_peer, one_line, user_error_behind
 from fedsim.report import report
 from fedsim.run_directory import prepare_for_fit
 from fedsim.trainer import FederatedTrainer
@@ -118,6 +118,7 @@ class FedSimCLI(LightningCLI):
         config = self.config_init[self.subcommand]["trainer"]
         if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
             raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
+        kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
         kwargs["default_root_dir"] = str(self.run_dir)
@@ -222,6 +223,8 @@ def run_command(args: list[str]) -> int:
     except Exception as error:
         if (cause := user_error_behind(error)) is not None:
             return _fail(str(cause))
+        if (lost := lost_peer(error)) is not None:
+            return _fail(lost)
         if isinstance(error, argparse.ArgumentError):
             return _fail(f"{explain(str(error))}; fedsim {args[0]} --help lists all options")
         raise
@@ -314,6 +317,16 @@ def _run_report(args: list[str]) -> str:
 def _normalise(args: list[str]) -> list[str]:
     """W&B's agent writes Python's ``None``; the parser wants null."""
     return [re.sub(r"=None$", "=null", arg) for arg in args]
+
+
+def _limit(limit: int | float | None) -> int | float | None:
+    """Undo that the parser may turn a number of batches into a float; which it does depends on the order of imports."""
+    if limit == 1:
+        raise ConfigError(
+            "trainer.limit_train_batches: 1 batch cannot be told from 1.0, all of them; "
+            "set data.limit_client_batches to 1"
+        )
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _rank() -> int:

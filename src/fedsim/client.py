@@ -131,7 +131,7 @@ class Client(LightningModule):
         augmentation: Augmentation,
         resident: Resident,
         seed: int,
-        limit_batches: int | float | None = None,
+        limit_batches: float | None = None,
     ) -> None:
         super().__init__()
         self.client_name = data.name
@@ -309,4 +309,4 @@ class Client(LightningModule):
         limit = self.limit_batches
         if limit is None:
             return num_batches
-        return min(num_batches, limit) if isinstance(limit, int) else max(1, int(limit * num_batches))
+        return min(num_batches, int(limit)) if limit >= 1 else max(1, int(limit * num_batches))

@@ -10,7 +10,7 @@ from fedsim.method import Method
 from fedsim.models.backbones import Backbone
 from fedsim.selection import Selection
 
-__all__ = ["explain", "one_line", "user_error_behind"]
+__all__ = ["explain", "lost_peer", "one_line", "user_error_behind"]
 
 # settings that are classes -> their base; for the list in the message about a wrong name
 _CLASSES = {
@@ -25,6 +25,14 @@ def one_line(message: str) -> str:
     """Squeeze a message into one line of reasonable length."""
     text = re.sub(r"\s+", " ", message).strip()
     return text if len(text) <= 400 else text[:397] + "..."
+
+
+def lost_peer(error: BaseException) -> str | None:
+    """Say what gloo and NCCL mean when a collective breaks because a process is gone; None for other errors."""
+    signs = "connection (closed|reset) by peer|broken pipe|remote process exited|ncclRemoteError|Timed out waiting"
+    if isinstance(error, RuntimeError) and re.search(signs, str(error), re.IGNORECASE):
+        return f"another rank ended without a word, or did not answer in time ({str(error)[:120]})"
+    return None
 
 
 def user_error_behind(error: BaseException | None) -> FedSimError | None:

@@ -53,8 +53,7 @@ class FederatedStrategy(DDPStrategy):
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place."""
         if tensor.numel():
-            with _peers_alive():
-                dist.all_reduce(tensor)
+            dist.all_reduce(tensor)
         return tensor
 
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
@@ -72,8 +71,7 @@ class FederatedStrategy(DDPStrategy):
         """
         failed = torch.tensor([float(error is not None)], dtype=torch.float64)
         payload = torch.cat([failed, *(table.flatten() for table in tables)])
-        with _peers_alive():
-            dist.all_reduce(payload, group=self._control)
+        dist.all_reduce(payload, group=self._control)
         if payload[0] > 0:
             self._raise_everywhere(error)
         sizes = [table.numel() for table in tables]
@@ -93,8 +91,7 @@ class FederatedStrategy(DDPStrategy):
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor by rank 0's, in place."""
         if tensor.numel():
-            with _peers_alive():
-                dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=0)
         return tensor
 
     def _raise_everywhere(self, error: Exception | None) -> None:
@@ -116,16 +113,6 @@ class FederatedStrategy(DDPStrategy):
             client: {k: v.detach().to("cpu", copy=True) for k, v in state.items()} for client, state in states.items()
         }
         gathered: list[States] = [{} for _ in range(self.world_size)]
-        with _peers_alive():
-            dist.all_gather_object(gathered, mine, group=self._control)
+        dist.all_gather_object(gathered, mine, group=self._control)
         everybody = {client: state for part in gathered for client, state in part.items()}
         return {client: everybody[client] for client in sorted(everybody)}
-
-
-@contextmanager
-def _peers_alive() -> Iterator[None]:
-    """Say in one line what it means when a collective breaks."""
-    try:
-        yield
-    except RuntimeError as error:  # gloo's and NCCL's way of saying that a peer is gone
-        raise PeerError(f"another rank ended without a word, or did not answer in time ({error})") from error

@@ -48,8 +48,8 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of the identities that val: identities holds out.
         size: height and width of the images, pixels.
         augmentation: of training images.
-        limit_client_batches: at most so many batches per client and local epoch (int), or this share of them (float
-            between 0 and 1); null trains on everything.
+        limit_client_batches: at most so many batches per client and local epoch (1, 2, ...), or, below 1, this share of
+            them; null trains on everything.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: float = 0.2,
         size: tuple[int, int] = (256, 128),
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
-        limit_client_batches: int | float | None = None,
+        limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
         if min(size) < 1:
             raise ConfigError(f"data.size: {list(size)} is not a height and a width in pixels")
-        if not _is_limit(limit_client_batches):
+        limit = limit_client_batches
+        if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
             raise ConfigError(
                 f"data.limit_client_batches: {limit_client_batches} is neither a number of batches (1, 2, ...) "
                 "nor a share between 0 and 1"
@@ -129,9 +130,3 @@ class FederatedDataModule(LightningDataModule):
     def predict_dataloader(self) -> OncePerRound:
         """One step per prediction."""
         return OncePerRound()
-
-
-def _is_limit(value: int | float | None) -> bool:
-    if value is None:
-        return True
-    return value >= 1 if isinstance(value, int) else 0 < value < 1
