@@ -220,7 +220,7 @@ def run_command(args: list[str]) -> int:
         _dispatch(args)
     except (FedSimError, MisconfigurationException) as error:
         return _fail(str(error))
-    except Exception as error:
+    except Exception as error:  # look behind what the parser and torch make of it; all else is a defect and goes on
         if (cause := user_error_behind(error)) is not None:
             return _fail(str(cause))
         if (lost := lost_peer(error)) is not None:

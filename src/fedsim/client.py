@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -70,9 +71,10 @@ class Resident:
     """initial integer buffers, such as num_batches_tracked: nobody's state, so each client starts from them"""
 
     @property
-    def initial_checksum(self) -> float:
-        """A number that differs when weights do; meaningful before training."""
-        return float(self.flat.buffer.double().square().sum() + self.flat.buffer.double().sum())
+    def checksum(self) -> int:
+        """48 bits of a hash of all weights: exact in float64."""
+        weights = self.flat.buffer.cpu().numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(weights, digest_size=6).digest(), "big")
 
     @property
     def shared_bytes(self) -> int:

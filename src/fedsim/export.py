@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import replacing
 
 __all__ = ["export", "read_checkpoint"]
 
@@ -32,13 +33,10 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
     path = Path(output)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give --output the name of a file")
-    partial = path.with_name(path.name + ".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial)
-        partial.replace(path)
+        with replacing(path) as partial:
+            save_file(tensors, partial)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
 
 

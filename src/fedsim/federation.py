@@ -191,7 +191,7 @@ class Federation(LightningModule):
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the validation sets, and during a fit the test sets, too."""
         fitting = self.trainer.state.fn == "fit"
         training = fitting and not self.trainer.sanity_checking
@@ -204,11 +204,11 @@ class Federation(LightningModule):
         self.scores = metrics
         self._log(metrics)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
         self._log(self.evaluator.score("test"))
 
-    def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002
+    def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
         folder = Path(self.trainer.default_root_dir) / "features"
         return [str(path) for path in self.evaluator.write_features(folder)]
@@ -245,10 +245,11 @@ class Federation(LightningModule):
 
     def _check_equal_start(self) -> None:
         """Make sure that all ranks built the same initial weights: the backbone's come from the caller."""
-        sums = torch.zeros(self.strategy.world_size, dtype=torch.float64)
-        sums[self.strategy.global_rank] = sum(r.initial_checksum for r in self.residents.values())
-        self.strategy.exchange([sums])
-        if len(set(sums.tolist())) > 1:
+        checksums = torch.zeros(self.strategy.world_size, len(self.residents), dtype=torch.float64)
+        mine = [resident.checksum for resident in self.residents.values()]
+        checksums[self.strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
+        self.strategy.exchange([checksums])
+        if len(checksums.unique(dim=0)) > 1:
             raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
 
     def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:

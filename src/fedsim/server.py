@@ -146,7 +146,7 @@ class _AdaptiveServer(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override] # torch overloads it
         """Take one server step (the overloads of torch's annotation do not matter here)."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:

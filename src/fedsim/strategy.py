@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from fedsim.core.errors import PeerError
+from fedsim.core.files import replacing
 
 __all__ = ["FederatedStrategy"]
 
@@ -49,6 +51,14 @@ class FederatedStrategy(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint so that a kill at any moment leaves the old file or the new one."""
+        if self.is_global_zero:
+            with replacing(Path(filepath)) as partial:
+                super().save_checkpoint(checkpoint, partial, storage_options)
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place."""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lightning import Callback, LightningModule, Trainer
 
 from fedsim._version import __version__
+from fedsim.core.files import replacing
 
 if TYPE_CHECKING:
     from fedsim.federation import Federation
 
-__all__ = ["RunSummary", "write_json"]
+__all__ = ["RunSummary"]
 
 _MONITOR = "val/mAP"
 
@@ -101,15 +102,8 @@ class RunSummary(Callback):
             "versions": _versions(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_json(self.path, content)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)
+        with replacing(self.path) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsim.client import Client, Resident
 from fedsim.core.errors import DataError
+from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
 from fedsim.data.images import Images
@@ -106,8 +107,10 @@ class Evaluator:
 
     def prepare(self, split: SplitName) -> None:
         """Check and decode this rank's sets now, so that a damaged image is reported before hours of training."""
-        for row in self._rows(split, ()):
-            _check_matches(split, row.domain, self._sets(split, row.domain), self.settings.camera_aware)
+        rows = self._rows(split, ())
+        for domain in dict.fromkeys(row.domain for row in rows):
+            _check_matches(split, domain, self._sets(split, domain), self.settings.camera_aware)
+        for row in rows:
             if row.owner == self.strategy.global_rank:
                 self._load(split, row)
 
@@ -138,7 +141,7 @@ class Evaluator:
             the files of all ranks.
         """
         rows = [row for row in self._rows("test", ()) if row.kind == self.primary]
-        several = len({(row.domain) for row in rows}) < len(rows)
+        several = len({row.domain for row in rows}) < len(rows)
         with self.strategy.together():
             for row in rows:
                 if row.owner == self.strategy.global_rank:
@@ -243,15 +246,12 @@ class Evaluator:
         loaded = self._load("test", row)
         query, gallery = self._features(row, loaded)
         sets = loaded.sets
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".tmp")
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.savez(
                 file, query=query.numpy(), gallery=gallery.numpy(),
                 query_pids=sets.query.pids, query_camids=sets.query.camids,
                 gallery_pids=sets.gallery.pids, gallery_camids=sets.gallery.camids,
             )  # fmt: skip
-        partial.replace(path)
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 

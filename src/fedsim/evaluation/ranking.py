@@ -34,9 +34,9 @@ class Ranking:
     rank10: float
     mAP: float  # noqa: N815 - the field's name for it
     """rectangular average precision, mean over valid queries"""
-    mAP_trapezoid: float  # noqa: N815
+    mAP_trapezoid: float  # noqa: N815 - as above
     """Oxford / Market-1501 code's average precision (paper 003 reports this one)"""
-    mINP: float  # noqa: N815
+    mINP: float  # noqa: N815 - as above
     """mean inverse negative penalty (Ye et al., TPAMI 2021)"""
     num_valid: int
     """queries with at least one match that is not junk; only they are averaged"""
