@@ -11,9 +11,10 @@ SOURCE = Path(fedsim.__file__).parent
 
 # from the top down: a module may import from its own level and those below
 LEVELS = [
-    {"__main__", "cli", "trainer", "describe", "report", "export", "messages", "run_directory"},
-    {"federation", "aggregation", "assembly", "checkpoint", "methods", "callbacks", "compatibility"},
-    {"client", "server", "method", "selection", "strategy", "settings", "evaluation"},
+    {"__main__", "cli", "trainer", "describe", "report", "export", "messages", "run_directory", "config_files"},
+    {"federation", "hosting", "aggregation", "assembly", "methods", "callbacks", "compatibility", "round_table"},
+    {"strategy", "evaluation"},
+    {"client", "server", "method", "selection", "settings", "resident", "local_optimizer", "checkpoint", "control"},
     {"functional", "models", "data"},
     {"core", "_version"},
 ]

@@ -224,16 +224,36 @@ def test_weights_that_do_not_sum_to_one_are_a_defect_of_the_method():
         fit(make_model(Shrinking()))
 
 
-def test_what_a_client_keeps_is_a_copy_and_part_of_its_state():
-    model = fit(make_model(FedPav()), rounds=1)
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+def test_what_a_client_keeps_is_a_copy_and_part_of_its_state(store):
+    seen = []
+
+    class Remembering(FedPav):
+        def upload(self, client, server):
+            seen.append(client.kept.get("previous", torch.zeros(1)).sum())
+            client.keep("previous", client.resident.flat.shared)
+            client.resident.flat.shared.add_(0.0)
+            return super().upload(client, server)
+
+    model = fit(make_model(Remembering(), client_store=store), rounds=2)
     client = model.clients["town0"]
-    client.keep("previous", client.resident.flat.shared)
     state = client.private_state()
-    client.resident.flat.shared.zero_()
     assert state["kept.previous"].abs().sum() > 0
-    client.kept = {}
-    client.load_private_state(state)
-    assert torch.equal(client.kept["previous"], state["kept.previous"])
+    assert seen[0] == 0
+    assert seen[3] != 0  # the second visit of the first client
+    client.load_private_state({"state": state["state"], "kept.previous": torch.ones(3)})
+    client.load()
+    assert torch.equal(client.kept["previous"], torch.ones(3))
+
+
+@pytest.mark.parametrize("method", [FedPav(), Local()], ids=["FedPav", "Local"])
+def test_where_private_states_wait_changes_no_bit(method):
+    states = []
+    for store in ("device", "host", "disk"):
+        model = fit(make_model(method, client_store=store))
+        states.append([vector(model), *(c.private_state()["state"] for c in model.clients.values())])
+    for other in states[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(states[0], other, strict=True))
 
 
 def test_a_server_step_changes_the_global_model():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import TrainingError
-from fedsim.core.exact import MAX_MAGNITUDE, accumulate
+from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.method import Method, Report, Upload
 from fedsim.server import BatchNormStatistics
 from fedsim.strategy import FederatedStrategy
@@ -45,62 +44,94 @@ def aggregation_weights(
     return result
 
 
-@dataclass(frozen=True)
 class Aggregator:
-    """Sums uploads over all clients of all ranks, one collective per architecture, in a fixed order."""
+    """Sums what clients upload, into one buffer per architecture that lives as long as the federation.
 
-    strategy: FederatedStrategy
-    statistics: Mapping[str, BatchNormStatistics]
-    """by architecture"""
-    sizes: Mapping[str, int]
-    """architecture -> length of its shared vector"""
-    reduction: Literal["exact", "fp32"]
-    device: torch.device
-    seed: int
+    Where weights are known when a round begins, each upload is added at once. Otherwise uploads wait in host memory.
+    Both give the same bits: the sums run over a rank's clients in the order in which they trained.
 
-    def means(
-        self, round_: int, uploads: Mapping[str, Upload], weights: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Tensor]:
-        """Return the weighted mean of the uploads of each architecture, float32 [num_shared].
+    Args:
+        strategy: the collectives.
+        statistics: by architecture.
+        archs: client -> architecture, for all clients.
+        reduction: exact, or plain fp32.
+        device: where sums are made.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        strategy: FederatedStrategy,
+        statistics: Mapping[str, BatchNormStatistics],
+        archs: Mapping[str, str],
+        reduction: Literal["exact", "fp32"],
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.strategy = strategy
+        self.statistics = statistics
+        self.archs = archs
+        self.is_exact = reduction == "exact"
+        self.seed = seed
+        dtype = torch.float64 if self.is_exact else torch.float32
+        self._totals = {a: torch.zeros(s.num_shared, dtype=dtype, device=device) for a, s in statistics.items()}
+        self._waiting: dict[str, Tensor] = {}
+        self._weights: Mapping[str, Mapping[str, float]] | None = None
+
+    @property
+    def limit(self) -> float:
+        """Largest value that a contribution may hold."""
+        return MAX_MAGNITUDE if self.is_exact else math.inf
+
+    def begin(self, round_: int, weights: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        """Empty the sums.
 
         Args:
             round_: from 0.
-            uploads: of this rank's clients.
-            weights: architecture -> client -> weight, for all ranks' clients.
-
-        Raises:
-            TrainingError: if a client's values leave the exact range.
-            PeerError: if that happened on another rank.
+            weights: architecture -> client -> weight, for all ranks' clients, if they are known already.
         """
-        totals: dict[str, Tensor] = {}
-        with self.strategy.together():
-            for arch in sorted(weights):
-                totals[arch] = self._sum_hosted(arch, round_, uploads, weights[arch])
-        return {
-            arch: self.statistics[arch].decode(self.strategy.sum_(total)).to(torch.float32)
-            for arch, total in totals.items()
-        }
+        self.round = round_
+        self._weights = weights
+        self._waiting = {}
+        for total in self._totals.values():
+            total.zero_()
 
-    def _sum_hosted(
-        self, arch: str, round_: int, uploads: Mapping[str, Upload], weights: Mapping[str, float]
-    ) -> Tensor:
-        """Sum this rank's contributions to one architecture; zeros where it has none."""
-        statistics = self.statistics[arch]
-        dtype = torch.float64 if self.reduction == "exact" else torch.float32
-        total = torch.zeros(self.sizes[arch], dtype=dtype, device=self.device)
-        for name in (name for name in weights if name in uploads):
-            x = statistics.encode(uploads[name].vector.to(self.device))
-            span = statistics.span
-            self._add(total[: span.start], weights[name], x[: span.start], name, round_)
-            weight = statistics.weight(name, weights, self.seed, round_)
-            self._add(total[span], weight, x[span], name, round_)
-        return total
+    def encode(self, client: str, upload: Upload) -> Tensor:
+        """Return what a client adds to the sums [num_shared]: its upload, or a changed copy of it."""
+        return self.statistics[self.archs[client]].encode(upload.vector)
 
-    def _add(self, total: Tensor, weight: float, x: Tensor, client: str, round_: int) -> None:
-        if self.reduction == "fp32":
-            total.add_(x, alpha=weight)
-        elif not accumulate(total, weight, x) <= MAX_MAGNITUDE:
-            raise TrainingError(
-                f"client {client}, round {round_ + 1}: the update holds values beyond {MAX_MAGNITUDE:.0f}, where sums "
-                "are no longer exact; lower the learning rate, or set model.reduction to fp32"
-            )
+    def add(self, client: str, contribution: Tensor) -> None:
+        """Take a client's encoded upload [num_shared], all of whose values are within :attr:`limit`."""
+        if self._weights is None:
+            self._waiting[client] = contribution.to("cpu", copy=True)
+        else:
+            self._sum(client, contribution, self._weights[self.archs[client]])
+
+    def means(self, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Tensor]:
+        """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
+
+        Args:
+            weights: architecture -> client -> weight, for all ranks' clients.
+        """
+        assert self._weights in (None, weights), "weights changed after uploads were summed with them"
+        for client, contribution in self._waiting.items():
+            self._sum(client, contribution.to(self._totals[self.archs[client]].device), weights[self.archs[client]])
+        self._waiting = {}
+        return {arch: self._mean(arch) for arch in sorted(weights)}
+
+    def _sum(self, client: str, x: Tensor, weights: Mapping[str, float]) -> None:
+        statistics, total = self.statistics[self.archs[client]], self._totals[self.archs[client]]
+        own = statistics.weight(client, weights, self.seed, self.round)
+        # one stretch if statistics have no weight of their own
+        stretches = [(slice(None), weights[client])]
+        if own != weights[client]:
+            stretches = [(slice(statistics.span.start), weights[client]), (statistics.span, own)]
+        for span, weight in stretches:
+            if self.is_exact:
+                accumulate(total[span], weight, x[span])
+            else:
+                total[span].add_(x[span], alpha=weight)
+
+    def _mean(self, arch: str) -> Tensor:
+        total = self.strategy.sum_(self._totals[arch])
+        return self.statistics[arch].decode(total.div_(GRID) if self.is_exact else total).to(torch.float32)

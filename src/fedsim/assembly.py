@@ -9,17 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedsim.client import Resident
 from fedsim.core.errors import ConfigError
-from fedsim.core.flat import FlatParameters
 from fedsim.data.federations import ClientData, FederatedData
 from fedsim.method import Method
-from fedsim.models.groups import Group, group_names
+from fedsim.models.groups import group_names
 from fedsim.models.reid import Neck, ReIDModel
+from fedsim.resident import Resident
 from fedsim.server import StatisticsPolicy, shared_names
 from fedsim.settings import ClientOverride, LocalTraining
+from fedsim.strategy import FederatedStrategy
 
-__all__ = ["Blueprint", "build_residents", "check_image_size", "check_settings", "settings_of"]
+__all__ = [
+    "Blueprint",
+    "build_residents",
+    "check_equal_start",
+    "check_image_size",
+    "check_settings",
+    "settings_of",
+]
 
 
 @dataclass(frozen=True)
@@ -80,19 +87,17 @@ def build_residents(
     """
     templates: dict[tuple[str, ...], nn.Module] = {}
     members: dict[tuple[str, ...], list[ClientData]] = {}
+    common = _layout_of(blueprint.backbone)
     for data in clients:
         own = overrides[data.name].backbone if data.name in overrides else None
-        backbone = blueprint.backbone if own is None else own
-        # repr() tells strides and epsilons, which shapes do not
-        shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
-        layout = (type(backbone).__name__, repr(backbone), *shapes)
+        backbone, layout = (blueprint.backbone, common) if own is None else (own, _layout_of(own))
         templates.setdefault(layout, backbone)
         members.setdefault(layout, []).append(data)
     residents: dict[str, Resident] = {}
     archs: dict[str, str] = {}
     for layout, group in members.items():
         name = _free_name(layout[0].lower(), residents)
-        num_classes = max(c.num_classes for c in group) if blueprint.method.shares_head else None
+        num_classes = max(c.num_classes for c in group)
         residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
         archs |= {c.name: name for c in group}
     return residents, archs
@@ -115,16 +120,32 @@ def check_image_size(residents: Mapping[str, Resident], size: tuple[int, int]) -
             )
 
 
+def check_equal_start(strategy: FederatedStrategy, residents: Mapping[str, Resident]) -> None:
+    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
+    checksums = torch.zeros(strategy.world_size, len(residents), dtype=torch.float64)
+    mine = [resident.checksum for resident in residents.values()]
+    checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
+    strategy.exchange([checksums])
+    if len(checksums.unique(dim=0)) > 1:
+        raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
+
+
+def _layout_of(backbone: nn.Module) -> tuple[str, ...]:
+    # repr() tells strides and epsilons, which shapes do not
+    shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
+    return (type(backbone).__name__, repr(backbone), *shapes)
+
+
 def _build_resident(
-    arch: str, backbone: nn.Module, num_classes: int | None, blueprint: Blueprint, device: torch.device
+    arch: str, backbone: nn.Module, max_classes: int, blueprint: Blueprint, device: torch.device
 ) -> Resident:
+    shared_head = max_classes if blueprint.method.shares_head else None
     with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
         torch.manual_seed(blueprint.seed)
-        model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, num_classes).to(device)
+        model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, shared_head).to(device)
     groups = group_names(model)
     shared = shared_names(groups, blueprint.method.shared_groups, blueprint.bn_stats)
-    counters = {name: model.get_buffer(name).clone() for name, group in groups.items() if group is Group.COUNTER}
-    return Resident(arch, model, FlatParameters(model, shared.__contains__), groups, counters)
+    return Resident(arch, model, shared, groups, max_classes)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:

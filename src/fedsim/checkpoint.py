@@ -1,102 +1,270 @@
-"""What fedsim adds to a Lightning checkpoint, and whether a checkpoint fits a federation.
+"""Checkpoints: directories that any number of ranks can write together and read apart.
 
-Lightning's ``state_dict`` holds the global vectors; here come their layouts, so that the file can be read without the
-config, and every client's private state. Only tensors and plain types: files are loaded with ``weights_only=True``.
+``NAME.ckpt/vN/`` holds
+
+- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops) and, under the
+  key ``fedsim``, what it takes to read the rest: format, method, layouts, which rank's files hold which client;
+- ``clients-R-I.safetensors``: the private states of the clients that rank R hosted, each tensor named CLIENT/NAME;
+- ``config.yaml``: the resolved configuration, if the run was started from the command line.
+
+Nothing in it is unpickled but tensors and plain types.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.client import Client, Resident
-from fedsim.core.errors import ConfigError
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import flush_file
+from fedsim.core.flat import Entry
+from fedsim.core.versions import current_version
 from fedsim.method import Method
+from fedsim.resident import Resident
 
-__all__ = ["CONTENT_KEY", "FORMAT", "check_content", "describe_content"]
+__all__ = [
+    "CONFIG_KEY",
+    "CONTENT_KEY",
+    "FORMAT",
+    "STATES_KEY",
+    "check_content",
+    "describe_content",
+    "find_version",
+    "load_states",
+    "read_checkpoint",
+    "read_states",
+    "write_global",
+    "write_shards",
+]
 
 CONTENT_KEY = "fedsim"
-FORMAT = 1
+CONFIG_KEY = "fedsim_config"
+"""where the text of the resolved configuration travels to the writer"""
+STATES_KEY = "fedsim_states"
+"""where a rank's private states travel to the writer: an iterator over (client, state)"""
+FORMAT = 2
+
+_SHARD_BYTES = 2**29
+"""Private states held in memory while they are written."""
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
+    """Write everything but the clients' private states, and flush it."""
+    config = checkpoint.pop(CONFIG_KEY, None)
+    if config is not None:
+        (version / "config.yaml").write_text(config)
+        flush_file(version / "config.yaml")
+    torch.save(checkpoint, version / "global.ckpt")
+    flush_file(version / "global.ckpt")
+
+
+def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> int:
+    """Write the private states of one rank's clients, and flush them; only a few are in memory at a time.
+
+    Returns:
+        number of files.
+    """
+    files, waiting, size = 0, dict[str, Tensor](), 0
+    for client, state in states:
+        waiting |= {f"{client}/{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        size += sum(tensor.nbytes for tensor in state.values())
+        if size >= _SHARD_BYTES:
+            _write_shard(version / shard_name(rank, files), waiting)
+            files, waiting, size = files + 1, {}, 0
+    if waiting:
+        _write_shard(version / shard_name(rank, files), waiting)
+        files += 1
+    return files
+
+
+def _write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, path)
+    flush_file(path)
+
+
+def shard_name(rank: int, index: int) -> str:
+    """Return the name of one of a rank's files."""
+    return f"clients-{rank}-{index}.safetensors"
+
+
+def find_version(path: Path) -> Path:
+    """Return the directory that holds a checkpoint's files.
+
+    Args:
+        path: the checkpoint, or one version of it.
+
+    Raises:
+        DataError: if there is no complete checkpoint.
+    """
+    version = path if (path / "global.ckpt").is_file() else current_version(path)
+    if version is None or not (version / "global.ckpt").is_file():
+        if path.is_file():
+            raise DataError(f"{path}: is a file; checkpoints of fedsim are directories (format {FORMAT})")
+        what = "holds no complete checkpoint" if path.is_dir() else "no such checkpoint"
+        raise DataError(f"{path}: {what}; look into the run directory's folder checkpoints")
+    return version
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read everything but the clients' private states, which :func:`read_states` reads one by one.
+
+    Raises:
+        DataError: if there is no checkpoint, or it is none of fedsim's.
+    """
+    version = find_version(path)
+    file = version / "global.ckpt"
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(f"{file}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
+    content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(content, dict) or "format" not in content:
+        raise DataError(f"{file}: not a checkpoint of fedsim")
+    if content["format"] != FORMAT:
+        raise DataError(
+            f"{file}: is of format {content['format']}, this version reads format {FORMAT}; "
+            "use the version of fedsim that wrote it"
+        )
+    for name in _shards(content):
+        if not (version / name).is_file():
+            raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
+    result: dict[str, Any] = checkpoint
+    return result
+
+
+def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Read the private states of some clients; the rest of the files is not touched.
+
+    Args:
+        path: the checkpoint, or one version of it.
+        content: fedsim's part of it.
+        clients: names.
+
+    Returns:
+        client -> name -> tensor on the CPU; clients that had not trained yet are missing.
+    """
+    version, wanted = find_version(path), set(clients)
+    ranks = {content["hosts"][client] for client in clients}
+    states: dict[str, dict[str, Tensor]] = {}
+    for name in _shards(content, ranks):
+        try:
+            with safe_open(version / name, framework="pt") as shard:
+                for key in shard.keys():  # noqa: SIM118 - it is no dict
+                    client, _, tensor = key.rpartition("/")
+                    if client in wanted:
+                        states.setdefault(client, {})[tensor] = shard.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{version / name}: cannot be read ({type(error).__name__}); is it complete?") from error
+    return states
+
+
+def _shards(content: Mapping[str, Any], ranks: Iterable[int] | None = None) -> list[str]:
+    """List the files of some ranks' clients, or of all."""
+    counts: list[int] = content["files"]
+    chosen = range(len(counts)) if ranks is None else sorted(ranks)
+    return [shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
+
+
+# -- content -----------------------------------------------------------------------------------------------------------
 
 
 def describe_content(
-    method: Method, residents: Mapping[str, Resident], states: Mapping[str, Mapping[str, Tensor]], threads: int
+    method: Method,
+    residents: Mapping[str, Resident],
+    classes: Mapping[str, int],
+    hosts: Mapping[str, int],
+    threads: int,
 ) -> dict[str, Any]:
-    """Return fedsim's part of a checkpoint.
+    """Return fedsim's part of a checkpoint, in plain types.
 
     Args:
         method: of the run.
         residents: architecture -> model.
-        states: client -> private state, of all clients.
+        classes: client -> number of identities, for all clients.
+        hosts: client -> rank in whose files its private state is, if it has trained yet.
         threads: CPU threads per rank.
     """
     return {
         "format": FORMAT,
         "method": type(method).__name__,
-        "layouts": {arch: _layout(resident) for arch, resident in residents.items()},
+        "layouts": {arch: _layout(resident.flat.shared_entries) for arch, resident in residents.items()},
+        "private_layouts": {arch: _layout(_private_entries(resident)) for arch, resident in residents.items()},
         "complete": {arch: resident.is_complete for arch, resident in residents.items()},
-        "clients": states,
+        "clients": dict(classes),
+        "hosts": dict(hosts),
         "threads": threads,
     }
 
 
 def check_content(
-    checkpoint: Mapping[str, Any],
+    content: Mapping[str, Any],
     method: Method,
     residents: Mapping[str, Resident],
-    hosted: Mapping[str, Client],
-    clients: Sequence[str],
-) -> Mapping[str, Any]:
-    """Return fedsim's part of a checkpoint that fits.
+    classes: Mapping[str, int],
+) -> None:
+    """See whether a checkpoint fits a federation.
 
     Args:
-        checkpoint: as Lightning loaded it.
+        content: fedsim's part of it.
         method: of this run.
         residents: architecture -> model.
-        hosted: the clients of this rank, whose private states are compared.
-        clients: names of all clients.
+        classes: client -> number of identities, for all clients.
 
     Raises:
-        ConfigError: naming what differs: format, method, clients, or the first tensor.
+        ConfigError: naming what differs: method, clients, or the first tensor.
     """
-    content = checkpoint.get(CONTENT_KEY)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"ckpt_path: not a fedsim checkpoint of format {FORMAT}")
     name = type(method).__name__
     if content["method"] != name:
         raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {name}")
-    if sorted(clients) != sorted(content["clients"]):
-        here, there = ", ".join(clients), ", ".join(content["clients"])
+    if classes.keys() != content["clients"].keys():
+        here, there = ", ".join(classes), ", ".join(content["clients"])
         raise ConfigError(f"ckpt_path: the checkpoint's clients are {there}; this federation's are {here}")
     for arch in sorted({*residents, *content["layouts"]}):
-        mine = _layout(residents[arch]) if arch in residents else []
-        for ours, theirs in itertools.zip_longest(mine, content["layouts"].get(arch, [])):
-            if ours != theirs:
-                raise ConfigError(
-                    f"ckpt_path: of {arch}, the checkpoint shares {_name(theirs)} where this config shares "
-                    f"{_name(ours)}; use the config of the run that wrote it"
-                )
-    for name, client in hosted.items():
-        _compare_private(name, client.state_dict(), content["clients"][name])
-    return content
-
-
-def _compare_private(client: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    for key, tensor in mine.items():
-        shape = list(theirs[key].shape) if key in theirs else None
-        if shape != list(tensor.shape):
+        resident = residents.get(arch)
+        _compare(arch, "shares", resident.flat.shared_entries if resident else [], content["layouts"].get(arch, []))
+        private = _private_entries(resident) if resident else []
+        _compare(arch, "keeps private", private, content["private_layouts"].get(arch, []))
+    for client, number in content["clients"].items():
+        if number != classes[client]:
             raise ConfigError(
-                f"ckpt_path: client {client} has {key} of shape {shape} in the checkpoint, {list(tensor.shape)} here; "
+                f"ckpt_path: client {client} has {number} identities in the checkpoint, {classes[client]} here; "
                 "use the config of the run that wrote it (data and data.val decide the number of identities)"
             )
 
 
-def _layout(resident: Resident) -> list[dict[str, Any]]:
-    """Say where each shared tensor lies in the global vector, in plain types."""
-    entries = resident.flat.shared_entries
+def load_states(path: Path, content: Mapping[str, Any], clients: Mapping[str, Client]) -> None:
+    """Give the clients that this rank hosts their private states."""
+    for name, state in read_states(path, content, list(clients)).items():
+        clients[name].load_private_state(state)
+
+
+def _compare(arch: str, does: str, mine: Sequence[Entry], theirs: list[dict[str, Any]]) -> None:
+    for ours, other in itertools.zip_longest(_layout(mine), theirs):
+        if ours != other:
+            raise ConfigError(
+                f"ckpt_path: of {arch}, the checkpoint {does} {_name(other)} where this config {does} {_name(ours)}; "
+                "use the config of the run that wrote it"
+            )
+
+
+def _private_entries(resident: Resident) -> list[Entry]:
+    return [entry for entry in resident.flat.entries if not entry.shared]
+
+
+def _layout(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Say where each tensor lies in the flat buffer, in plain types."""
     return [{"name": e.name, "shape": list(e.shape), "offset": e.offset} for e in entries]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
 import json
 import logging
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 from lightning import Callback, Trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -26,21 +22,25 @@ from tabulate import tabulate
 import fedsim.methods
 import fedsim.models
 import fedsim.server  # noqa: F401 - with the two above: makes short class names known to the parser
-from fedsim.callbacks import RoundProgress, RunSummary
+from fedsim.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary
+from fedsim.checkpoint import read_checkpoint
 from fedsim.compatibility import check_trainer
-from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.config_files import check_config_files, normalise, read_config
+from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.market import MarketFolders
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
-from fedsim.export import export, read_checkpoint
+from fedsim.export import export
 from fedsim.federation import Federation
-from fedsim.messages import explain, lost_peer, one_line, user_error_behind
+from fedsim.messages import one_line, verdict_on
 from fedsim.report import report
-from fedsim.run_directory import prepare_for_fit
+from fedsim.run_directory import find_checkpoint, prepare_for_fit, with_own_config
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
+
+log = logging.getLogger(__name__)
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
 
@@ -61,7 +61,8 @@ class FedSimCLI(LightningCLI):
                 "max_epochs": 100,
                 "enable_model_summary": False,
             },
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=KeepConfig,
+            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             parser_kwargs={"exit_on_error": False},
@@ -98,10 +99,16 @@ class FedSimCLI(LightningCLI):
             self.save_config_callback = None  # the run's own config.yaml stays as it was
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
             raise ConfigError(
-                f"ckpt_path: {self.subcommand} needs a checkpoint, such as {self.run_dir}/checkpoints/best.ckpt"
+                f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
+                f"{self.run_dir}/checkpoints/best.ckpt"
             )
         if config.get("ckpt_path"):
-            read_checkpoint(Path(config["ckpt_path"]))  # a wrong path or file is reported before processes start
+            path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
+            config["ckpt_path"] = None if path is None else str(path)
+            if path is None:
+                log.info("%s has no checkpoint yet: the run begins", self.run_dir)
+            else:
+                read_checkpoint(path)  # a wrong one is reported before processes start
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
 
@@ -135,6 +142,8 @@ class FedSimCLI(LightningCLI):
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
+        if not any(isinstance(c, Preemption) for c in callbacks):
+            callbacks.append(Preemption())
         if not config["fast_dev_run"]:
             callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
@@ -160,7 +169,7 @@ class FedSimCLI(LightningCLI):
         if given is False:
             return False
         others = [] if given in (None, True) else list(given) if isinstance(given, list) else [given]
-        return [CSVLogger(self.run_dir, name="", version=""), *others]
+        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *others]
 
     def _fingerprint(self) -> str:
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
@@ -182,6 +191,8 @@ class FedSimCLI(LightningCLI):
             _say(report([str(self.run_dir)]))
         else:
             _say("no scores: the run had no evaluation (trainer.check_val_every_n_epoch, trainer.limit_val_batches)")
+        if self.model.was_stopped:
+            raise RunStoppedError(self.model.strategy.stop_signal)
 
     def after_validate(self) -> None:
         """Print the scores."""
@@ -213,29 +224,28 @@ def run_command(args: list[str]) -> int:
     """Run a command of which ``fedsim.__main__`` knows that it exists.
 
     Returns:
-        0, or 2 for wrong settings, folders or files.
+        0; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if a signal ended the command.
     """
     _set_up_messages()
     try:
         _dispatch(args)
-    except (FedSimError, MisconfigurationException) as error:
-        return _fail(str(error))
-    except Exception as error:  # look behind what the parser and torch make of it; all else is a defect and goes on
-        if (cause := user_error_behind(error)) is not None:
-            return _fail(str(cause))
-        if (lost := lost_peer(error)) is not None:
-            return _fail(lost)
-        if isinstance(error, argparse.ArgumentError):
-            return _fail(f"{explain(str(error))}; fedsim {args[0]} --help lists all options")
-        raise
+    except BaseException as error:
+        verdict = verdict_on(error, args[0])
+        if verdict is None:  # a defect, or the parser's own exit: let it be seen
+            raise
+        # when rank 0 is gone, somebody else must speak
+        if _rank() == 0 or (isinstance(error, PeerError) and error.rank == 0):
+            sys.stderr.write(f"fedsim: error: {one_line(verdict.message)}\n")
+        stopped = isinstance(error, RunStoppedError) and _rank() > 0  # of a run that ends in order, one rank says so
+        return 0 if stopped else verdict.code
     return 0
 
 
 def _dispatch(args: list[str]) -> None:
     command, rest = args[0], args[1:]
     if command in _LIGHTNING_COMMANDS:
-        _check_config_files(rest)
-        FedSimCLI([command, *_normalise(rest)])
+        check_config_files(rest)
+        FedSimCLI([command, *with_own_config(command, normalise(rest))])
     elif command == "data":
         if rest[:1] not in (["preview"], ["-h"], ["--help"]):
             raise ConfigError(f"fedsim data: there is no command {rest[0] if rest else '(none)'}; choose from preview")
@@ -274,34 +284,13 @@ def preview(config: str | None = None, root: str | None = None, output: str = "p
 
 def _data_of(path: str) -> FederatedDataModule:
     """Build the data module of a config's ``data`` section."""
-    content = _read_config(path)
+    content = read_config(path)
     if "data" not in content:
         raise ConfigError(f"--config: {path} has no data section")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
     data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
     return data
-
-
-def _check_config_files(args: list[str]) -> None:
-    """Read the config files of a command line: the parser does not say which one is broken."""
-    for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        if here in ("--config", "-c"):
-            _read_config(following)
-        elif here.startswith("--config="):
-            _read_config(here.removeprefix("--config="))
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
-    return content
 
 
 def _run_report(args: list[str]) -> str:
@@ -312,11 +301,6 @@ def _run_report(args: list[str]) -> str:
     parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
     config = parser.parse_args(args)
     return report(config.runs, config.metric, config.best, config.figure)
-
-
-def _normalise(args: list[str]) -> list[str]:
-    """W&B's agent writes Python's ``None``; the parser wants null."""
-    return [re.sub(r"=None$", "=null", arg) for arg in args]
 
 
 def _limit(limit: int | float | None) -> int | float | None:
@@ -360,12 +344,6 @@ def _set_up_messages() -> None:
         ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
     ):
         warnings.filterwarnings("ignore", message)
-
-
-def _fail(message: str) -> int:
-    if _rank() == 0:
-        sys.stderr.write(f"fedsim: error: {one_line(message)}\n")
-    return 2
 
 
 def _say(text: str) -> None:

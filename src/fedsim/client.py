@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from fedsim.core.errors import TrainingError
-from fedsim.core.flat import FlatParameters
-from fedsim.core.seeding import derive_seed, torch_generator
+from fedsim.core.errors import BadUpdateError, TrainingError
+from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
+from fedsim.core.store import ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.models.groups import Group
-from fedsim.models.reid import Features, ReIDModel, make_head
+from fedsim.models.reid import Features
+from fedsim.resident import Head, Resident
 from fedsim.settings import LocalTraining, Objective, autocast
 
-__all__ = ["Batch", "BatchReport", "Client", "Output", "Resident", "Tally"]
+__all__ = ["Batch", "BatchReport", "Client", "Output", "Tally", "Visit"]
 
 
 class Batch(NamedTuple):
@@ -59,60 +56,43 @@ class BatchReport(NamedTuple):
     """of the last batch; reading it waits for the device, so do that rarely"""
 
 
-@dataclass(frozen=True)
-class Resident:
-    """The model of one architecture that lives on this rank's device; clients are loaded into it one after another."""
-
-    arch: str
-    model: ReIDModel
-    flat: FlatParameters
-    groups: dict[str, Group]
-    counters: dict[str, Tensor]
-    """initial integer buffers, such as num_batches_tracked: nobody's state, so each client starts from them"""
-
-    @property
-    def checksum(self) -> int:
-        """48 bits of a hash of all weights: exact in float64."""
-        weights = self.flat.buffer.cpu().numpy().tobytes()
-        return int.from_bytes(hashlib.blake2b(weights, digest_size=6).digest(), "big")
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of one transfer of the shared tensors: float32, without padding."""
-        return 4 * sum(entry.numel for entry in self.flat.shared_entries)
-
-    def reset_counters(self) -> None:
-        """Set integer buffers back."""
-        for name, tensor in self.counters.items():
-            self.model.get_buffer(name).copy_(tensor)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether everything that retrieval needs is shared, so that the server has a model of its own."""
-        return all(e.shared for e in self.flat.entries if self.groups[e.name] is not Group.HEAD)
-
-
 class Tally:
-    """Sums over a client's round, kept on the device: no batch waits for them."""
+    """What a client's batches add up to; stays on the device until somebody reads it, so no batch waits."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct
-        self._images = 0
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._correct: list[Tensor] = []
+        self._sizes: list[int] = []
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
-        correct = (logits.argmax(1) == labels).sum()
-        self._sums += torch.stack([loss.double() * len(labels), correct.double()])
-        self._images += len(labels)
+        self._losses.append(loss)
+        self._correct.append((logits.argmax(1) == labels).sum())
+        self._sizes.append(len(labels))
 
-    def read(self) -> tuple[float, float, float]:
-        """Return (sum of losses, correct images, images); waits for the device."""
-        loss, correct = self._sums.tolist()
-        return loss, correct, float(self._images)
+    def sums(self, device: torch.device) -> Tensor:
+        """Return [sum of losses, correct images, images], float64 on the device."""
+        if not self._sizes:
+            return torch.zeros(3, dtype=torch.float64, device=device)
+        sizes = torch.tensor(self._sizes, dtype=torch.float64).to(device, non_blocking=True)
+        losses = (torch.stack(self._losses).double() * sizes).sum()
+        return torch.stack([losses, torch.stack(self._correct).sum().double(), sizes.sum()])
+
+
+class Visit(NamedTuple):
+    """What the end of a client's round tells."""
+
+    loss: float
+    """sum over images"""
+    correct: float
+    images: float
+    seconds: float
 
 
 class Client(LightningModule):
     """A participant of the federation.
+
+    Between its visits to the rank's resident model it is little more than a name: its private tensors wait in a store.
 
     Args:
         data: its images and labels, not decoded.
@@ -120,6 +100,7 @@ class Client(LightningModule):
         objective: the supervised loss.
         augmentation: of training images.
         resident: the model of its architecture on this rank.
+        store: where its private state waits.
         seed: of the run.
         limit_batches: see FederatedDataModule.limit_client_batches.
     """
@@ -132,6 +113,7 @@ class Client(LightningModule):
         objective: Objective,
         augmentation: Augmentation,
         resident: Resident,
+        store: ClientStore,
         seed: int,
         limit_batches: float | None = None,
     ) -> None:
@@ -142,24 +124,21 @@ class Client(LightningModule):
         self.objective = objective
         self.augmentation = augmentation
         self.resident = resident
+        self.store = store
         self.seed = seed
         self.limit_batches = limit_batches
-        self.head = self._make_head()
-        self.private: Tensor
-        self.register_buffer("private", resident.flat.private.clone())
+        self.num_classes = data.num_classes
         self.kept: dict[str, Tensor] = {}
-        """what the method wants to remember between rounds, by name; see :meth:`keep`"""
+        """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
         self.round = 0
+        self.progress = (0, 0, 0)
+        """local epoch, batches of it that have begun, batches of it in all"""
         self.images: Tensor | None = None
         """[n, 3, H, W] uint8 in host memory, once decoded"""
+        self.labels = torch.from_numpy(data.labels)
+        """[n] int64"""
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
-
-    def _make_head(self) -> nn.Linear | None:
-        if self.resident.model.head is not None:  # shared by all clients: it is part of the resident model
-            return None
-        generator = torch_generator(self.seed, self.client_name, "head")
-        return make_head(self.resident.model.num_features, self.data.num_classes, generator)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -172,19 +151,21 @@ class Client(LightningModule):
             precision: Lightning's name, ``32-true`` or ``bf16-mixed``.
             listener: told about every batch.
         """
-        self.round, self.precision, self.listener = round_, precision, listener
-        self.resident.flat.private.copy_(self.private)
+        self.round, self.work, self.precision, self.listener = round_, work, precision, listener
+        self.started = time.perf_counter()
+        self.load()
         self.resident.reset_counters()
         self.resident.model.set_generator(self.generator("dropout", device=self.device))
-        torch.manual_seed(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' own noise
+        seed_global_stream(
+            derive_seed(self.seed, round_, self.client_name, "modules")
+        )  # for foreign modules' own noise
         self.augment_stream = self.generator("augment", device=self.device)
         self.batch_stream = self.generator("batches")
-        self.tally = Tally(self.device)
-        self.local_optimizer = self.configure_optimizers()
-        self.local_optimizer.zero_grad()
-        self.work = work
-        self.started = time.perf_counter()
-        self.resident.model.train()
+        self.tally = Tally()
+        self.optimizer = self.resident.optimizer(self.training_settings)
+        self.optimizer.reset(round_)
+        if not self.resident.model.training:
+            self.resident.model.train()
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work."""
@@ -195,14 +176,14 @@ class Client(LightningModule):
         for position, index in enumerate(order[:count], start=1):
             self.progress = (epoch, position, count)
             images = self.images[index].to(self.device, non_blocking=True)
-            labels = torch.from_numpy(self.data.labels)[index].to(self.device, non_blocking=True)
+            labels = self.labels[index].to(self.device, non_blocking=True)
             yield Batch(self.augmentation(images, self.augment_stream), labels)
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
         with autocast(self.device, self.precision):
             features = self.resident.model(images)
-            logits = self.classifier(features.neck)
+            logits = self.resident.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
 
     def training_step(self, batch: Batch) -> Tensor:
@@ -224,73 +205,108 @@ class Client(LightningModule):
         """
         settings = self.training_settings
         epoch, done, total = self.progress
-        (loss / settings.accumulate).backward()
+        (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
         steps = done % settings.accumulate == 0 or done == total
         if steps:
             if settings.grad_clip is not None:
-                parameters = [p for group in self.local_optimizer.param_groups for p in group["params"]]
-                nn.utils.clip_grad_norm_(parameters, settings.grad_clip)
-            self.local_optimizer.step()
-            self.local_optimizer.zero_grad()
+                nn.utils.clip_grad_norm_(self.optimizer.parameters, settings.grad_clip)
+            self.optimizer.step()
         share = (epoch + done / total) / settings.local_epochs
         self.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
-    def end_round(self, keep_snapshot: bool) -> float:
-        """Store the private state.
+    def end_round(self, contribution: Tensor, limit: float, keep_snapshot: bool) -> Visit:
+        """Check what the visit came to, and store the private state.
 
         Args:
+            contribution: [num_shared] what the client will add to the sums, on the device.
+            limit: largest value that it may hold.
             keep_snapshot: whether to keep the local model for an evaluation.
 
-        Returns:
-            seconds since :meth:`begin_round`.
-
         Raises:
-            TrainingError: if the loss or a weight is not finite.
+            BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The client's state then
+                stays what it was before the round.
         """
-        self.private.copy_(self.resident.flat.private)
-        del self.local_optimizer  # its moments would occupy the device until the client's next round
-        self.snapshot = self.resident.flat.buffer.cpu().clone() if keep_snapshot else None
-        loss = self.tally.read()[0]
-        if not math.isfinite(loss) or not bool(self.resident.flat.buffer.isfinite().all()):
-            raise TrainingError(
-                f"client {self.client_name}, round {self.round + 1}: loss or weights are not finite; "
-                "lower model.client.optimizer's lr or set model.client.grad_clip"
+        self.optimizer.release()  # its moments would occupy the device until the client's next round
+        bounds = torch.stack([*_bounds(contribution), *_bounds(self.resident.private)]).double()
+        # the visit's only wait for the device
+        loss, correct, images, *extremes = torch.cat([self.tally.sums(self.device), bounds]).tolist()
+        if not all(math.isfinite(value) for value in (loss, *extremes)):
+            raise self._bad_update(
+                "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
             )
-        return time.perf_counter() - self.started
+        if max(-extremes[0], extremes[1]) > limit:
+            raise self._bad_update(
+                f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
+                "the learning rate",
+                "model.reduction to fp32",
+            )
+        self.store.write(self.client_name, {"state": self.resident.private, **self._kept_by_method()})
+        self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
+        self.kept = {}
+        return Visit(loss, correct, images, time.perf_counter() - self.started)
+
+    def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
+        """If memory ran out, say in which batch, and what to do."""
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        if not short:
+            return None
+        epoch, done, total = self.progress
+        size = self.training_settings.batch_size
+        return TrainingError(
+            f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "
+            f"out of memory with {size} images per batch; lower model.clients.{self.client_name}.batch_size "
+            f"({str(error).partition('.')[0]})"
+        )
+
+    def _bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+        return BadUpdateError(
+            f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
+            "or leave such updates out with model.on_bad_update: skip_client"
+        )
+
+    # -- what survives between rounds ----------------------------------------------------------------------------------
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Remember a copy of ``tensor`` between rounds and in checkpoints."""
         self.kept[name] = tensor.detach().clone()
 
+    def load(self) -> None:
+        """Put the private groups and the own head into the resident model, and fetch what the method keeps."""
+        stored = self.private_state()
+        self.resident.seat(self.num_classes)
+        self.resident.private.copy_(stored.pop("state"), non_blocking=True)
+        device = self.resident.device
+        self.kept = {n.removeprefix("kept."): t.to(device, non_blocking=True) for n, t in stored.items()}
+
     def private_state(self) -> dict[str, Tensor]:
-        """Return everything that must survive between rounds: private groups, head, and what the method keeps."""
-        return {**self.state_dict(), **{f"kept.{name}": tensor for name, tensor in self.kept.items()}}
+        """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
+        stored = self.store.read(self.client_name)
+        if not stored:
+            generator = torch_generator(self.seed, self.client_name, "head")
+            stored = {"state": self.resident.initial_state(self.num_classes, generator)}
+        return stored
 
     def load_private_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore :meth:`private_state`."""
-        kept = {name: tensor for name, tensor in state.items() if name.startswith("kept.")}
-        self.kept = {name.removeprefix("kept."): tensor.to(self.device) for name, tensor in kept.items()}
-        self.load_state_dict({name: tensor for name, tensor in state.items() if name not in kept})
-
-    # -- pieces --------------------------------------------------------------------------------------------------------
+        self.store.write(self.client_name, state)
 
     @property
-    def classifier(self) -> nn.Linear:
-        """The identity head: the client's own, or the shared one."""
-        head = self.head or self.resident.model.head
-        assert head is not None
-        return head
+    def private(self) -> Tensor:
+        """The private groups of the model [num_private], without the own head, as they wait in the store."""
+        return self.private_state()["state"][: self.resident.initial_private.numel()]
 
-    def configure_optimizers(self) -> Optimizer:
-        """Make the local optimizer: the trunk's rate, the head's rate, both times the schedule's factor."""
-        settings, model = self.training_settings, self.resident.model
-        rest = [*model.neck.parameters(), *self.classifier.parameters()]
-        optimizer = settings.optimizer([{"params": [*model.backbone.parameters()]}, {"params": rest}])
-        factor = settings.schedule.factor(self.round)
-        for group, own_rate in zip(optimizer.param_groups, (None, settings.head_lr), strict=True):
-            group["lr"] = factor * (group["lr"] if own_rate is None else own_rate)
-        return optimizer
+    @property
+    def head(self) -> Head | None:
+        """The own head as it waits in the store; None where heads are shared."""
+        if not self.resident.has_own_heads:
+            return None
+        return self.resident.head_of(self.private_state()["state"], self.num_classes)
+
+    def _kept_by_method(self) -> dict[str, Tensor]:
+        return {f"kept.{name}": tensor for name, tensor in self.kept.items()}
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""
@@ -299,8 +315,7 @@ class Client(LightningModule):
     def _epoch_order(self) -> list[Tensor]:
         settings = self.training_settings
         if settings.sampler == "identity":
-            labels = torch.from_numpy(self.data.labels)
-            order = identity_batches(labels, settings.batch_size, settings.num_instances, self.batch_stream)
+            order = identity_batches(self.labels, settings.batch_size, settings.num_instances, self.batch_stream)
         else:
             order = shuffled_batches(
                 self.data.num_images, settings.batch_size, self.batch_stream, settings.drop_partial
@@ -312,3 +327,9 @@ class Client(LightningModule):
         if limit is None:
             return num_batches
         return min(num_batches, int(limit)) if limit >= 1 else max(1, int(limit * num_batches))
+
+
+def _bounds(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest entry, NaN if there is one; 0 for an empty tensor."""
+    smallest, largest = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+    return smallest, largest

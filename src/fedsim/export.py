@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.checkpoint import read_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 
-__all__ = ["export", "read_checkpoint"]
+__all__ = ["export"]
 
 
 def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
@@ -38,23 +38,6 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
             save_file(tensors, partial)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without unpickling anything but tensors and plain types.
-
-    Raises:
-        DataError: if there is no such file, or it is no checkpoint of fedsim.
-    """
-    if not path.is_file():
-        raise DataError(f"{path}: no such checkpoint; look into the run directory's folder checkpoints")
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-        raise DataError(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
-    if "fedsim" not in checkpoint:
-        raise DataError(f"{path}: not a checkpoint of fedsim")
-    return checkpoint
 
 
 def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:

@@ -15,19 +15,29 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fedsim.aggregation import Aggregator, aggregation_weights
-from fedsim.assembly import Blueprint, build_residents, check_image_size, check_settings, settings_of
+from fedsim.assembly import (
+    Blueprint,
+    build_residents,
+    check_equal_start,
+    check_image_size,
+    check_settings,
+    settings_of,
+)
 from fedsim.callbacks.events import RoundCallback
-from fedsim.checkpoint import CONTENT_KEY, check_content, describe_content
-from fedsim.client import BatchReport, Client
+from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, check_content, describe_content, load_states
+from fedsim.client import Client
 from fedsim.compatibility import check_trainer
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
 from fedsim.core.seeding import derive_seed
+from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.method import Method, Report, Upload
+from fedsim.hosting import Host
+from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
+from fedsim.round_table import RoundTable
 from fedsim.selection import AllClients, Availability, Selection
 from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy
 from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Objective
@@ -36,9 +46,6 @@ from fedsim.strategy import FederatedStrategy
 __all__ = ["Federation"]
 
 log = logging.getLogger(__name__)
-
-_COLUMNS = ("loss", "correct", "images", "seconds")  # of the round's table, before the method's signals
-_MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
 
 
 class Federation(LightningModule):
@@ -57,6 +64,10 @@ class Federation(LightningModule):
             model becomes the weighted mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.server.BatchNormStatistics.
         reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
+        on_bad_update: what to do with a client whose loss or weights are not finite: stop the run, or leave the client
+            out of the round, as if it had not answered.
+        client_store: where private states wait between rounds: device, host, or disk (for more clients than memory
+            holds).
         evaluation: how models are scored.
         threads: CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine.
         seed: of all training randomness; set by seed_everything on the command line.
@@ -75,6 +86,8 @@ class Federation(LightningModule):
         server_optimizer: OptimizerCallable | None = None,
         bn_stats: StatisticsPolicy = "mean",
         reduction: Literal["exact", "fp32"] = "exact",
+        on_bad_update: Literal["stop", "skip_client"] = "stop",
+        client_store: Place = "device",
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         threads: int = 1,
         seed: int = 0,
@@ -95,6 +108,8 @@ class Federation(LightningModule):
         self.server_optimizer = server_optimizer
         self.bn_stats: StatisticsPolicy = bn_stats
         self.reduction = reduction
+        self.on_bad_update = on_bad_update
+        self.client_store: Place = client_store
         self.evaluation = evaluation
         self.threads = threads
         self.seed = seed
@@ -110,58 +125,39 @@ class Federation(LightningModule):
         with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
             # 1. The server picks clients; some of them do not answer, or are slow.
             work = self._plan_work()
-            trained = [name for name in work if work[name] > 0]
-            # 2. Each rank trains its clients, one after another.
-            uploads, table, busy, error = self._train_hosted(trained, work)
-            # 3. All ranks meet: who failed, and what each client reports.
-            self.strategy.exchange([table, busy], error)
-            # 4. Every rank computes the same weights, normalised before they meet any upload.
-            reports = {name: self._report(name, table) for name in trained}
+            called = [name for name in work if work[name] > 0]
+            # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
+            self.aggregator.begin(self.round, self._early_weights(called))
+            # 3. Each rank trains its clients, one after another.
+            table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size)
+            error = self.host.train(self.round, called, work, table, keep_snapshots=self._is_evaluation_round)
+            # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
+            self.strategy.exchange(table.parts, error)
+            trained = table.returned(called)
+            # 5. Every rank computes the same weights, normalised before they meet any upload.
+            reports = {name: table.report(name, self._data_of[name].num_images) for name in trained}
             weights = aggregation_weights(self.method, reports, self.archs)
-            # 5. Weighted sums over all clients, one collective per architecture.
-            means = self.aggregator.means(self.round, uploads, weights)
-            # 6. The server moves towards the means, and does what else the method asks of it.
+            # 6. Weighted sums over all clients, one collective per architecture.
+            means = self.aggregator.means(weights)
+            # 7. The server moves towards the means, and does what else the method asks of it.
             if means:  # nobody answered: no step, not even of the momentum
                 self._step_server(means)
-        self._log_round(list(work), trained, table, busy, time.perf_counter() - started)
+        self._log_round(list(work), trained, table.metrics(trained, time.perf_counter() - started))
+        if table.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
+            self.strategy.request_stop(table.stop_signal)
+            self.trainer.should_stop = True
 
     def _plan_work(self) -> dict[str, float]:
         """Return the round's selected clients, each with the share of its work that it gets done (0: no answer)."""
-        selected = self.selection.select(self.round, [c.name for c in self.federated.clients], self.seed)
+        selected = self.selection.select(self.round, self._names, self.seed)
         return {name: self.availability.work(self.round, name, self.seed) for name in selected}
 
-    def _train_hosted(
-        self, trained: list[str], work: Mapping[str, float]
-    ) -> tuple[dict[str, Upload], Tensor, Tensor, Exception | None]:
-        """Train this rank's clients; return their uploads, their rows of the table, busy seconds, and any error."""
-        mine = [name for name in trained if name in self.clients]
-        table = torch.zeros(len(self.federated.clients), len(self._columns), dtype=torch.float64)
-        busy = torch.zeros(self.strategy.world_size, dtype=torch.float64)
-        uploads: dict[str, Upload] = {}
-        try:
-            self._notify(lambda callback: callback.on_round_start(self.round, mine))
-            for name in mine:
-                uploads[name], row = self._train_client(self.clients[name], work[name])
-                table[self._row_of[name]] = torch.tensor(row, dtype=torch.float64)
-        except Exception as error:  # whatever it is, the other ranks must hear of it
-            return uploads, table, busy, error
-        busy[self.strategy.global_rank] = table[:, _COLUMNS.index("seconds")].sum()
-        return uploads, table, busy, None
-
-    def _train_client(self, client: Client, work: float) -> tuple[Upload, list[float]]:
-        """One client's visit: download, train, measure, upload, leave."""
-        client.resident.flat.check()
-        client.begin_round(self.round, work, str(self.trainer.precision), self._on_client_batch)
-        self.method.download(client, self._server)
-        self.method.train(client, self._server)
-        signals = self.method.signals(client, self._server)
-        upload = self.method.upload(client, self._server)
-        seconds = client.end_round(keep_snapshot=self._is_evaluation_round)
-        return upload, [*client.tally.read(), seconds, *(signals[name] for name in self.method.signal_names)]
-
-    def _report(self, client: str, table: Tensor) -> Report:
-        signals = table[self._row_of[client], len(_COLUMNS) :].tolist()
-        return Report(self._data_of[client].num_images, dict(zip(self.method.signal_names, signals, strict=True)))
+    def _early_weights(self, called: list[str]) -> dict[str, dict[str, float]] | None:
+        """Return the round's weights if they depend neither on what clients measure nor on who is left out."""
+        if self.method.signal_names or self.on_bad_update == "skip_client":
+            return None
+        reports = {name: Report(self._data_of[name].num_images, {}) for name in called}
+        return aggregation_weights(self.method, reports, self.archs)
 
     def _step_server(self, means: Mapping[str, Tensor]) -> None:
         everything = slice(None)
@@ -235,22 +231,22 @@ class Federation(LightningModule):
             if is_new:
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
                 self._notify(lambda callback: callback.on_placed(self.placement))
-            sizes = {arch: resident.flat.num_shared for arch, resident in self.residents.items()}
             self.aggregator = Aggregator(
-                strategy, self.statistics, sizes, self.reduction, strategy.root_device, self.seed
+                strategy, self.statistics, self.archs, self.reduction, strategy.root_device, self.seed
+            )
+            self.host = Host(
+                self.clients,
+                self.method,
+                self._server,
+                self.aggregator,
+                strategy,
+                self.on_bad_update,
+                str(self.trainer.precision),
+                self._notify,
             )
             self._read_images(data, stage)
         if is_new:
-            self._check_equal_start()
-
-    def _check_equal_start(self) -> None:
-        """Make sure that all ranks built the same initial weights: the backbone's come from the caller."""
-        checksums = torch.zeros(self.strategy.world_size, len(self.residents), dtype=torch.float64)
-        mine = [resident.checksum for resident in self.residents.values()]
-        checksums[self.strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
-        self.strategy.exchange([checksums])
-        if len(checksums.unique(dim=0)) > 1:
-            raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
+            check_equal_start(strategy, self.residents)
 
     def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:
         """Build the server and the clients that ``rank`` hosts. No image is read.
@@ -270,11 +266,12 @@ class Federation(LightningModule):
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
-        self.placement: Placement = place(
-            {c.name: c.num_images * settings[c.name].local_epochs for c in federated.clients}, world_size
-        )
+        self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
+        """client -> predicted work of a round: images times local epochs"""
+        self.placement: Placement = place(self.costs, world_size)
         check_image_size(self.residents, data.size)
         self.server = Server(self.residents)
+        self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
         self.clients = {
             c.name: Client(
@@ -283,13 +280,14 @@ class Federation(LightningModule):
                 objective=self.objective,
                 augmentation=data.augmentation,
                 resident=self.residents[self.archs[c.name]],
+                store=self.store,
                 seed=self.seed,
                 limit_batches=data.limit_client_batches,
             ).to(device)
             for c in federated.clients
             if c.name in hosted
         }
-        self._row_of = {c.name: row for row, c in enumerate(federated.clients)}
+        self._names = [c.name for c in federated.clients]
         self._data_of = {c.name: c for c in federated.clients}
 
     def _read_images(self, data: FederatedDataModule, stage: str) -> None:
@@ -305,7 +303,7 @@ class Federation(LightningModule):
             placement=self.placement,
             strategy=self.strategy,
             decode=data.decode,
-            progress=lambda what: self._notify(lambda callback: callback.on_scoring(what)),
+            progress=self._on_scoring,
         )
         if stage == "fit":
             for client in self.clients.values():
@@ -330,35 +328,27 @@ class Federation(LightningModule):
         return self.current_epoch
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether a signal ended the fit before its last round."""
+        last = self.trainer.max_epochs
+        return self.strategy.stop_signal is not None and not (last is not None and 0 <= last <= self.current_epoch)
+
+    @property
     def _server(self) -> Server:
         assert self.server is not None, "assemble() comes first"
         return self.server
 
     # -- what people see -----------------------------------------------------------------------------------------------
 
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        return (*_COLUMNS, *self.method.signal_names)
-
-    def _log_round(self, selected: list[str], trained: list[str], table: Tensor, busy: Tensor, wall: float) -> None:
-        loss, correct, images, _ = table[:, : len(_COLUMNS)].sum(0).tolist()
+    def _log_round(self, selected: list[str], trained: list[str], training: Mapping[str, float]) -> None:
         num_bytes = {name: self.residents[self.archs[name]].shared_bytes for name in selected}
         metrics = {
             "round": float(self.round + 1),
-            "train/clients": float(len(trained)),
             "client/lr": self.client_lr(self.round),
             "comm/down_bytes": float(sum(num_bytes.values())),
             "comm/up_bytes": float(sum(num_bytes[name] for name in trained)),
-            "time/round_seconds": wall,
+            **training,
         }
-        metrics |= {f"time/busy_share_rank{rank}": float(seconds) / wall for rank, seconds in enumerate(busy)}
-        if images:
-            metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
-        if len(trained) <= _MAX_LOGGED_CLIENTS:
-            for name in trained:
-                row = dict(zip(self._columns, table[self._row_of[name]].tolist(), strict=True))
-                metrics[f"train/{name}/loss"] = row["loss"] / max(row["images"], 1)
-                metrics |= {f"train/{name}/{signal}": row[signal] for signal in self.method.signal_names}
         self.log_dict(metrics, on_step=True, on_epoch=False)
 
     def _log(self, metrics: Mapping[str, float]) -> None:
@@ -370,8 +360,10 @@ class Federation(LightningModule):
         optimizer = self.client_settings.optimizer([nn.Parameter(torch.zeros(1))])
         return float(optimizer.param_groups[0]["lr"] * self.client_settings.schedule.factor(round_))
 
-    def _on_client_batch(self, report: BatchReport) -> None:
-        self._notify(lambda callback: callback.on_client_batch(report))
+    def _on_scoring(self, what: str) -> None:
+        self.strategy.poll()
+        self.strategy.describe_activity(f"scoring the {what}")
+        self._notify(lambda callback: callback.on_scoring(what))
 
     def _notify(self, event: Callable[[RoundCallback], None]) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
@@ -381,20 +373,26 @@ class Federation(LightningModule):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add every client's private state, from all ranks."""
-        states = self.strategy.gather_states({name: client.private_state() for name, client in self.clients.items()})
-        checkpoint[CONTENT_KEY] = describe_content(self.method, self.residents, states, self.threads)
+        """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
+        checkpoint[CONTENT_KEY] = describe_content(
+            self.method, self.residents, self._num_classes, self.placement.ranks, self.threads
+        )
+        # only of clients that have trained: the others' is what it was in the beginning
+        checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the private state of the clients that this rank hosts.
 
         Raises:
-            ConfigError: if the checkpoint is not fedsim's, or of another method, federation or model.
+            ConfigError: if the checkpoint is of another method, federation or model.
         """
+        content = checkpoint[CONTENT_KEY]
         with self.strategy.together():
-            names = [c.name for c in self.federated.clients]
-            content = check_content(checkpoint, self.method, self.residents, self.clients, names)
-            for name, client in self.clients.items():
-                client.load_private_state(content["clients"][name])
+            check_content(content, self.method, self.residents, self._num_classes)
+            load_states(Path(content["path"]), content, self.clients)
             if content["threads"] != self.threads:
                 log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])
+
+    @property
+    def _num_classes(self) -> dict[str, int]:
+        return {c.name: c.num_classes for c in self.federated.clients}

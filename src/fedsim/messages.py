@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import signal
+from typing import NamedTuple
 
-from fedsim.core.errors import FedSimError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from fedsim.core.errors import FedSimError, RunStoppedError
 from fedsim.data.images import ReIDSource
 from fedsim.method import Method
 from fedsim.models.backbones import Backbone
 from fedsim.selection import Selection
 
-__all__ = ["explain", "lost_peer", "one_line", "user_error_behind"]
+__all__ = ["Verdict", "explain", "lost_peer", "one_line", "user_error_behind", "verdict_on"]
 
 # settings that are classes -> their base; for the list in the message about a wrong name
 _CLASSES = {
@@ -19,6 +24,38 @@ _CLASSES = {
     "model.selection": Selection,
     "data.source": ReIDSource,
 }
+
+
+class Verdict(NamedTuple):
+    """How a command ends that did not do what it should."""
+
+    message: str
+    code: int
+    """of the process"""
+
+
+def verdict_on(error: BaseException, command: str) -> Verdict | None:
+    """Say what people should read about an exception; None: it is a defect of fedsim, or an orderly exit.
+
+    Args:
+        error: what came out of a command.
+        command: its name.
+    """
+    if isinstance(error, RunStoppedError):
+        return Verdict(str(error), 128 + error.signum)
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits
+        return Verdict("interrupted", 128 + signal.SIGINT)
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, FedSimError | MisconfigurationException):
+        return Verdict(str(error), 2)
+    if (cause := user_error_behind(error)) is not None:  # behind what the parser and torch make of it
+        return Verdict(str(cause), 2)
+    if (lost := lost_peer(error)) is not None:
+        return Verdict(lost, 2)
+    if isinstance(error, argparse.ArgumentError):
+        return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
+    return None
 
 
 def one_line(message: str) -> str:

@@ -29,7 +29,7 @@ class Upload:
     """What a client sends to the server."""
 
     vector: Tensor
-    """[num_shared] float32 in host memory: the shared part of its model"""
+    """[num_shared] float32 on the device: the shared part of its model, as a rule a view of the resident's buffer"""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Method(ABC):
 
     def upload(self, client: Client, server: Server) -> Upload:
         """Return what leaves the client."""
-        return Upload(client.resident.flat.shared.to("cpu", copy=True))
+        return Upload(client.resident.flat.shared)
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
@@ -111,6 +111,8 @@ class Method(ABC):
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def personalise(self, client: Client, server: Server) -> None:
-        """Load the model that the client would use: by default the new global model with its private groups."""
-        client.resident.flat.private.copy_(client.private)
+        """Load the model that the client would use: by default the new global model.
+
+        The private groups and what the method keeps have been loaded already.
+        """
         self.download(client, server)

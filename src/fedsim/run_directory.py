@@ -3,11 +3,86 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.core.errors import ConfigError
+from fedsim.checkpoint import find_version
+from fedsim.core.errors import ConfigError, DataError
 
-__all__ = ["metrics_files", "prepare_for_fit"]
+__all__ = ["find_checkpoint", "metrics_files", "prepare_for_fit", "with_own_config"]
+
+CHECKPOINTS = "checkpoints"
+
+
+def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
+    """Return the checkpoint that ``--ckpt_path`` means.
+
+    Args:
+        given: ``last``, ``best``, a checkpoint, or a run directory.
+        run_dir: of this run, where ``last`` and ``best`` are.
+        fitting: of a run directory, a fit takes the last checkpoint, other commands the best one.
+
+    Returns:
+        a path; None if a fit asks for the ``last`` checkpoint of a run that has none yet, and so begins.
+
+    Raises:
+        DataError: if there is none.
+    """
+    if given in ("last", "best"):
+        folder, which = run_dir, given
+    elif (Path(given) / CHECKPOINTS).is_dir():
+        folder, which = Path(given), "last" if fitting else "best"
+    else:
+        find_version(Path(given))
+        return Path(given)
+    found = _named(folder, which) or (_named(folder, "last") if given not in ("last", "best") else None)
+    if found is None and not (fitting and given == "last"):
+        raise DataError(f"{folder / CHECKPOINTS}: there is no {which} checkpoint; does run_dir name a run?")
+    return found
+
+
+def _named(folder: Path, which: str) -> Path | None:
+    """Return ``last.ckpt`` or ``best.ckpt``; for ``last`` of a run with names of its own, the newest."""
+    path = folder / CHECKPOINTS / f"{which}.ckpt"
+    if path.exists():
+        return path
+    others = [p for p in (folder / CHECKPOINTS).glob("*.ckpt") if which == "last"]
+    return max(others, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def with_own_config(command: str, args: Sequence[str]) -> list[str]:
+    """Give a command that names a checkpoint, but no config, the config that the checkpoint was written with.
+
+    The checkpoint's run directory is this run's, unless another one is given.
+
+    >>> with_own_config("test", ["--config", "a.yaml", "--ckpt_path", "best"])
+    ['--config', 'a.yaml', '--ckpt_path', 'best']
+    """
+    given, run_dir = _option(args, "--ckpt_path"), _option(args, "--run_dir")
+    has_config = any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
+    if given in (None, "null", "none") or has_config or (given in ("last", "best") and run_dir is None):
+        return list(args)
+    path = find_checkpoint(str(given), Path(run_dir or "."), command == "fit")
+    config = None if path is None else find_version(path) / "config.yaml"
+    if path is None or config is None:
+        return list(args)
+    if not config.is_file():
+        raise DataError(f"{path}: holds no config.yaml, so give --config (the run was not started by fedsim fit)")
+    found = ["--config", str(config)]
+    if run_dir is None and path.parent.name == CHECKPOINTS:
+        found += ["--run_dir", str(path.parent.parent)]
+    return [*found, *args]
+
+
+def _option(args: Sequence[str], name: str) -> str | None:
+    """Return the last value of an option on a command line."""
+    value = None
+    for position, arg in enumerate(args):
+        if arg.startswith(f"{name}="):
+            value = arg.partition("=")[2]
+        elif arg == name and position + 1 < len(args):
+            value = args[position + 1]
+    return value
 
 
 def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> None:
@@ -34,11 +109,12 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> Non
     if not overwrite:
         raise ConfigError(
             f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
-            f"or --ckpt_path {folder}/checkpoints/last.ckpt to continue it"
+            "or --ckpt_path last to continue it"
         )
-    for path in (*metrics_files(folder), folder / "summary.json", *(folder / "checkpoints").glob("*.ckpt")):
+    for path in (*metrics_files(folder), folder / "summary.json"):
         path.unlink()
-    shutil.rmtree(folder / "features", ignore_errors=True)
+    for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def metrics_files(folder: Path) -> list[Path]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from fedsim.client import Resident
 from fedsim.core.seeding import derive_seed
 from fedsim.data.augmentation import normalise_images
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.models.groups import STATISTICS, Group
+from fedsim.resident import Resident
 
 __all__ = ["BatchNormStatistics", "FedAdagrad", "FedAdam", "FedYogi", "Server", "StatisticsPolicy", "shared_names"]
 
@@ -66,8 +66,9 @@ class Server(nn.Module):
             exact: architecture -> the part of the vector that simply becomes the mean: running statistics, which no
                 optimizer should touch, or all of it for plain averaging.
         """
-        for arch, vector in self.vectors.items():
-            vector.grad = vector.detach() - means[arch] if arch in means else None
+        for arch, mean in means.items():
+            steps = exact[arch] != slice(None)  # else the optimizer has nothing to do but to count
+            self.vectors[arch].grad = self.model(arch) - mean if steps else None
         optimizer()
         with torch.no_grad():
             for arch, mean in means.items():
@@ -93,6 +94,8 @@ class BatchNormStatistics:
         flat = resident.flat
         self.span = slice(flat.num_shared_parameters, flat.num_shared)
         """where the shared statistics lie"""
+        self.num_shared = flat.num_shared
+        """length of the shared vector"""
         entries = {e.name: e for e in flat.shared_entries if e.kind == "buffer"}
         pairs = [
             (e, entries[n.replace("running_mean", "running_var")]) for n, e in entries.items() if "running_mean" in n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -96,7 +97,10 @@ class LocalTraining:
     grad_clip: float | None = None
     """largest gradient norm; null does not clip"""
     optimizer: OptimizerCallable = field(default=_default_optimizer)
-    """made anew for each client and round; its rate is the trunk's"""
+    """starts anew for each client and round; its rate is the trunk's"""
+    flat_step: bool = True
+    """step all parameters as a few long vectors, where the optimizer works element by element (SGD, Adam and their
+    kin): the same bits, less overhead"""
     head_lr: float | None = None
     """learning rate of neck and head; null takes the trunk's"""
     schedule: Schedule = field(default_factory=Schedule)
@@ -175,8 +179,9 @@ class Evaluation:
             raise ConfigError(f"model.evaluation.batch_size: {self.batch_size} is less than 1")
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
-    enabled = precision == "bf16-mixed"
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else what is around it."""
+    if precision != "bf16-mixed":
+        return nullcontext()
     # without the cache: it would keep casts of weights that another client's have replaced in place
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)

@@ -2,68 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from fedsim.core.errors import PeerError
-from fedsim.core.files import replacing
+from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, find_version, read_checkpoint, write_global, write_shards
+from fedsim.control import ControlChannel
+from fedsim.core.errors import DataError, FedSimError, PeerError, RunStoppedError
+from fedsim.core.versions import begin_version, publish_version
 
 __all__ = ["FederatedStrategy"]
 
-States = dict[str, dict[str, Tensor]]
+T = TypeVar("T")
 
 
 class FederatedStrategy(DDPStrategy):
     """One process per device, without DistributedDataParallel: ranks train different clients and meet once a round.
 
     NCCL carries sums between GPUs and gloo between CPUs; status travels over gloo always, because a waiting NCCL
-    collective occupies the GPU and trips its watchdog.
+    collective occupies the GPU and trips its watchdog. While ranks are apart, a control channel tells them whether the
+    others live.
 
     Args:
-        timeout: how long a rank waits for the others in a collective. A rank with small clients waits for one with a
-            large client, so this is long.
+        timeout: how long ranks may take to find each other at the start, and for a sum when all have come to it.
+        round_timeout: how long a rank waits for the others to finish their clients. One with small clients waits for
+            one with a large client, so this is long.
+        silence_timeout: how long a rank may give no sign of life until the others end.
         process_group_backend: nccl, gloo, or null for the device's own.
         start_method: how processes start on one machine: popen runs the command line again.
     """
 
     def __init__(
         self,
-        timeout: timedelta = timedelta(days=1),
+        timeout: timedelta = timedelta(minutes=10),
+        round_timeout: timedelta = timedelta(days=1),
+        silence_timeout: timedelta = timedelta(minutes=5),
         process_group_backend: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
-        self._control: Any = None  # the default group
+        self.timeout = timeout
+        self.round_timeout = round_timeout
+        self.silence_timeout = silence_timeout
+        self.stop_signal: int | None = None
+        """the signal that asked the run to end after this round, if there was one"""
+        self.stop_deadline: float | None = None
+        """time.monotonic() after which this rank does not wait for the round's end"""
+        self._patient: Any = None  # the group in which ranks wait for each other's clients
+        self._channel: ControlChannel | None = None
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        """Open the process groups."""
+        """Open the process groups and the control channel."""
         super().setup_environment()
-        if dist.get_backend() != "gloo":
-            self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self.stop_signal = self.stop_deadline = None
+        if self._patient is None and self.world_size > 1:
+            self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
+        launcher = self._launcher_pid()
+        if self.world_size > 1 or launcher is not None:
+            store = self._open_store() if self.world_size > 1 else None
+            silence = self.silence_timeout.total_seconds()
+            self._channel = ControlChannel(store, self.global_rank, self.world_size, silence, launcher)
+            self._channel.start()
+            self.barrier("control channel")
+            self._channel.watch()
+
+    def _open_store(self) -> Any:
+        """Open a key-value store in rank 0's process. The default group's own would be the private API of torch."""
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        address: list[Any] = [None]
+        store = None
+        if self.is_global_zero:
+            store = _open(host, 0, self.timeout, is_master=True)
+            address = [store.port]
+        dist.broadcast_object_list(address, src=0, group=self._patient)
+        return store or _open(host, address[0], self.timeout, is_master=False)
+
+    def _launcher_pid(self) -> int | None:
+        """Whose end must be ours, too: of torchrun's agent, or of the rank 0 that started us."""
+        assert self.cluster_environment is not None
+        started_by_rank_0 = self.local_rank > 0 and not self.cluster_environment.creates_processes_externally
+        return os.getppid() if started_by_rank_0 or "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Write a checkpoint so that a kill at any moment leaves the old file or the new one."""
-        if self.is_global_zero:
-            with replacing(Path(filepath)) as partial:
-                super().save_checkpoint(checkpoint, partial, storage_options)
+    def on_exception(self, exception: BaseException) -> None:
+        """Let the other ranks hear of an error that no collective carried to them."""
+        super().on_exception(exception)
+        self._tell(exception)
+
+    def teardown(self) -> None:
+        """Close the control channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        super().teardown()
+
+    # -- while ranks are apart -----------------------------------------------------------------------------------------
+
+    def describe_activity(self, activity: str) -> None:
+        """Say what this rank does, for the messages of the others: one line."""
+        if self._channel is not None:
+            self._channel.activity = activity
+
+    def request_stop(self, signum: int, deadline: float | None = None) -> None:
+        """Ask all ranks to end after this round. Safe in a signal handler.
+
+        Args:
+            signum: the signal that asked.
+            deadline: time.monotonic() after which the round is not waited for.
+        """
+        self.stop_signal, self.stop_deadline = signum, deadline
+
+    def poll(self) -> None:
+        """See whether this rank should go on with what it does; costs next to nothing.
+
+        Raises:
+            PeerError: another rank has failed, or gives no sign of life.
+            RunStoppedError: this rank or another has been asked to end, and the round takes too long.
+        """
+        if self._channel is not None:
+            self._channel.check()
+        if self.stop_deadline is not None and time.monotonic() > self.stop_deadline:
+            self.abandon_round()
+
+    def abandon_round(self) -> NoReturn:
+        """Leave the round on all ranks.
+
+        Raises:
+            RunStoppedError: always.
+        """
+        assert self.stop_signal is not None, "nobody asked to stop"
+        if self._channel is not None:
+            self._channel.abandon(self.stop_signal)
+        raise RunStoppedError(self.stop_signal)
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place."""
-        if tensor.numel():
-            dist.all_reduce(tensor)
+        if tensor.numel() and self.world_size > 1:
+            self._wait(dist.all_reduce(tensor, async_op=True))
         return tensor
 
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
@@ -79,11 +172,13 @@ class FederatedStrategy(DDPStrategy):
             Exception: ``error`` itself on the ranks that failed.
             PeerError: on the others.
         """
-        failed = torch.tensor([float(error is not None)], dtype=torch.float64)
-        payload = torch.cat([failed, *(table.flatten() for table in tables)])
-        dist.all_reduce(payload, group=self._control)
-        if payload[0] > 0:
-            self._raise_everywhere(error)
+        if error is not None:
+            self._tell(error)
+            raise error
+        if self.world_size == 1:
+            return
+        payload = torch.cat([torch.zeros(1, dtype=torch.float64), *(table.flatten() for table in tables)])
+        self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))
         sizes = [table.numel() for table in tables]
         for table, part in zip(tables, payload[1:].split(sizes), strict=True):
             table.copy_(part.view_as(table))
@@ -100,29 +195,118 @@ class FederatedStrategy(DDPStrategy):
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor by rank 0's, in place."""
-        if tensor.numel():
-            dist.broadcast(tensor, src=0)
+        if tensor.numel() and self.world_size > 1:
+            self._wait(dist.broadcast(tensor, src=0, async_op=True))
         return tensor
 
-    def _raise_everywhere(self, error: Exception | None) -> None:
-        message = None if error is None else f"{error}" or type(error).__name__
-        messages: list[str | None] = [None] * self.world_size
-        dist.all_gather_object(messages, message, group=self._control)
-        if error is not None:
-            raise error
-        rank = next(r for r, m in enumerate(messages) if m is not None)
-        raise PeerError(f"rank {rank} stopped: {messages[rank]}")
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """Return the object of rank ``src``: plain types, between processes of one run."""
+        if self.world_size > 1:
+            self.exchange([])  # wait here, where the others' failures are heard
+        return super().broadcast(obj, src)
 
-    def gather_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> States:
-        """Return the private states of all clients, from all ranks, on the CPU.
+    def barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Lightning's signature
+        """Wait for all ranks."""
+        if self._patient is not None:
+            self.exchange([])
 
-        Args:
-            states: client -> state of the clients that this rank hosts.
+    def _wait(self, work: Any) -> None:
+        """Wait for a collective, but not for ranks that will never come to it."""
+        pause = 0.0
+        while not work.is_completed():
+            self.poll()
+            time.sleep(pause)
+            pause = min(pause + 2e-5, 2e-3)
+        try:
+            work.wait()
+        except RuntimeError as error:  # a connection broke: who was it, and did it say why?
+            if self._channel is not None:
+                self._channel.await_news()
+            raise PeerError("another rank ended without a word, or did not answer in time") from error
+
+    def _tell(self, exception: BaseException) -> None:
+        if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
+            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
+            self._channel.fail(text)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any | None = None,  # noqa: ARG002 - Lightning's signature
+    ) -> None:
+        """Write a checkpoint directory, every rank its own clients' states; see :mod:`fedsim.checkpoint`.
+
+        A kill at any moment leaves the old version or the new one.
         """
-        mine: States = {
-            client: {k: v.detach().to("cpu", copy=True) for k, v in state.items()} for client, state in states.items()
-        }
-        gathered: list[States] = [{} for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, mine, group=self._control)
-        everybody = {client: state for part in gathered for client, state in part.items()}
-        return {client: everybody[client] for client in sorted(everybody)}
+        partial = self._begin_version(Path(filepath))
+        states = checkpoint.pop(STATES_KEY, ())
+        files = torch.zeros(self.world_size, dtype=torch.float64)
+        with self._writing(partial):
+            files[self.global_rank] = write_shards(partial, self.global_rank, states)
+        self.exchange([files])
+        with self._writing(partial):
+            if self.is_global_zero:
+                checkpoint.get(CONTENT_KEY, {})["files"] = [int(n) for n in files]
+                write_global(partial, checkpoint)
+                self._publish(partial)
+
+    def _begin_version(self, folder: Path) -> Path:
+        """Make a partial version on rank 0, and see whether all ranks find it where rank 0 put it."""
+        token = ["", ""]
+        with self._writing(folder):
+            if self.is_global_zero:
+                partial = begin_version(folder)
+                token = [partial.name, secrets.token_hex(8)]
+                (partial / "token").write_text(token[1])
+        name, secret = self.broadcast(token)
+        partial = folder / str(name)
+        with self._writing(partial):
+            self._check_is_shared(partial, str(secret))
+        if self.is_global_zero:
+            (partial / "token").unlink()
+        return partial
+
+    def _check_is_shared(self, partial: Path, token: str) -> None:
+        try:
+            found = (partial / "token").read_text()
+        except OSError:
+            found = ""
+        if found != token:
+            raise DataError(
+                f"{partial.parent}: rank {self.global_rank} on {socket.gethostname()} does not see what rank 0 wrote; "
+                "put --run_dir on a file system that all machines share"
+            )
+
+    def _publish(self, partial: Path) -> None:
+        publish_version(partial)
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """Run a block that writes, on all ranks together; a full disk is an error of one line."""
+        with self.together():
+            try:
+                yield
+            except OSError as error:
+                raise DataError(f"{path}: the checkpoint cannot be written ({error}); the last one stays") from error
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
+        """Read everything but the clients' private states; those are read by the ranks that host them."""
+        path = Path(checkpoint_path)
+        checkpoint = read_checkpoint(path)
+        checkpoint[CONTENT_KEY]["path"] = str(find_version(path))
+        return checkpoint
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Remove a checkpoint directory."""
+        path = Path(filepath)
+        if self.is_global_zero and path.exists():
+            doomed = path.rename(path.with_name(path.name + ".tmp"))  # a killed removal leaves no half checkpoint
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _open(host: str, port: int, timeout: timedelta, *, is_master: bool) -> Any:
+    # torch exports the class without saying so
+    return dist.TCPStore(host, port, None, is_master, timeout, False)  # type: ignore[attr-defined]

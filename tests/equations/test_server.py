@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.client import Resident
 from fedsim.core.exact import exact_weighted_sum
-from fedsim.core.flat import FlatParameters
 from fedsim.data.augmentation import normalise_images
 from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
+from fedsim.resident import Resident
 from fedsim.server import BatchNormStatistics, FedAdagrad, FedAdam, FedYogi, Server, shared_names
 
 # -- adaptive server optimizers: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 ---------------
@@ -123,7 +122,7 @@ def make_resident(policy="mean", arch="smallcnn", seed=0):
     torch.manual_seed(seed)
     model = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     groups = group_names(model)
-    return Resident(arch, model, FlatParameters(model, shared_names(groups, BODY, policy).__contains__), groups, {})
+    return Resident(arch, model, shared_names(groups, BODY, policy), groups, max_classes=3)
 
 
 def norms(resident):

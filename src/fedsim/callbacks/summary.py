@@ -55,7 +55,7 @@ class RunSummary(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is known so far."""
-        self._write(trainer, pl_module, finished=False)
+        self._write(trainer, pl_module, trainer.current_epoch + 1, finished=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the scores of a round."""
@@ -68,8 +68,9 @@ class RunSummary(Callback):
             self.best = self.final
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Mark the run as finished."""
-        self._write(trainer, pl_module, finished=True)
+        """Mark the run as finished, unless a signal ended it."""
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        self._write(trainer, pl_module, trainer.current_epoch, finished=not federation.was_stopped)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from."""
@@ -79,7 +80,7 @@ class RunSummary(Callback):
         """Continue from a checkpoint."""
         self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
 
-    def _write(self, trainer: Trainer, pl_module: LightningModule, finished: bool) -> None:
+    def _write(self, trainer: Trainer, pl_module: LightningModule, rounds: int, finished: bool) -> None:
         if not trainer.is_global_zero:
             return
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
@@ -89,7 +90,7 @@ class RunSummary(Callback):
             "method": type(federation.method).__name__,
             "fingerprint": self.fingerprint,
             "seed": federation.seed,
-            "rounds": trainer.current_epoch + (0 if finished else 1),
+            "rounds": rounds,
             "clients": [c.name for c in federated.clients],
             "unseen": list(federated.unseen),
             "primary": federation.evaluator.primary,

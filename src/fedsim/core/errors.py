@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "FedSimError", "PeerError", "TrainingError"]
+import signal
+
+__all__ = [
+    "BadUpdateError",
+    "ConfigError",
+    "DataError",
+    "FedSimError",
+    "PeerError",
+    "RunStoppedError",
+    "TrainingError",
+]
 
 
 class FedSimError(Exception):
@@ -21,5 +31,30 @@ class TrainingError(FedSimError, RuntimeError):
     """Training of one client failed (for example: its loss is not finite). The message names client and round."""
 
 
+class BadUpdateError(TrainingError):
+    """A client's loss or weights are not finite, or too large to be summed."""
+
+
 class PeerError(FedSimError, RuntimeError):
-    """Another rank failed; the message names that rank and what it reported. The cause is in that rank's own error."""
+    """Another rank failed or fell silent; the message names it, and what it reported.
+
+    Args:
+        message: for people.
+        rank: the rank, if it is known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RunStoppedError(FedSimError, RuntimeError):
+    """The run was asked to end before its last round.
+
+    Args:
+        signum: number of the signal that asked.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum

@@ -21,6 +21,9 @@ GRID = 2.0**40
 MAX_MAGNITUDE = 2.0**12
 """Largest ``|x|`` for which the sum is exact: half of 2**53 / GRID, so that rounding has room."""
 
+_BLOCK = 2**17
+"""Elements that :func:`accumulate` works on at a time: float64 intermediates stay in a CPU's cache."""
+
 
 def snap(weight: float, x: Tensor) -> Tensor:
     """Return ``weight * x`` rounded to the grid.
@@ -35,17 +38,23 @@ def snap(weight: float, x: Tensor) -> Tensor:
     return (x.to(torch.float64) * weight).mul_(GRID).round_().div_(GRID)
 
 
-def accumulate(total: Tensor, weight: float, x: Tensor) -> float:
-    """Add ``weight * x``, rounded to the grid, into the float64 tensor ``total`` in place.
+def accumulate(total: Tensor, weight: float, x: Tensor) -> None:
+    """Add ``GRID * snap(weight, x)``: what :func:`snap` gives, counted in grid points.
 
-    Returns:
-        the largest absolute entry of ``x`` (NaN or infinity when there is one): the caller names the client whose
-        values leave the exact range, see :data:`MAX_MAGNITUDE`.
+    Scaling by a power of two is exact, so the sum, divided by :data:`GRID` in the end, has the same bits.
+
+    Args:
+        total: [n] float64, changed in place; whole numbers below 2**53.
+        weight: a factor in [0, 1].
+        x: [n] float32, finite and at most :data:`MAX_MAGNITUDE`.
+
+    >>> total = torch.zeros(2, dtype=torch.float64)
+    >>> accumulate(total, 0.25, torch.tensor([4.0, 8.0]))
+    >>> total / GRID
+    tensor([1., 2.], dtype=torch.float64)
     """
-    if x.numel() == 0:
-        return 0.0
-    total.add_(snap(weight, x))
-    return float(x.abs().max())
+    for part, block in zip(total.split(_BLOCK), x.split(_BLOCK), strict=True):
+        part.add_(block.to(torch.float64, copy=True).mul_(weight * GRID).round_())
 
 
 def exact_weighted_sum(weights: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
@@ -63,7 +72,8 @@ def exact_weighted_sum(weights: Sequence[float], tensors: Sequence[Tensor]) -> T
     """
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for index, (weight, x) in enumerate(zip(weights, tensors, strict=True)):
-        largest = accumulate(total, weight, x)
+        total += snap(weight, x)
+        largest = float(x.abs().max()) if x.numel() else 0.0
         if not math.isfinite(largest) or largest > MAX_MAGNITUDE:
             raise ValueError(
                 f"addend {index} holds {largest}: exact sums need finite values of at most {MAX_MAGNITUDE}"

@@ -1,12 +1,13 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it."""
+"""Writing files so that a reader sees the old one or the new one, never half of it, not even after a power cut."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing"]
+__all__ = ["flush_directory", "flush_file", "replacing"]
 
 
 @contextmanager
@@ -22,6 +23,22 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".tmp")
     try:
         yield partial
+        flush_file(partial)
         partial.replace(path)
+        flush_directory(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def flush_file(path: Path) -> None:
+    """Wait until a file's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    flush_file(path)

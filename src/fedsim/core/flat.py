@@ -11,10 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ALIGNMENT", "Entry", "FlatParameters"]
+__all__ = ["ALIGNMENT", "Entry", "FlatParameters", "aligned"]
 
 ALIGNMENT = 64
 """Entries start at multiples of this many elements, so that vectorised kernels see aligned memory as usual."""
+
+
+def aligned(numel: int) -> int:
+    """Return the room that ``numel`` elements take in a flat buffer.
+
+    >>> aligned(1), aligned(64), aligned(65)
+    (64, 64, 128)
+    """
+    return -(-numel // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,13 @@ class FlatParameters:
     Args:
         module: the model, already on its device.
         is_shared: tells for a tensor's name whether it is sent to the server.
+        reserve: free elements at the end of the buffer, for tensors that differ from client to client.
 
     Raises:
         TypeError: if a parameter or floating buffer is not float32.
     """
 
-    def __init__(self, module: nn.Module, is_shared: Callable[[str], bool]) -> None:
+    def __init__(self, module: nn.Module, is_shared: Callable[[str], bool], reserve: int = 0) -> None:
         self.module = module
         tensors: dict[str, tuple[str, Tensor]] = {n: ("parameter", t) for n, t in module.named_parameters()}
         tensors |= {n: ("buffer", t) for n, t in module.named_buffers() if t.is_floating_point()}
@@ -66,12 +76,13 @@ class FlatParameters:
                 raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")
         order = sorted(tensors, key=lambda name: (not is_shared(name), tensors[name][0] == "buffer"))
         self.entries: tuple[Entry, ...]
-        self.entries, total = _lay_out(tensors, order, is_shared)
+        self.entries, self.num_model = _lay_out(tensors, order, is_shared)
         self.num_shared_parameters = _end(e for e in self.entries if e.shared and e.kind == "parameter")
         self.num_shared = max(self.num_shared_parameters, _end(e for e in self.entries if e.shared))
         device = next(iter(tensors.values()))[1].device if tensors else torch.device("cpu")
-        self.buffer = torch.zeros(total, dtype=torch.float32, device=device)
-        """The whole model, shape [N]."""
+        self.buffer = torch.zeros(self.num_model + reserve, dtype=torch.float32, device=device)
+        """The whole model and the reserve, shape [num_model + reserve]."""
+        self._gradients: Tensor | None = None
         for entry in self.entries:
             self.buffer[entry.span] = tensors[entry.name][1].detach().flatten()
         self.bind()
@@ -83,16 +94,29 @@ class FlatParameters:
 
     @property
     def private(self) -> Tensor:
-        """What stays with the client: a view of shape [N - num_shared]."""
-        return self.buffer[self.num_shared :]
+        """What of the model stays with the client: a view of shape [num_model - num_shared]."""
+        return self.buffer[self.num_shared : self.num_model]
 
     @property
     def shared_entries(self) -> list[Entry]:
         """The entries of :attr:`shared`, in order."""
         return [entry for entry in self.entries if entry.shared]
 
+    @property
+    def gradients(self) -> Tensor:
+        """A second buffer of the same layout, for gradients; made when it is first asked for."""
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self.buffer)
+        return self._gradients
+
+    def place_of(self, tensor: Tensor) -> int:
+        """Return where a view of :attr:`buffer` starts, in elements."""
+        return (tensor.data_ptr() - self.buffer.data_ptr()) // self.buffer.element_size()
+
     def bind(self) -> None:
         """Make the module's tensors views of the buffer."""
+        start, size = self.buffer.data_ptr(), self.buffer.element_size()
+        self._addresses: list[tuple[str, nn.Module, str, int]] = []  # name, owner, attribute, address
         for entry in self.entries:
             owner, leaf = _owner(self.module, entry.name)
             view = self.buffer[entry.span].view(entry.shape)
@@ -100,16 +124,14 @@ class FlatParameters:
                 owner.get_parameter(leaf).data = view
             else:
                 owner.register_buffer(leaf, view, persistent=leaf not in owner._non_persistent_buffers_set)
+            if entry.numel:  # an empty tensor has no address
+                self._addresses.append((entry.name, owner, leaf, start + entry.offset * size))
 
     def check(self) -> None:
         """Assert that the module's tensors still are views of the buffer."""
-        for entry in self.entries:
-            owner, leaf = _owner(self.module, entry.name)
+        for name, owner, leaf, address in self._addresses:
             tensor: Tensor = getattr(owner, leaf)
-            if entry.numel == 0:
-                continue  # it has no address
-            expected = self.buffer.data_ptr() + entry.offset * self.buffer.element_size()
-            assert tensor.data_ptr() == expected, f"{entry.name} left the flat buffer (was the module moved?)"
+            assert tensor.data_ptr() == address, f"{name} left the flat buffer (was the module moved?)"
 
 
 def _lay_out(
@@ -126,7 +148,7 @@ def _lay_out(
 
 def _end(entries: Iterable[Entry]) -> int:
     """Where the next entry would start."""
-    return max((e.offset + -(-e.numel // ALIGNMENT) * ALIGNMENT for e in entries), default=0)
+    return max((e.offset + aligned(e.numel) for e in entries), default=0)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,17 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 def normalise_images(images: Tensor) -> Tensor:
     """Map uint8 RGB [B, 3, H, W] to float32 with ImageNet's mean and standard deviation."""
-    mean = torch.tensor(IMAGENET_MEAN, device=images.device).view(1, 3, 1, 1)
-    std = torch.tensor(IMAGENET_STD, device=images.device).view(1, 3, 1, 1)
-    return (images.to(torch.float32) / 255.0 - mean) / std
+    mean, std = _constants(images.device)
+    return images.to(torch.float32, copy=True).div_(255.0).sub_(mean).div_(std)
+
+
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation [1, 3, 1, 1]; once per device, for a copy to a GPU makes it wait."""
+    return (
+        torch.tensor(IMAGENET_MEAN, device=device).view(1, 3, 1, 1),
+        torch.tensor(IMAGENET_STD, device=device).view(1, 3, 1, 1),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +60,16 @@ class Augmentation:
         Returns:
             float32 [B, 3, H, W], normalised.
         """
-        draws = torch.rand((len(images), 10), generator=generator, device=images.device)
         x = normalise_images(images)
-        x = self._move(x, draws[:, :5])
+        if not self._moves and self.erase == 0.0:
+            return x
+        draws = torch.rand((len(images), 10), generator=generator, device=images.device)
+        x = self._move(x, draws[:, :5]) if self._moves else x
         return self._erase(x, draws[:, 5:])
+
+    @property
+    def _moves(self) -> bool:
+        return self.pad != 0 or any(share > 0.0 for share in (self.flip, self.rotate, self.scale))
 
     def _move(self, x: Tensor, u: Tensor) -> Tensor:
         """Mirror, shift, rotate and scale; ``u`` [B, 5] uniform in [0, 1)."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.client import Client, Resident
+from fedsim.client import Client
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
@@ -26,6 +26,7 @@ from fedsim.data.images import Images
 from fedsim.evaluation.extraction import extract_features
 from fedsim.evaluation.ranking import Ranking, num_valid_queries, rank_features
 from fedsim.method import Method
+from fedsim.resident import Resident
 from fedsim.server import Server
 from fedsim.settings import Evaluation
 from fedsim.strategy import FederatedStrategy
@@ -224,6 +225,7 @@ class Evaluator:
             assert client.snapshot is not None
             resident.flat.buffer.copy_(client.snapshot)
         else:
+            client.load()
             self.method.personalise(client, self.server)
 
     def _load(self, split: SplitName, row: Row) -> _Loaded:

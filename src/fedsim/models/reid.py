@@ -114,6 +114,7 @@ class ReIDModel(nn.Module):
         self.neck = neck.build(channels)
         self.num_features = neck.out_features(channels)
         self.head = None if num_classes is None else make_head(self.num_features, num_classes)
+        self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features."""
@@ -123,9 +124,8 @@ class ReIDModel(nn.Module):
 
     def set_generator(self, generator: torch.Generator) -> None:
         """Let every dropout of the model draw from ``generator``."""
-        for module in self.modules():
-            if isinstance(module, KeyedDropout):
-                module.generator = generator
+        for dropout in self._dropouts:
+            dropout.generator = generator
 
 
 def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:

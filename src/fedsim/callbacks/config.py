@@ -1,0 +1,37 @@
+"""The resolved configuration, beside every result of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+
+from fedsim.checkpoint import CONFIG_KEY
+from fedsim.core.files import replacing
+
+__all__ = ["KeepConfig"]
+
+
+class KeepConfig(SaveConfigCallback):
+    """Writes the resolved configuration into the run directory, and into every checkpoint."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write config.yaml; Lightning's own writer could be killed half-way."""
+        with replacing(Path(trainer.default_root_dir) / self.config_filename) as partial:
+            partial.write_text(self._text)
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Hand the text to the strategy, which makes a file of it."""
+        checkpoint[CONFIG_KEY] = self._text
+
+    @property
+    def _text(self) -> str:
+        text: str = self.parser.dump(self.config, skip_none=False)
+        return text

@@ -1,0 +1,46 @@
+"""Config files and arguments as they come, before the parser sees them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.core.errors import DataError
+from fedsim.messages import one_line
+
+__all__ = ["check_config_files", "normalise", "read_config"]
+
+
+def check_config_files(args: list[str]) -> None:
+    """Read the config files of a command line: the parser does not say which one is broken."""
+    for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+        if here in ("--config", "-c"):
+            read_config(following)
+        elif here.startswith("--config="):
+            read_config(here.removeprefix("--config="))
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return a config's content.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
+    return content
+
+
+def normalise(args: list[str]) -> list[str]:
+    """W&B's agent writes Python's ``None``; the parser wants null."""
+    return [re.sub(r"=None$", "=null", arg) for arg in args]

@@ -1,0 +1,206 @@
+"""The control channel: how ranks hear of each other while each is busy with its own clients.
+
+Ranks meet in collectives only once a round, which may take hours. In between a thread of each rank writes a sign of
+life and a word about trouble into a small key-value store, and reads those of the others. The batch loop looks at what
+the thread found; that costs it nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Protocol
+
+from fedsim.core.errors import PeerError, RunStoppedError
+
+__all__ = ["ControlChannel", "Store"]
+
+_PERIOD = 0.5
+"""Seconds between two looks at the others."""
+_PATIENCE = 5.0
+"""Seconds that a rank's main thread has to notice trouble; it may sit in a collective that never ends."""
+_LINGER = 3.0
+"""Seconds that a failing rank stays, so that the others hear why it fails."""
+
+_ABANDON = "abandon:"
+_FAILED = "failed:"
+_DONE = "done:"
+
+
+class Store(Protocol):
+    """What the channel needs of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return values; waits for keys that do not exist."""
+
+
+class ControlChannel:
+    """One rank's end of the channel.
+
+    Args:
+        store: shared by all ranks; None on a single rank, where only the launcher is watched.
+        rank: of this process.
+        world_size: number of ranks.
+        silence: seconds without a sign of life after which a rank counts as lost.
+        launcher: process id of the launcher without which this process must not live on; None: it has none.
+    """
+
+    def __init__(self, store: Store | None, rank: int, world_size: int, silence: float, launcher: int | None) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = range(world_size)
+        self._silence = silence
+        self._launcher = launcher
+        self.activity = "start"
+        """what this rank is doing, for the others' messages"""
+        self._word = ""
+        self._heard: set[int] = set()  # ranks that have read our word
+        self._acknowledged: set[int] = set()  # ranks whose word we have read
+        self._trouble: Exception | None = None
+        self._trouble_since = 0.0
+        self._beat = 0
+        self._beats: dict[int, tuple[str, float]] = {}  # rank -> its last beat, and when it changed
+        self._looked = time.monotonic()
+        self._wake = threading.Event()
+        self._closing = False
+        # two threads: when rank 0 is frozen, whoever asks the store in its process is, too
+        self._threads = [threading.Thread(target=self._guard, name="fedsim guard", daemon=True)]
+        if store is not None:
+            self._threads.append(threading.Thread(target=self._look, name="fedsim control", daemon=True))
+
+    def start(self) -> None:
+        """Write the first sign of life; all ranks must have done so before any of them calls :meth:`watch`."""
+        self._write()
+
+    def watch(self) -> None:
+        """Start to look at the others."""
+        self._looked = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    # -- the main thread's side ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise what has been heard.
+
+        Raises:
+            PeerError: another rank has failed, or gives no sign of life.
+            RunStoppedError: another rank has abandoned the round.
+        """
+        if self._trouble is not None:
+            raise self._trouble
+
+    def await_news(self) -> None:
+        """Give the thread time to find out why a collective broke, and raise that."""
+        deadline = time.monotonic() + _LINGER
+        while time.monotonic() < deadline:
+            self.check()
+            self._wake.set()
+            time.sleep(0.05)
+
+    def fail(self, message: str) -> None:
+        """Tell the others that this rank stops, and stay until they have heard it."""
+        self._tell(f"{_FAILED}{self.activity}: {message}")
+
+    def abandon(self, signum: int) -> None:
+        """Tell the others to abandon the round because of a signal, and stay until they have heard it."""
+        self._tell(f"{_ABANDON}{signum}")
+
+    def close(self) -> None:
+        """Say goodbye; rank 0, in whose process the store lives, is the last to go."""
+        if not self._word and self._trouble is None:
+            self._word = _DONE
+            if self._rank == 0:
+                self._linger()
+        self._closing = True
+        self._wake.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=_PERIOD)
+        with suppress(Exception):  # rank 0 may be gone already, with the store
+            self._write()
+
+    def _tell(self, word: str) -> None:
+        if not self._word and self._store is not None:
+            self._word = word
+            self._linger()
+
+    def _linger(self) -> None:
+        """Stay until the others have read our word, or are leaving themselves."""
+        others, deadline = set(self._ranks) - {self._rank}, time.monotonic() + _LINGER
+        while not others <= self._heard | self._acknowledged and time.monotonic() < deadline:
+            self._wake.set()
+            time.sleep(0.02)
+
+    # -- the threads' side ---------------------------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """See to it that this process ends when it should, whatever its main thread is doing."""
+        while not self._closing:
+            time.sleep(_PERIOD / 2)
+            if self._launcher is not None and os.getppid() != self._launcher:
+                _die("the launcher of this process has ended")
+            if self._store is not None and time.monotonic() - self._looked > self._silence:
+                self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
+            if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
+                _die(str(self._trouble))
+
+    def _look(self) -> None:
+        while not self._closing:
+            self._wake.wait(_PERIOD)
+            self._wake.clear()
+            try:
+                self._write()
+                assert self._store is not None
+                values = self._store.multi_get([_key(rank) for rank in self._ranks])
+            except Exception as error:  # whatever the store raises, rank 0 is gone
+                if not self._closing:
+                    self._note(PeerError(f"rank 0 ended without a word ({type(error).__name__})", 0))
+                return
+            self._looked = time.monotonic()
+            for rank, value in enumerate(values):
+                if rank != self._rank:
+                    self._read(rank, value.decode())
+
+    def _write(self) -> None:
+        """Write our line: beat, the ranks whose word we have read, activity, word."""
+        self._beat += 1
+        heard = ",".join(map(str, sorted(self._acknowledged)))
+        if self._store is not None:
+            self._store.set(_key(self._rank), "\n".join([str(self._beat), heard, self.activity, self._word]))
+
+    def _read(self, rank: int, line: str) -> None:
+        beat, heard, activity, word = line.split("\n", 3)
+        if str(self._rank) in heard.split(","):
+            self._heard.add(rank)
+        if word:
+            self._acknowledged.add(rank)
+            if word.startswith(_FAILED):
+                self._note(PeerError(f"rank {rank} stopped in {word.removeprefix(_FAILED)}", rank))
+            elif word.startswith(_ABANDON):
+                self._note(RunStoppedError(int(word.removeprefix(_ABANDON))))
+        elif rank not in self._beats or self._beats[rank][0] != beat:
+            self._beats[rank] = (beat, time.monotonic())
+        elif time.monotonic() - self._beats[rank][1] > self._silence:
+            self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
+
+    def _note(self, trouble: Exception) -> None:
+        if self._trouble is None and not self._word:
+            self._trouble, self._trouble_since = trouble, time.monotonic()
+
+
+def _key(rank: int) -> str:
+    return f"fedsim/{rank}"
+
+
+def _die(message: str) -> None:
+    """End the process from a thread, whatever its main thread is doing."""
+    sys.stderr.write(f"fedsim: error: {message}\n")
+    sys.stderr.flush()
+    os._exit(2)

@@ -1,0 +1,69 @@
+"""Directories of which a reader sees a whole old version or a whole new one, though several processes write them.
+
+``NAME/`` holds versions ``v1``, ``v2``, ... and a file ``current`` with the name of the newest. A version is written
+under a partial name, flushed to the disk, renamed, and then becomes current. Whenever the writers are killed, either
+the old version is current or the new one is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from fedsim.core.files import flush_directory, replacing
+
+__all__ = ["begin_version", "current_version", "publish_version"]
+
+_POINTER = "current"
+
+
+def begin_version(folder: Path) -> Path:
+    """Make an empty partial version and return its path; leftovers of killed writers are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob("v*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = folder / f"v{max((_number(p) for p in _versions(folder)), default=0) + 1}.tmp"
+    partial.mkdir()
+    return partial
+
+
+def publish_version(partial: Path) -> Path:
+    """Make a partial version, whose files have been flushed, the current one; remove older ones.
+
+    Returns:
+        its final path.
+    """
+    folder = partial.parent
+    flush_directory(partial)
+    version = partial.with_suffix("")
+    partial.rename(version)
+    flush_directory(folder)
+    with replacing(folder / _POINTER) as pointer:
+        pointer.write_text(version.name + "\n")
+    for old in _versions(folder):
+        if old != version:
+            # first out of the way: a killed removal leaves no half of a version behind
+            doomed = old.rename(old.with_name(old.name + ".tmp"))
+            shutil.rmtree(doomed, ignore_errors=True)
+    return version
+
+
+def current_version(folder: Path) -> Path | None:
+    """Return the newest complete version in ``folder``, or None if there is none."""
+    try:
+        named = folder / (folder / _POINTER).read_text().strip()
+    except OSError:
+        named = None
+    if named is not None and named.is_dir() and named.parent == folder:
+        return named
+    return max(_versions(folder), key=_number, default=None)
+
+
+def _versions(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("v*") if re.fullmatch(r"v\d+", path.name) and os.path.isdir(path)]
+
+
+def _number(version: Path) -> int:
+    return int(version.name[1:])

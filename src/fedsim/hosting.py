@@ -1,0 +1,108 @@
+"""What one rank does in a round: its clients visit the resident models, one after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.aggregation import Aggregator
+from fedsim.callbacks.events import RoundCallback
+from fedsim.client import BatchReport, Client, Visit
+from fedsim.core.errors import BadUpdateError
+from fedsim.method import Method
+from fedsim.round_table import RoundTable
+from fedsim.server import Server
+from fedsim.strategy import FederatedStrategy
+
+__all__ = ["Host"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A rank's clients and what they need to train.
+
+    Args:
+        clients: hosted by this rank.
+        method: whose hooks make the round.
+        server: the global models.
+        aggregator: takes what clients upload.
+        strategy: tells when to leave.
+        on_bad_update: what to do with an update that is not finite.
+        precision: of forward passes, Lightning's name.
+        notify: tells callbacks.
+    """
+
+    clients: Mapping[str, Client]
+    method: Method
+    server: Server
+    aggregator: Aggregator
+    strategy: FederatedStrategy
+    on_bad_update: Literal["stop", "skip_client"]
+    precision: str
+    notify: Callable[[Callable[[RoundCallback], None]], None]
+
+    def train(
+        self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
+    ) -> Exception | None:
+        """Train the clients ``called``, as far as they are hosted here.
+
+        Args:
+            round_: from 0.
+            called: clients that answer in this round, of all ranks.
+            work: client -> share of its work that gets done.
+            table: its rows are filled.
+            keep_snapshots: whether local models are kept for an evaluation.
+
+        Returns:
+            what went wrong, if anything did: the other ranks must hear of it.
+        """
+        mine = [name for name in called if name in self.clients]
+        try:
+            self.notify(lambda callback: callback.on_round_start(round_, mine))
+            for name in mine:
+                self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
+                self._visit(self.clients[name], round_, work[name], table, keep_snapshots)
+        except Exception as error:  # whatever it is
+            return error
+        self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
+        if self.strategy.stop_signal is not None:
+            table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
+        return None
+
+    def _visit(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
+        """Train one client, unless its update is to be left out, and write its row of the table."""
+        try:
+            visit, signals = self._train_client(client, round_, work, keep_snapshot)
+        except BadUpdateError as error:
+            if self.on_bad_update == "stop":
+                raise
+            log.warning("%s; it is left out of this round", error)
+            table.skip(client.client_name)
+        except (RuntimeError, MemoryError) as error:
+            if (explained := client.out_of_memory(error)) is not None:
+                raise explained from error
+            raise
+        else:
+            table.fill(client.client_name, visit, signals, self.strategy.global_rank)
+
+    def _train_client(
+        self, client: Client, round_: int, work: float, keep_snapshot: bool
+    ) -> tuple[Visit, dict[str, float]]:
+        """One client's visit: download, train, measure, upload, leave."""
+        client.resident.flat.check()
+        client.begin_round(round_, work, self.precision, self._on_batch)
+        self.method.download(client, self.server)
+        self.method.train(client, self.server)
+        signals = self.method.signals(client, self.server)
+        contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
+        visit = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
+        self.aggregator.add(client.client_name, contribution)
+        return visit, signals
+
+    def _on_batch(self, report: BatchReport) -> None:
+        self.strategy.poll()
+        self.notify(lambda callback: callback.on_client_batch(report))

@@ -1,0 +1,187 @@
+"""The optimizer of local training: made once, reset for each client, stepping few long vectors where it can."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+
+from fedsim.core.flat import FlatParameters, aligned
+from fedsim.settings import LocalTraining
+
+__all__ = ["ELEMENTWISE", "LocalOptimizer"]
+
+ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
+"""Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class LocalOptimizer:
+    """What steps a client's model.
+
+    Two optimizers in one. The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters that
+    lie side by side in the flat buffer and have one learning rate, of which a model has two to four. Gradients are then
+    views of one buffer, too. It is used when the optimizer works element by element and every parameter got a gradient
+    in the visit's first batch: one without must not be decayed. Both give the same bits.
+
+    Args:
+        settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
+        flat: the buffer in which the model's parameters lie; what lies elsewhere is in its reserve.
+        groups: two groups of named parameters: the trunk, and neck with head.
+    """
+
+    def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
+        self.settings = settings
+        self.flat = flat
+        self.groups = [[p for _, p in group if p.requires_grad and p.numel()] for group in groups]
+        self.parameters = [p for group in self.groups for p in group]
+        self._plain = _Resettable(settings, self.groups)
+        self._segments: list[_Segment] = []
+        self._flat_optimizer: _Resettable | None = None
+        if settings.flat_step and type(self._plain.optimizer) in ELEMENTWISE:
+            self._segments = _segments(flat, self.groups)
+            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
+            self._flat_optimizer = _Resettable(settings, vectors)
+        self._views: list[Tensor] | None = None
+        self._has_stepped = False
+
+    def reset(self, round_: int) -> None:
+        """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
+        factor = self.settings.schedule.factor(round_)
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                optimizer.reset(factor)
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory of moments and gradients back."""
+        self._views, self._has_stepped = None, False
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                optimizer.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of the trunk, and of neck and head."""
+        return [float(group["lr"]) for group in self._plain.optimizer.param_groups]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Change :attr:`rates` in the middle of a visit."""
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                for group, rate in zip(optimizer.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether this visit's steps are flat; known after the first."""
+        return self._views is not None
+
+    def step(self) -> None:
+        """Step all parameters by their gradients, and clear those."""
+        if not self._has_stepped and self._can_be_flat():
+            self._flatten_gradients()
+        self._has_stepped = True
+        if self._views is None:
+            self._plain.optimizer.step()
+            self._plain.optimizer.zero_grad()
+            return
+        assert self._flat_optimizer is not None
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.grad is not view:  # somebody put another tensor in its place
+                assert parameter.grad is not None, "a gradient vanished in the middle of a visit"
+                view.copy_(parameter.grad)
+                parameter.grad = view
+        self._flat_optimizer.optimizer.step()
+        for segment in self._segments:
+            assert segment.vector.grad is not None
+            segment.vector.grad.zero_()
+
+    def _can_be_flat(self) -> bool:
+        return self._flat_optimizer is not None and all(
+            p.grad is not None and p.grad.layout is torch.strided for p in self.parameters
+        )
+
+    def _flatten_gradients(self) -> None:
+        """Move the first batch's gradients into one buffer, of which all later ones are views."""
+        gradients = self.flat.gradients.zero_()
+        self._views = []
+        for parameter in self.parameters:
+            offset = self.flat.place_of(parameter)
+            view = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+            assert parameter.grad is not None  # _can_be_flat() saw to it
+            view.copy_(parameter.grad)
+            parameter.grad = view
+            self._views.append(view)
+        for segment in self._segments:
+            begin, end = segment.span()
+            segment.vector.data = self.flat.buffer[begin:end]
+            segment.vector.grad = gradients[begin:end]
+
+
+class _Segment:
+    """Parameters that lie side by side in the flat buffer and have one learning rate."""
+
+    def __init__(self, group: int, start: int, parameters: list[nn.Parameter]) -> None:
+        self.group = group
+        self.start = start
+        self.parameters = parameters
+        self.vector = nn.Parameter(torch.empty(0, device=parameters[0].device))
+
+    def span(self) -> tuple[int, int]:
+        """First and last element; own heads differ in length from client to client."""
+        return self.start, self.start + sum(aligned(p.numel()) for p in self.parameters)
+
+
+def _segments(flat: FlatParameters, groups: Sequence[Sequence[nn.Parameter]]) -> list[_Segment]:
+    places = [(flat.place_of(p), g, p) for g, group in enumerate(groups) for p in group]
+    segments: list[_Segment] = []
+    for offset, group, parameter in sorted(places, key=lambda place: place[0]):
+        last = segments[-1] if segments else None
+        if last is not None and last.group == group and last.span()[1] == offset:
+            last.parameters.append(parameter)
+        else:
+            segments.append(_Segment(group, offset, [parameter]))
+    return segments
+
+
+class _Resettable:
+    """A torch optimizer that can go back to its beginning."""
+
+    def __init__(self, settings: LocalTraining, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        self._settings, self._groups = settings, groups
+        self.optimizer = self._make()
+        own_rates = (None, settings.head_lr)
+        self._rates = [
+            group["lr"] if own is None else own
+            for group, own in zip(self.optimizer.param_groups, own_rates, strict=True)
+        ]
+        self._options = [
+            {k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
+        ]
+        # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
+        self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
+
+    def _make(self) -> Optimizer:
+        return self._settings.optimizer([{"params": list(group)} for group in self._groups])
+
+    def reset(self, factor: float) -> None:
+        """Start anew, with ``factor`` on all learning rates."""
+        if self._can_be_cleared:
+            self.optimizer.state.clear()
+        else:
+            self.optimizer = self._make()
+        for group, options, rate in zip(self.optimizer.param_groups, self._options, self._rates, strict=True):
+            group.update(options)
+            group["lr"] = factor * rate
+
+    def clear(self) -> None:
+        """Drop moments."""
+        if self._can_be_cleared:
+            self.optimizer.state.clear()

@@ -1,0 +1,91 @@
+"""What ranks tell each other at the end of a round: one row per client, filled by the rank that hosts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Visit
+from fedsim.method import Report
+
+__all__ = ["RoundTable"]
+
+_COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
+_MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
+
+
+class RoundTable:
+    """Numbers of a round. Entries of other ranks are zero until the strategy has summed :attr:`parts`.
+
+    Args:
+        clients: names of all clients; the rows.
+        signal_names: what the method measures; the last columns.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, clients: Sequence[str], signal_names: Sequence[str], world_size: int) -> None:
+        self.signal_names = tuple(signal_names)
+        self._row_of = {name: row for row, name in enumerate(clients)}
+        self._table = torch.zeros(len(clients), len(_COLUMNS) + len(signal_names), dtype=torch.float64)
+        self._busy = torch.zeros(world_size, dtype=torch.float64)
+        self._signals = torch.zeros(world_size, dtype=torch.float64)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The tensors to be summed over ranks, float64 on the CPU."""
+        return [self._table, self._busy, self._signals]
+
+    # -- filled by each rank -------------------------------------------------------------------------------------------
+
+    def fill(self, client: str, visit: Visit, signals: Mapping[str, float], rank: int) -> None:
+        """Write the row of a client that has trained on ``rank``."""
+        row = [*visit, 0.0, *(signals[name] for name in self.signal_names)]
+        self._table[self._row_of[client]] = torch.tensor(row, dtype=torch.float64)
+        self._busy[rank] += visit.seconds
+
+    def skip(self, client: str) -> None:
+        """Mark a client whose update is left out."""
+        self._table[self._row_of[client], _COLUMNS.index("skipped")] = 1.0
+
+    def ask_to_stop(self, rank: int, signum: int) -> None:
+        """Say that ``rank`` has been asked by a signal to end the run."""
+        self._signals[rank] = signum
+
+    # -- read by all ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that asked a rank to end the run, if there was one."""
+        return int(self._signals.max()) or None
+
+    def returned(self, called: Sequence[str]) -> list[str]:
+        """Return those of the clients ``called`` whose updates count."""
+        skipped = self._table[:, _COLUMNS.index("skipped")].tolist()
+        return [name for name in called if not skipped[self._row_of[name]]]
+
+    def report(self, client: str, num_images: int) -> Report:
+        """Return what the server knows about a client."""
+        signals = self._table[self._row_of[client], len(_COLUMNS) :].tolist()
+        return Report(num_images, dict(zip(self.signal_names, signals, strict=True)))
+
+    def metrics(self, trained: Sequence[str], wall: float) -> dict[str, float]:
+        """Return what is logged about training.
+
+        Args:
+            trained: clients whose updates count.
+            wall: seconds of the whole round.
+        """
+        loss, correct, images, _, skipped = self._table[:, : len(_COLUMNS)].sum(0).tolist()
+        metrics = {"train/clients": float(len(trained)), "train/skipped": skipped, "time/round_seconds": wall}
+        metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
+        if images:
+            metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
+        if len(trained) <= _MAX_LOGGED_CLIENTS:
+            for name in trained:
+                loss, _, images, _, _, *signals = self._table[self._row_of[name]].tolist()
+                metrics[f"train/{name}/loss"] = loss / max(images, 1)
+                named = zip(self.signal_names, signals, strict=True)
+                metrics |= {f"train/{name}/{signal}": value for signal, value in named}
+        return metrics
