@@ -13,20 +13,23 @@ Nothing in it is unpickled but tensors and plain types.
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import pickle
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.client import Client
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import flush_file
 from fedsim.core.flat import Entry
+from fedsim.core.store import bytes_of
 from fedsim.core.versions import current_version
 from fedsim.method import Method
 from fedsim.resident import Resident
@@ -53,6 +56,17 @@ STATES_KEY = "fedsim_states"
 """where a rank's private states travel to the writer: an iterator over (client, state)"""
 FORMAT = 2
 
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""names in safetensors files"""
 _SHARD_BYTES = 2**29
 """Private states held in memory while they are written."""
 
@@ -89,9 +103,26 @@ def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[s
     return files
 
 
-def _write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, path)
-    flush_file(path)
+def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. The library's own writer takes two to three times as long as the disk.
+
+    Args:
+        path: the file.
+        tensors: contiguous, on the CPU.
+    """
+    ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors.values()))
+    header = {
+        name: {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
+        for (name, tensor), end in zip(tensors.items(), ends, strict=True)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        head = memoryview(struct.pack("<Q", len(text)) + text)
+        for view in (head, *(bytes_of(tensor) for tensor in tensors.values())):
+            while view:  # a single write takes at most 2 GB
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
 
 
 def shard_name(rank: int, index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from fedsim.models.reid import Features
 from fedsim.resident import Head, Resident
 from fedsim.settings import LocalTraining, Objective, autocast
 
-__all__ = ["Batch", "BatchReport", "Client", "Output", "Tally", "Visit"]
+__all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output", "Tally", "Visit"]
 
 
 class Batch(NamedTuple):
@@ -61,32 +61,67 @@ class Tally:
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
-        self._correct: list[Tensor] = []
-        self._sizes: list[int] = []
+        self._guesses: list[Tensor] = []
+        self._labels: list[Tensor] = []
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
         self._losses.append(loss)
-        self._correct.append((logits.argmax(1) == labels).sum())
-        self._sizes.append(len(labels))
+        self._guesses.append(logits.argmax(1))
+        self._labels.append(labels)
 
-    def sums(self, device: torch.device) -> Tensor:
-        """Return [sum of losses, correct images, images], float64 on the device."""
-        if not self._sizes:
-            return torch.zeros(3, dtype=torch.float64, device=device)
-        sizes = torch.tensor(self._sizes, dtype=torch.float64).to(device, non_blocking=True)
-        losses = (torch.stack(self._losses).double() * sizes).sum()
-        return torch.stack([losses, torch.stack(self._correct).sum().double(), sizes.sum()])
+    def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
+        """Wait for the device, once.
+
+        Args:
+            more: other float32 scalars that are read on this occasion.
+
+        Returns:
+            sum of losses over images, correct images, images, and the values of ``more``.
+        """
+        if not self._losses:
+            return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
+        correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
+        correct, *values = torch.stack([correct, *self._losses, *more]).tolist()
+        sizes = [len(labels) for labels in self._labels]
+        loss = sum(mean * size for mean, size in zip(values, sizes, strict=False))
+        return loss, correct, float(sum(sizes)), values[len(sizes) :]
 
 
-class Visit(NamedTuple):
-    """What the end of a client's round tells."""
+class Outcome(NamedTuple):
+    """What the end of a visit tells."""
 
     loss: float
     """sum over images"""
     correct: float
     images: float
     seconds: float
+
+
+class Visit:
+    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
+
+    Args:
+        client: who visits.
+        round_: from 0.
+        work: share of the local work that gets done.
+        precision: of forward passes.
+        listener: told about every batch.
+    """
+
+    def __init__(
+        self, client: Client, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]
+    ) -> None:
+        self.work, self.precision, self.listener = work, precision, listener
+        self.started = time.perf_counter()
+        self.tally = Tally()
+        self.progress = (0, 0, 0)
+        """local epoch, batches of it that have begun, batches of it in all"""
+        seed, name, device = client.seed, client.client_name, client.device
+        self.batch_stream = torch_generator(seed, round_, name, "batches")
+        self.augment_stream: torch.Generator | None = None
+        if client.augmentation.is_random:
+            self.augment_stream = torch_generator(seed, round_, name, "augment", device=device)
 
 
 class Client(LightningModule):
@@ -131,12 +166,13 @@ class Client(LightningModule):
         self.kept: dict[str, Tensor] = {}
         """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
         self.round = 0
-        self.progress = (0, 0, 0)
-        """local epoch, batches of it that have begun, batches of it in all"""
         self.images: Tensor | None = None
         """[n, 3, H, W] uint8 in host memory, once decoded"""
         self.labels = torch.from_numpy(data.labels)
         """[n] int64"""
+        # at once, for all clients: memory that does not suffice is noticed before the first round
+        generator = torch_generator(seed, self.client_name, "head")
+        store.write(self.client_name, {"state": resident.initial_state(self.num_classes, generator)})
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
 
@@ -151,17 +187,13 @@ class Client(LightningModule):
             precision: Lightning's name, ``32-true`` or ``bf16-mixed``.
             listener: told about every batch.
         """
-        self.round, self.work, self.precision, self.listener = round_, work, precision, listener
-        self.started = time.perf_counter()
+        self.round = round_
+        self.visit = Visit(self, round_, work, precision, listener)
         self.load()
         self.resident.reset_counters()
-        self.resident.model.set_generator(self.generator("dropout", device=self.device))
-        seed_global_stream(
-            derive_seed(self.seed, round_, self.client_name, "modules")
-        )  # for foreign modules' own noise
-        self.augment_stream = self.generator("augment", device=self.device)
-        self.batch_stream = self.generator("batches")
-        self.tally = Tally()
+        if self.resident.model.has_dropout:
+            self.resident.model.set_generator(self.generator("dropout", device=self.device))
+        seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self.resident.optimizer(self.training_settings)
         self.optimizer.reset(round_)
         if not self.resident.model.training:
@@ -170,31 +202,35 @@ class Client(LightningModule):
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work."""
         assert self.images is not None
+        visit, device = self.visit, self.device
         order = self._epoch_order()
-        share = min(max(self.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
+        share = min(max(visit.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
         count = max(int(share * len(order)), 1 if epoch == 0 else 0)
         for position, index in enumerate(order[:count], start=1):
-            self.progress = (epoch, position, count)
-            images = self.images[index].to(self.device, non_blocking=True)
-            labels = self.labels[index].to(self.device, non_blocking=True)
-            yield Batch(self.augmentation(images, self.augment_stream), labels)
+            visit.progress = (epoch, position, count)
+            images = self.images.index_select(0, index).to(device, non_blocking=True)
+            labels = self.labels.index_select(0, index).to(device, non_blocking=True)
+            yield Batch(self.augmentation(images, visit.augment_stream), labels)
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
-        with autocast(self.device, self.precision):
+        if self.visit.precision == "32-true":
+            features = self.resident.model(images)
+            return Output(features, self.resident.head(features.neck))
+        with autocast(self.device, self.visit.precision):
             features = self.resident.model(images)
             logits = self.resident.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
 
     def training_step(self, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch (scalar) and count it."""
-        output = self(batch.images)
+        output = self.forward(batch.images)
         goal = self.objective
         loss = smoothed_cross_entropy(output.logits, batch.labels, goal.label_smoothing)
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
             loss = loss + goal.triplet * batch_hard_triplet(features, batch.labels, goal.margin)
-        self.tally.add(loss.detach(), output.logits.detach(), batch.labels)
+        self.visit.tally.add(loss.detach(), output.logits, batch.labels)
         return loss
 
     def step(self, loss: Tensor) -> bool:
@@ -204,7 +240,7 @@ class Client(LightningModule):
             whether the optimizer stepped.
         """
         settings = self.training_settings
-        epoch, done, total = self.progress
+        epoch, done, total = self.visit.progress
         (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
         steps = done % settings.accumulate == 0 or done == total
         if steps:
@@ -212,10 +248,10 @@ class Client(LightningModule):
                 nn.utils.clip_grad_norm_(self.optimizer.parameters, settings.grad_clip)
             self.optimizer.step()
         share = (epoch + done / total) / settings.local_epochs
-        self.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
+        self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
-    def end_round(self, contribution: Tensor, limit: float, keep_snapshot: bool) -> Visit:
+    def end_round(self, contribution: Tensor, limit: float, keep_snapshot: bool) -> Outcome:
         """Check what the visit came to, and store the private state.
 
         Args:
@@ -228,14 +264,14 @@ class Client(LightningModule):
                 stays what it was before the round.
         """
         self.optimizer.release()  # its moments would occupy the device until the client's next round
-        bounds = torch.stack([*_bounds(contribution), *_bounds(self.resident.private)]).double()
-        # the visit's only wait for the device
-        loss, correct, images, *extremes = torch.cat([self.tally.sums(self.device), bounds]).tolist()
+        parts = [part for part in (contribution, self.resident.private) if part.numel()]
+        bounds = [bound for part in parts for bound in part.aminmax()]  # NaN if there is one
+        loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._bad_update(
                 "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
             )
-        if max(-extremes[0], extremes[1]) > limit:
+        if contribution.numel() and max(-extremes[0], extremes[1]) > limit:
             raise self._bad_update(
                 f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
                 "the learning rate",
@@ -244,14 +280,16 @@ class Client(LightningModule):
         self.store.write(self.client_name, {"state": self.resident.private, **self._kept_by_method()})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         self.kept = {}
-        return Visit(loss, correct, images, time.perf_counter() - self.started)
+        started = self.visit.started
+        del self.visit  # its tally holds tensors of every batch
+        return Outcome(loss, correct, images, time.perf_counter() - started)
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
         """If memory ran out, say in which batch, and what to do."""
         short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
         if not short:
             return None
-        epoch, done, total = self.progress
+        epoch, done, total = self.visit.progress
         size = self.training_settings.batch_size
         return TrainingError(
             f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "
@@ -281,11 +319,7 @@ class Client(LightningModule):
 
     def private_state(self) -> dict[str, Tensor]:
         """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
-        stored = self.store.read(self.client_name)
-        if not stored:
-            generator = torch_generator(self.seed, self.client_name, "head")
-            stored = {"state": self.resident.initial_state(self.num_classes, generator)}
-        return stored
+        return self.store.read(self.client_name)
 
     def load_private_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore :meth:`private_state`."""
@@ -315,10 +349,10 @@ class Client(LightningModule):
     def _epoch_order(self) -> list[Tensor]:
         settings = self.training_settings
         if settings.sampler == "identity":
-            order = identity_batches(self.labels, settings.batch_size, settings.num_instances, self.batch_stream)
+            order = identity_batches(self.labels, settings.batch_size, settings.num_instances, self.visit.batch_stream)
         else:
             order = shuffled_batches(
-                self.data.num_images, settings.batch_size, self.batch_stream, settings.drop_partial
+                self.data.num_images, settings.batch_size, self.visit.batch_stream, settings.drop_partial
             )
         return order[: self._limit(len(order))]
 
@@ -327,9 +361,3 @@ class Client(LightningModule):
         if limit is None:
             return num_batches
         return min(num_batches, int(limit)) if limit >= 1 else max(1, int(limit * num_batches))
-
-
-def _bounds(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest entry, NaN if there is one; 0 for an empty tensor."""
-    smallest, largest = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-    return smallest, largest

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.aggregation import Aggregator
 from fedsim.callbacks.events import RoundCallback
-from fedsim.client import BatchReport, Client, Visit
+from fedsim.client import BatchReport, Client, Outcome
 from fedsim.core.errors import BadUpdateError
 from fedsim.method import Method
 from fedsim.round_table import RoundTable
@@ -33,7 +33,7 @@ class Host:
         strategy: tells when to leave.
         on_bad_update: what to do with an update that is not finite.
         precision: of forward passes, Lightning's name.
-        notify: tells callbacks.
+        callbacks: told about rounds and batches.
     """
 
     clients: Mapping[str, Client]
@@ -43,7 +43,7 @@ class Host:
     strategy: FederatedStrategy
     on_bad_update: Literal["stop", "skip_client"]
     precision: str
-    notify: Callable[[Callable[[RoundCallback], None]], None]
+    callbacks: Sequence[RoundCallback]
 
     def train(
         self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
@@ -62,7 +62,8 @@ class Host:
         """
         mine = [name for name in called if name in self.clients]
         try:
-            self.notify(lambda callback: callback.on_round_start(round_, mine))
+            for callback in self.callbacks:
+                callback.on_round_start(round_, mine)
             for name in mine:
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
                 self._visit(self.clients[name], round_, work[name], table, keep_snapshots)
@@ -76,7 +77,7 @@ class Host:
     def _visit(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
         """Train one client, unless its update is to be left out, and write its row of the table."""
         try:
-            visit, signals = self._train_client(client, round_, work, keep_snapshot)
+            outcome, signals = self._train_client(client, round_, work, keep_snapshot)
         except BadUpdateError as error:
             if self.on_bad_update == "stop":
                 raise
@@ -87,11 +88,11 @@ class Host:
                 raise explained from error
             raise
         else:
-            table.fill(client.client_name, visit, signals, self.strategy.global_rank)
+            table.fill(client.client_name, outcome, signals, self.strategy.global_rank)
 
     def _train_client(
         self, client: Client, round_: int, work: float, keep_snapshot: bool
-    ) -> tuple[Visit, dict[str, float]]:
+    ) -> tuple[Outcome, dict[str, float]]:
         """One client's visit: download, train, measure, upload, leave."""
         client.resident.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
@@ -99,10 +100,11 @@ class Host:
         self.method.train(client, self.server)
         signals = self.method.signals(client, self.server)
         contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
-        visit = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
+        outcome = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
-        return visit, signals
+        return outcome, signals
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()
-        self.notify(lambda callback: callback.on_client_batch(report))
+        for callback in self.callbacks:
+            callback.on_client_batch(report)

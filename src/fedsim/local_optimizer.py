@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,9 @@ __all__ = ["ELEMENTWISE", "LocalOptimizer"]
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+
+_WORTHWHILE = 2
+"""Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -42,8 +46,10 @@ class LocalOptimizer:
         self._plain = _Resettable(settings, self.groups)
         self._segments: list[_Segment] = []
         self._flat_optimizer: _Resettable | None = None
-        if settings.flat_step and type(self._plain.optimizer) in ELEMENTWISE:
-            self._segments = _segments(flat, self.groups)
+        segments = _segments(flat, self.groups)
+        joins = len(self.parameters) >= _WORTHWHILE * len(segments)
+        if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
+            self._segments = segments
             vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
         self._views: list[Tensor] | None = None
@@ -89,7 +95,7 @@ class LocalOptimizer:
             self._flatten_gradients()
         self._has_stepped = True
         if self._views is None:
-            self._plain.optimizer.step()
+            self._plain.step()
             self._plain.optimizer.zero_grad()
             return
         assert self._flat_optimizer is not None
@@ -98,10 +104,9 @@ class LocalOptimizer:
                 assert parameter.grad is not None, "a gradient vanished in the middle of a visit"
                 view.copy_(parameter.grad)
                 parameter.grad = view
-        self._flat_optimizer.optimizer.step()
-        for segment in self._segments:
-            assert segment.vector.grad is not None
-            segment.vector.grad.zero_()
+        self._flat_optimizer.step()
+        for gradient in self._segment_gradients:
+            gradient.zero_()
 
     def _can_be_flat(self) -> bool:
         return self._flat_optimizer is not None and all(
@@ -123,6 +128,7 @@ class LocalOptimizer:
             begin, end = segment.span()
             segment.vector.data = self.flat.buffer[begin:end]
             segment.vector.grad = gradients[begin:end]
+        self._segment_gradients = [gradients[slice(*segment.span())] for segment in self._segments]
 
 
 class _Segment:
@@ -167,6 +173,7 @@ class _Resettable:
         ]
         # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
         self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
+        self._bare_step = inspect.unwrap(type(self.optimizer).step)
 
     def _make(self) -> Optimizer:
         return self._settings.optimizer([{"params": list(group)} for group in self._groups])
@@ -180,6 +187,14 @@ class _Resettable:
         for group, options, rate in zip(self.optimizer.param_groups, self._options, self._rates, strict=True):
             group.update(options)
             group["lr"] = factor * rate
+
+    def step(self) -> None:
+        """Take a step, of torch's own optimizers without their profiling wrapper: it takes as long as a small step."""
+        if self._can_be_cleared:
+            with torch.no_grad():
+                self._bare_step(self.optimizer)
+        else:
+            self.optimizer.step()
 
     def clear(self) -> None:
         """Drop moments."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedsim.client import Visit
+from fedsim.client import Outcome
 from fedsim.method import Report
 
 __all__ = ["RoundTable"]
@@ -29,25 +29,32 @@ class RoundTable:
         self.signal_names = tuple(signal_names)
         self._row_of = {name: row for row, name in enumerate(clients)}
         self._table = torch.zeros(len(clients), len(_COLUMNS) + len(signal_names), dtype=torch.float64)
+        self._filled: dict[int, list[float]] = {}
         self._busy = torch.zeros(world_size, dtype=torch.float64)
         self._signals = torch.zeros(world_size, dtype=torch.float64)
 
     @property
     def parts(self) -> list[Tensor]:
         """The tensors to be summed over ranks, float64 on the CPU."""
+        if self._filled:  # all at once: writing single entries of a tensor is slow
+            rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
+            self._table[torch.tensor(list(self._filled))] = rows
+            self._filled.clear()
         return [self._table, self._busy, self._signals]
 
     # -- filled by each rank -------------------------------------------------------------------------------------------
 
-    def fill(self, client: str, visit: Visit, signals: Mapping[str, float], rank: int) -> None:
+    def fill(self, client: str, outcome: Outcome, signals: Mapping[str, float], rank: int) -> None:
         """Write the row of a client that has trained on ``rank``."""
-        row = [*visit, 0.0, *(signals[name] for name in self.signal_names)]
-        self._table[self._row_of[client]] = torch.tensor(row, dtype=torch.float64)
-        self._busy[rank] += visit.seconds
+        row = [*outcome, 0.0, *(signals[name] for name in self.signal_names)]
+        self._filled[self._row_of[client]] = row
+        self._busy[rank] += outcome.seconds
 
     def skip(self, client: str) -> None:
         """Mark a client whose update is left out."""
-        self._table[self._row_of[client], _COLUMNS.index("skipped")] = 1.0
+        empty = [0.0] * self._table.shape[1]
+        empty[_COLUMNS.index("skipped")] = 1.0
+        self._filled[self._row_of[client]] = empty
 
     def ask_to_stop(self, rank: int, signum: int) -> None:
         """Say that ``rank`` has been asked by a signal to end the run."""

@@ -76,6 +76,8 @@ class Availability:
 
     def work(self, round_: int, client: str, seed: int) -> float:
         """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""
+        if self.drop == self.straggle == 0:
+            return 1.0
         dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)
         if dropped < self.drop:
             return 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -106,6 +105,11 @@ class LocalTraining:
     schedule: Schedule = field(default_factory=Schedule)
     """learning rate over rounds"""
 
+    @property
+    def trunk_lr(self) -> float:
+        """The optimizer's own learning rate."""
+        return float(self.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"])
+
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
         for name in ("local_epochs", "num_instances", "accumulate"):
@@ -179,9 +183,7 @@ class Evaluation:
             raise ConfigError(f"model.evaluation.batch_size: {self.batch_size} is less than 1")
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else what is around it."""
-    if precision != "bf16-mixed":
-        return nullcontext()
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
     # without the cache: it would keep casts of weights that another client's have replaced in place
-    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed", cache_enabled=False)

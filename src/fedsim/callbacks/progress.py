@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -14,6 +14,9 @@ from tqdm import tqdm
 from fedsim.callbacks.events import RoundCallback
 from fedsim.client import BatchReport
 from fedsim.core.placement import Placement
+
+if TYPE_CHECKING:
+    from fedsim.federation import Federation
 
 __all__ = ["RoundProgress"]
 
@@ -95,7 +98,8 @@ class RoundProgress(RoundCallback, ProgressBar):
         """Print a line about the round."""
         if not self._enabled:
             return
-        metrics = trainer.callback_metrics
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        metrics = {**federation.scores, **federation.round_metrics}
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
         every = trainer.check_val_every_n_epoch or 1
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's

@@ -48,7 +48,8 @@ class RunSummary(Callback):
         batch_idx: int,
     ) -> None:
         """Add up the round, before an evaluation or a checkpoint looks at the sums."""
-        metrics = trainer.callback_metrics
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        metrics = federation.round_metrics
         self.totals["bytes_up"] += int(metrics["comm/up_bytes"])
         self.totals["bytes_down"] += int(metrics["comm/down_bytes"])
         self.totals["seconds"] += float(metrics["time/round_seconds"])

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ClientStore", "DiskStore", "MemoryStore", "Place", "make_store"]
+__all__ = ["ClientStore", "DiskStore", "MemoryStore", "Place", "bytes_of", "make_store"]
 
 Place = Literal["device", "host", "disk"]
 
@@ -97,7 +97,7 @@ class DiskStore(ClientStore):
 
     def _read(self, offset: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype)
-        view = _bytes_of(tensor)
+        view = bytes_of(tensor)
         while view:
             done = os.preadv(self._file.fileno(), [view], offset)
             assert done > 0, "the store's file was truncated"
@@ -107,7 +107,7 @@ class DiskStore(ClientStore):
     def _write(
         self, tensor: Tensor, old: tuple[int, torch.dtype, torch.Size] | None
     ) -> tuple[int, torch.dtype, torch.Size]:
-        view = _bytes_of(tensor.detach().cpu().contiguous())
+        view = bytes_of(tensor.detach().cpu().contiguous())
         offset = self._end
         if old is not None and (old[1], old[2]) == (tensor.dtype, tensor.shape):
             offset = old[0]
@@ -120,7 +120,7 @@ class DiskStore(ClientStore):
         return place
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor."""
     return tensor.flatten().view(torch.uint8).numpy().data
 

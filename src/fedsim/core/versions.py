@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 from fedsim.core.files import flush_directory, replacing
@@ -46,7 +47,8 @@ def publish_version(partial: Path) -> Path:
         if old != version:
             # first out of the way: a killed removal leaves no half of a version behind
             doomed = old.rename(old.with_name(old.name + ".tmp"))
-            shutil.rmtree(doomed, ignore_errors=True)
+            # beside what follows: removing gigabytes takes a noticeable time
+            threading.Thread(target=shutil.rmtree, args=(doomed, True)).start()
     return version
 
 

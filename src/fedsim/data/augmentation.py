@@ -23,7 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def normalise_images(images: Tensor) -> Tensor:
     """Map uint8 RGB [B, 3, H, W] to float32 with ImageNet's mean and standard deviation."""
     mean, std = _constants(images.device)
-    return images.to(torch.float32, copy=True).div_(255.0).sub_(mean).div_(std)
+    return images.div(255.0).sub_(mean).div_(std)
 
 
 @cache
@@ -50,22 +50,28 @@ class Augmentation:
     erase: float = 0.0
     """probability of erasing a rectangle (Zhong et al., AAAI 2020): 2 to 40 % of the area, filled with the mean"""
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise.
 
         Args:
             images: the batch, on the generator's device.
-            generator: every decision is drawn from it.
+            generator: every decision is drawn from it; None only if there is nothing to decide.
 
         Returns:
             float32 [B, 3, H, W], normalised.
         """
         x = normalise_images(images)
-        if not self._moves and self.erase == 0.0:
+        if generator is None:
+            assert not self.is_random, "a random augmentation needs a generator"
             return x
         draws = torch.rand((len(images), 10), generator=generator, device=images.device)
         x = self._move(x, draws[:, :5]) if self._moves else x
         return self._erase(x, draws[:, 5:])
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything happens beyond normalisation."""
+        return self._moves or self.erase > 0.0
 
     @property
     def _moves(self) -> bool:

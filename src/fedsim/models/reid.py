@@ -80,7 +80,7 @@ class Neck:
             layers.append(norm)
         if self.kind == "linear" and self.activation != "none":
             layers.append(nn.ReLU() if self.activation == "relu" else nn.LeakyReLU(0.1))
-        return nn.Sequential(*layers, KeyedDropout(self.dropout))
+        return nn.Sequential(*layers, *([KeyedDropout(self.dropout)] if self.dropout else []))
 
     def out_features(self, in_channels: int) -> int:
         """Return D."""
@@ -120,7 +120,12 @@ class ReIDModel(nn.Module):
         """Map normalised images [B, 3, H, W] to features."""
         maps = self.backbone(images)
         pool = maps.mean(dim=(2, 3)) if maps.dim() == 4 else maps
-        return Features(pool, self.neck(pool))
+        return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether anything draws from the generator of :meth:`set_generator`."""
+        return any(dropout.p > 0 for dropout in self._dropouts)
 
     def set_generator(self, generator: torch.Generator) -> None:
         """Let every dropout of the model draw from ``generator``."""
