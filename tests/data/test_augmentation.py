@@ -283,3 +283,15 @@ def test_erasing_comes_after_the_geometry_and_does_not_change_it(geometry):
             rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
             # upright even if the picture was turned: the box around all changes is empty
             assert (picture[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] == 0).all()
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [16, 3], [1, 40]])
+def test_batches_that_are_augmented_together_get_what_each_would_get_alone(sizes):
+    augmentation = Augmentation(pad=3, flip=0.5, rotate=10.0, scale=0.1, erase=0.5)
+    images = torch.randint(
+        0, 256, (sum(sizes), 3, 16, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    together = augmentation(images, torch.Generator().manual_seed(1), sizes)
+    stream = torch.Generator().manual_seed(1)
+    alone = torch.cat([augmentation(batch, stream) for batch in images.split(sizes)])
+    assert torch.equal(together, alone)

@@ -7,6 +7,7 @@ all drawn from one generator that the caller keys by (seed, round, client).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,12 +51,14 @@ class Augmentation:
     erase: float = 0.0
     """probability of erasing a rectangle (Zhong et al., AAAI 2020): 2 to 40 % of the area, filled with the mean"""
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+    def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise.
 
         Args:
             images: the batch, on the generator's device.
             generator: every decision is drawn from it; None only if there is nothing to decide.
+            sizes: of the batches that ``images`` consists of, each of which gets the draws that it would get alone;
+                None: it is one batch.
 
         Returns:
             float32 [B, 3, H, W], normalised.
@@ -64,7 +67,7 @@ class Augmentation:
         if generator is None:
             assert not self.is_random, "a random augmentation needs a generator"
             return x
-        draws = torch.rand((len(images), 10), generator=generator, device=images.device)
+        draws = torch.cat([torch.rand((n, 10), generator=generator, device=x.device) for n in sizes or (len(images),)])
         x = self._move(x, draws[:, :5]) if self._moves else x
         return self._erase(x, draws[:, 5:])
 
