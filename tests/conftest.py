@@ -10,12 +10,19 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+LAUNCHER = {"RANK", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FEDSIM_LAUNCHER"}
 
 
 def pytest_configure():
     # Lightning would take a scheduler's or launcher's variables for ours
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"}:
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in {
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_PORT",
+            "FEDSIM_LAUNCHER",
+        }:
             del os.environ[name]
 
 
@@ -39,7 +46,11 @@ def fedsim():
     def run(*args, check=True, timeout=300, cwd=None):
         command = [sys.executable, "-m", "fedsim", *map(str, args)]
         # a fit in this process leaves its own address behind
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK"))}
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "FEDSIM_LAUNCHER"))
+        }
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd or ROOT, env=env)
         assert not check or result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
         return result

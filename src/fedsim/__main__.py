@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fedsim._version import __version__
@@ -56,6 +57,8 @@ def main(args: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         sys.stderr.write(f"fedsim: error: there is no command {args[0]}; choose from {', '.join(COMMANDS)}\n")
         return 2
+    # a lost connection is one line of ours; torch would add pages of its C++ frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli import run_command  # imports torch and Lightning
 
     return run_command(args)

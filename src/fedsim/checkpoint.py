@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +44,7 @@ __all__ = [
     "load_states",
     "read_checkpoint",
     "read_states",
+    "relocate_callbacks",
     "write_global",
     "write_shards",
 ]
@@ -80,7 +80,10 @@ def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
     if config is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
-    torch.save(checkpoint, version / "global.ckpt")
+    try:
+        torch.save(checkpoint, version / "global.ckpt")
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(str(error).partition("\n")[0]) from error
     flush_file(version / "global.ckpt")
 
 
@@ -158,7 +161,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     file = version / "global.ckpt"
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch's readers raise many kinds for files that are something else
         raise DataError(f"{file}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
     content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(content, dict) or "format" not in content:
@@ -206,6 +209,24 @@ def _shards(content: Mapping[str, Any], ranks: Iterable[int] | None = None) -> l
     counts: list[int] = content["files"]
     chosen = range(len(counts)) if ranks is None else sorted(ranks)
     return [shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
+
+
+def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """Let callbacks remember their files where they are now: the run directory may have been moved.
+
+    Args:
+        checkpoint: Lightning's dictionary; states of ModelCheckpoint callbacks are changed.
+        folder: where the checkpoint is.
+    """
+    for state in checkpoint.get("callbacks", {}).values():
+        old = state.get("dirpath") if isinstance(state, dict) else None
+        if not isinstance(old, str) or Path(old).name != folder.name:
+            continue
+        for key, value in state.items():
+            if isinstance(value, str) and value.startswith(old):
+                state[key] = str(folder) + value.removeprefix(old)
+            elif key == "best_k_models":
+                state[key] = {str(folder) + path.removeprefix(old): score for path, score in value.items()}
 
 
 # -- content -----------------------------------------------------------------------------------------------------------

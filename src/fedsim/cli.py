@@ -102,10 +102,12 @@ class FedSimCLI(LightningCLI):
                 f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
                 f"{self.run_dir}/checkpoints/best.ckpt"
             )
+        self.restarts = False
         if config.get("ckpt_path"):
             path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
             config["ckpt_path"] = None if path is None else str(path)
             if path is None:
+                self.restarts = True
                 log.info("%s has no checkpoint yet: the run begins", self.run_dir)
             else:
                 read_checkpoint(path)  # a wrong one is reported before processes start
@@ -118,7 +120,7 @@ class FedSimCLI(LightningCLI):
         _ = self.datamodule.federated
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
             config = self.config[self.subcommand]
-            prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"])
+            prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""

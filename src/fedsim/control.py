@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Protocol
+from functools import cache
+from typing import NoReturn, Protocol
 
 from fedsim.core.errors import PeerError, RunStoppedError
 
-__all__ = ["ControlChannel", "Store"]
+__all__ = ["ControlChannel", "Store", "end_with_launcher"]
 
 _PERIOD = 0.5
 """Seconds between two looks at the others."""
@@ -44,19 +45,17 @@ class ControlChannel:
     """One rank's end of the channel.
 
     Args:
-        store: shared by all ranks; None on a single rank, where only the launcher is watched.
+        store: shared by all ranks.
         rank: of this process.
         world_size: number of ranks.
         silence: seconds without a sign of life after which a rank counts as lost.
-        launcher: process id of the launcher without which this process must not live on; None: it has none.
     """
 
-    def __init__(self, store: Store | None, rank: int, world_size: int, silence: float, launcher: int | None) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, silence: float) -> None:
         self._store = store
         self._rank = rank
         self._ranks = range(world_size)
         self._silence = silence
-        self._launcher = launcher
         self.activity = "start"
         """what this rank is doing, for the others' messages"""
         self._word = ""
@@ -65,14 +64,16 @@ class ControlChannel:
         self._trouble: Exception | None = None
         self._trouble_since = 0.0
         self._beat = 0
-        self._beats: dict[int, tuple[str, float]] = {}  # rank -> its last beat, and when it changed
-        self._looked = time.monotonic()
+        # silence is counted in our own waits, not by the clock: when this process was frozen, others were not silent
+        self._beats: dict[int, tuple[str, int]] = {}  # rank -> its last beat, and how often we have seen it again
+        self._idle = 0  # waits of the guard since the last look at the others
         self._wake = threading.Event()
         self._closing = False
         # two threads: when rank 0 is frozen, whoever asks the store in its process is, too
-        self._threads = [threading.Thread(target=self._guard, name="fedsim guard", daemon=True)]
-        if store is not None:
-            self._threads.append(threading.Thread(target=self._look, name="fedsim control", daemon=True))
+        self._threads = [
+            threading.Thread(target=target, name=f"fedsim {target.__name__}", daemon=True)
+            for target in (self._guard, self._look)
+        ]
 
     def start(self) -> None:
         """Write the first sign of life; all ranks must have done so before any of them calls :meth:`watch`."""
@@ -80,7 +81,6 @@ class ControlChannel:
 
     def watch(self) -> None:
         """Start to look at the others."""
-        self._looked = time.monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -96,13 +96,19 @@ class ControlChannel:
         if self._trouble is not None:
             raise self._trouble
 
-    def await_news(self) -> None:
-        """Give the thread time to find out why a collective broke, and raise that."""
-        deadline = time.monotonic() + _LINGER
-        while time.monotonic() < deadline:
-            self.check()
+    def await_news(self) -> NoReturn:
+        """Give the thread time to find out why a collective broke, and raise that.
+
+        Raises:
+            PeerError: always.
+        """
+        deadline = time.monotonic() + 2 * _PERIOD
+        while self._trouble is None and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.05)
+        self._note(PeerError("another rank ended without a word, or did not answer in time"))
+        assert self._trouble is not None
+        raise self._trouble
 
     def fail(self, message: str) -> None:
         """Tell the others that this rank stops, and stay until they have heard it."""
@@ -114,20 +120,21 @@ class ControlChannel:
 
     def close(self) -> None:
         """Say goodbye; rank 0, in whose process the store lives, is the last to go."""
-        if not self._word and self._trouble is None:
+        in_order = not self._word and self._trouble is None
+        if in_order:
             self._word = _DONE
             if self._rank == 0:
                 self._linger()
         self._closing = True
-        self._wake.set()
-        for thread in self._threads:
-            if thread.is_alive():
+        if in_order:  # else a thread may be waiting for a store that never answers
+            self._wake.set()
+            for thread in self._threads:
                 thread.join(timeout=_PERIOD)
-        with suppress(Exception):  # rank 0 may be gone already, with the store
-            self._write()
+            with suppress(Exception):  # rank 0 may be gone already, with the store
+                self._write()
 
     def _tell(self, word: str) -> None:
-        if not self._word and self._store is not None:
+        if not self._word:
             self._word = word
             self._linger()
 
@@ -143,39 +150,39 @@ class ControlChannel:
     def _guard(self) -> None:
         """See to it that this process ends when it should, whatever its main thread is doing."""
         while not self._closing:
-            time.sleep(_PERIOD / 2)
-            if self._launcher is not None and os.getppid() != self._launcher:
-                _die("the launcher of this process has ended")
-            if self._store is not None and time.monotonic() - self._looked > self._silence:
+            time.sleep(_PERIOD)
+            self._idle += 1
+            if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
             if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
                 _die(str(self._trouble))
 
     def _look(self) -> None:
-        while not self._closing:
-            self._wake.wait(_PERIOD)
+        while not self._closing and self._trouble is None:
+            waited = not self._wake.wait(_PERIOD)
             self._wake.clear()
             try:
                 self._write()
-                assert self._store is not None
                 values = self._store.multi_get([_key(rank) for rank in self._ranks])
             except Exception as error:  # whatever the store raises, rank 0 is gone
                 if not self._closing:
                     self._note(PeerError(f"rank 0 ended without a word ({type(error).__name__})", 0))
                 return
-            self._looked = time.monotonic()
+            self._idle = 0
             for rank, value in enumerate(values):
                 if rank != self._rank:
-                    self._read(rank, value.decode())
+                    self._read(rank, value.decode(), waited)
+        if self._acknowledged:  # let those who failed know that they need not stay
+            with suppress(Exception):
+                self._write()
 
     def _write(self) -> None:
         """Write our line: beat, the ranks whose word we have read, activity, word."""
         self._beat += 1
         heard = ",".join(map(str, sorted(self._acknowledged)))
-        if self._store is not None:
-            self._store.set(_key(self._rank), "\n".join([str(self._beat), heard, self.activity, self._word]))
+        self._store.set(_key(self._rank), "\n".join([str(self._beat), heard, self.activity, self._word]))
 
-    def _read(self, rank: int, line: str) -> None:
+    def _read(self, rank: int, line: str, waited: bool) -> None:
         beat, heard, activity, word = line.split("\n", 3)
         if str(self._rank) in heard.split(","):
             self._heard.add(rank)
@@ -186,13 +193,28 @@ class ControlChannel:
             elif word.startswith(_ABANDON):
                 self._note(RunStoppedError(int(word.removeprefix(_ABANDON))))
         elif rank not in self._beats or self._beats[rank][0] != beat:
-            self._beats[rank] = (beat, time.monotonic())
-        elif time.monotonic() - self._beats[rank][1] > self._silence:
-            self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
+            self._beats[rank] = (beat, 0)
+        elif waited:
+            times = self._beats[rank][1] + 1
+            self._beats[rank] = (beat, times)
+            if times * _PERIOD > self._silence:
+                self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
 
     def _note(self, trouble: Exception) -> None:
         if self._trouble is None and not self._word:
             self._trouble, self._trouble_since = trouble, time.monotonic()
+
+
+@cache
+def end_with_launcher(pid: int) -> None:
+    """End this process when its parent is not ``pid`` any more; called again with the same number, do nothing."""
+
+    def watch() -> None:
+        while os.getppid() == pid:
+            time.sleep(_PERIOD)
+        _die("the launcher of this process has ended")
+
+    threading.Thread(target=watch, name="fedsim launcher", daemon=True).start()
 
 
 def _key(rank: int) -> str:

@@ -139,6 +139,7 @@ class Federation(LightningModule):
             # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
             self.strategy.exchange(table.parts, error)
             trained = self.trained = table.returned(called)
+            table.warn_of_skipped(self.round, called)
             # 5. Every rank computes the same weights, normalised before they meet any upload.
             reports = {name: table.report(name, self._data_of[name].num_images) for name in trained}
             weights = aggregation_weights(self.method, reports, self.archs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,8 +17,6 @@ from fedsim.server import Server
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["Host"]
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,9 @@ class Host:
         """Train one client, unless its update is to be left out, and write its row of the table."""
         try:
             outcome, signals = self._train_client(client, round_, work, keep_snapshot)
-        except BadUpdateError as error:
+        except BadUpdateError:
             if self.on_bad_update == "stop":
                 raise
-            log.warning("%s; it is left out of this round", error)
             table.skip(client.client_name)
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
@@ -99,6 +96,9 @@ class Host:
         self.method.download(client, self.server)
         self.method.train(client, self.server)
         signals = self.method.signals(client, self.server)
+        for name, value in signals.items():
+            if not math.isfinite(value):
+                raise BadUpdateError(f"client {client.client_name}, round {round_ + 1}: its {name} is {value}")
         contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
         outcome = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,6 +12,8 @@ from fedsim.client import Outcome
 from fedsim.method import Report
 
 __all__ = ["RoundTable"]
+
+log = logging.getLogger(__name__)
 
 _COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
 _MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
@@ -71,6 +74,11 @@ class RoundTable:
         """Return those of the clients ``called`` whose updates count."""
         skipped = self._table[:, _COLUMNS.index("skipped")].tolist()
         return [name for name in called if not skipped[self._row_of[name]]]
+
+    def warn_of_skipped(self, round_: int, called: Sequence[str]) -> None:
+        """Name the clients that are left out of round ``round_``, from 0."""
+        if skipped := sorted(set(called) - set(self.returned(called))):
+            log.warning("round %d leaves out %s: not finite, or too large", round_ + 1, ", ".join(skipped))
 
     def report(self, client: str, num_images: int) -> Report:
         """Return what the server knows about a client."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.checkpoint import find_version
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.versions import current_version
 
 __all__ = ["find_checkpoint", "metrics_files", "prepare_for_fit", "with_own_config"]
 
@@ -43,11 +45,11 @@ def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
 
 def _named(folder: Path, which: str) -> Path | None:
     """Return ``last.ckpt`` or ``best.ckpt``; for ``last`` of a run with names of its own, the newest."""
+    complete = [p for p in (folder / CHECKPOINTS).glob("*.ckpt") if p.is_file() or current_version(p) is not None]
     path = folder / CHECKPOINTS / f"{which}.ckpt"
-    if path.exists():
-        return path
-    others = [p for p in (folder / CHECKPOINTS).glob("*.ckpt") if which == "last"]
-    return max(others, key=lambda p: p.stat().st_mtime, default=None)
+    if path in complete or which == "best":
+        return path if path in complete else None
+    return max(complete, key=lambda p: p.stat().st_mtime, default=None)
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:
@@ -69,8 +71,9 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     if not config.is_file():
         raise DataError(f"{path}: holds no config.yaml, so give --config (the run was not started by fedsim fit)")
     found = ["--config", str(config)]
-    if run_dir is None and path.parent.name == CHECKPOINTS:
-        found += ["--run_dir", str(path.parent.parent)]
+    owner = next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
+    if run_dir is None and owner is not None:
+        found += ["--run_dir", str(owner)]
     return [*found, *args]
 
 
@@ -85,7 +88,7 @@ def _option(args: Sequence[str], name: str) -> str | None:
     return value
 
 
-def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> None:
+def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
     """Make ``folder`` ready for a fit; call it on the first rank only.
 
     A run is continued by a checkpoint of its own: its metrics so far are kept as ``metrics-1.csv``, ``metrics-2.csv``
@@ -95,6 +98,7 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> Non
         folder: the run directory.
         overwrite: whether a run in it may be replaced.
         ckpt_path: the checkpoint to continue from, of this run or another, or None.
+        restart: whether the run was to be continued, but has no checkpoint: if it is not finished, it begins again.
 
     Raises:
         ConfigError: if a run is there and neither continued nor to be replaced.
@@ -106,7 +110,7 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> Non
         return
     if not (folder / "summary.json").exists():
         return
-    if not overwrite:
+    if not overwrite and not (restart and not _is_finished(folder)):
         raise ConfigError(
             f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
             "or --ckpt_path last to continue it"
@@ -115,6 +119,10 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None) -> Non
         path.unlink()
     for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_finished(folder: Path) -> bool:
+    return bool(json.loads((folder / "summary.json").read_text()).get("finished"))
 
 
 def metrics_files(folder: Path) -> list[Path]:

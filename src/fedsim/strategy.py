@@ -18,14 +18,24 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, find_version, read_checkpoint, write_global, write_shards
-from fedsim.control import ControlChannel
+from fedsim.checkpoint import (
+    CONTENT_KEY,
+    STATES_KEY,
+    find_version,
+    read_checkpoint,
+    relocate_callbacks,
+    write_global,
+    write_shards,
+)
+from fedsim.control import ControlChannel, end_with_launcher
 from fedsim.core.errors import DataError, FedSimError, PeerError, RunStoppedError
 from fedsim.core.versions import begin_version, publish_version
 
 __all__ = ["FederatedStrategy"]
 
 T = TypeVar("T")
+
+_LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 that starts the others of its machine
 
 
 class FederatedStrategy(DDPStrategy):
@@ -60,6 +70,7 @@ class FederatedStrategy(DDPStrategy):
         """the signal that asked the run to end after this round, if there was one"""
         self.stop_deadline: float | None = None
         """time.monotonic() after which this rank does not wait for the round's end"""
+        self._is_saving = False
         self._patient: Any = None  # the group in which ranks wait for each other's clients
         self._channel: ControlChannel | None = None
 
@@ -71,11 +82,9 @@ class FederatedStrategy(DDPStrategy):
         self.stop_signal = self.stop_deadline = None
         if self._patient is None and self.world_size > 1:
             self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
-        launcher = self._launcher_pid()
-        if self.world_size > 1 or launcher is not None:
-            store = self._open_store() if self.world_size > 1 else None
+        if self.world_size > 1:
             silence = self.silence_timeout.total_seconds()
-            self._channel = ControlChannel(store, self.global_rank, self.world_size, silence, launcher)
+            self._channel = ControlChannel(self._open_store(), self.global_rank, self.world_size, silence)
             self._channel.start()
             self.barrier("control channel")
             self._channel.watch()
@@ -91,11 +100,16 @@ class FederatedStrategy(DDPStrategy):
         dist.broadcast_object_list(address, src=0, group=self._patient)
         return store or _open(host, address[0], self.timeout, is_master=False)
 
-    def _launcher_pid(self) -> int | None:
-        """Whose end must be ours, too: of torchrun's agent, or of the rank 0 that started us."""
+    def _configure_launcher(self) -> None:
+        """Choose how processes start, and see to it that none outlives the one that started it."""
+        super()._configure_launcher()
         assert self.cluster_environment is not None
-        started_by_rank_0 = self.local_rank > 0 and not self.cluster_environment.creates_processes_externally
-        return os.getppid() if started_by_rank_0 or "TORCHELASTIC_RUN_ID" in os.environ else None
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_launcher(os.getppid())
+        elif not self.cluster_environment.creates_processes_externally:  # then this process will start the others
+            os.environ[_LAUNCHER] = str(os.getpid())
+        elif os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()) and self._start_method == "popen":
+            end_with_launcher(int(os.environ[_LAUNCHER]))
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""
@@ -137,7 +151,8 @@ class FederatedStrategy(DDPStrategy):
         """
         if self._channel is not None:
             self._channel.check()
-        if self.stop_deadline is not None and time.monotonic() > self.stop_deadline:
+        late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
+        if late and not self._is_saving:  # a checkpoint is worth waiting for: the round is done
             self.abandon_round()
 
     def abandon_round(self) -> NoReturn:
@@ -220,9 +235,11 @@ class FederatedStrategy(DDPStrategy):
         try:
             work.wait()
         except RuntimeError as error:  # a connection broke: who was it, and did it say why?
-            if self._channel is not None:
+            assert self._channel is not None
+            try:
                 self._channel.await_news()
-            raise PeerError("another rank ended without a word, or did not answer in time") from error
+            except FedSimError as news:
+                raise news from error
 
     def _tell(self, exception: BaseException) -> None:
         if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
@@ -241,7 +258,14 @@ class FederatedStrategy(DDPStrategy):
 
         A kill at any moment leaves the old version or the new one.
         """
-        partial = self._begin_version(Path(filepath))
+        self._is_saving = True
+        try:
+            self._save(checkpoint, Path(filepath))
+        finally:
+            self._is_saving = False
+
+    def _save(self, checkpoint: dict[str, Any], folder: Path) -> None:
+        partial = self._begin_version(folder)
         states = checkpoint.pop(STATES_KEY, ())
         files = torch.zeros(self.world_size, dtype=torch.float64)
         with self._writing(partial):
@@ -296,7 +320,9 @@ class FederatedStrategy(DDPStrategy):
         """Read everything but the clients' private states; those are read by the ranks that host them."""
         path = Path(checkpoint_path)
         checkpoint = read_checkpoint(path)
-        checkpoint[CONTENT_KEY]["path"] = str(find_version(path))
+        version = find_version(path)
+        checkpoint[CONTENT_KEY]["path"] = str(version)
+        relocate_callbacks(checkpoint, version.absolute().parent.parent)
         return checkpoint
 
     def remove_checkpoint(self, filepath: str | Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from lightning import LightningModule, Trainer
 
 from fedsim.callbacks.events import RoundCallback
 from fedsim.core.errors import RunStoppedError
+from fedsim.core.versions import current_version
 
 if TYPE_CHECKING:
     from fedsim.client import BatchReport
@@ -93,8 +95,9 @@ class Preemption(RoundCallback):
             self._say_how_to_continue(trainer)
 
     def _say_how_to_continue(self, trainer: Trainer) -> None:
-        last = trainer.current_epoch
-        log.info("%d rounds are done; continue with: fedsim fit --ckpt_path %s", last, trainer.default_root_dir)
+        last = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        if current_version(last) is not None:
+            log.info("continue with: fedsim fit --ckpt_path %s", trainer.default_root_dir)
 
     def _restore(self) -> None:
         while self._previous:

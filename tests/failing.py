@@ -1,0 +1,429 @@
+"""Runs in processes of their own, and parts of fedsim that fail on purpose.
+
+Every process of a :class:`Run` is forked from a server that has imported fedsim already: it starts in a second, not in
+five. ``FAIL`` in its environment says where it fails: ``POINT@ROUND/RANK`` or ``POINT@ROUND/*``, rounds from 1;
+``FAIL_WITH`` says how: by a signal to itself (SIGKILL unless another is named).
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import save_file
+
+from fedsim import checkpoint as checkpoints
+from fedsim.__main__ import main
+from fedsim.callbacks.events import RoundCallback
+from fedsim.checkpoint import read_checkpoint, read_states
+from fedsim.methods import FedPav
+from fedsim.selection import Selection
+from fedsim.strategy import FederatedStrategy
+
+TESTS = Path(__file__).parent
+POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
+CONFIG = """
+seed_everything: 0
+trainer:
+  max_epochs: 3
+  limit_val_batches: 0
+  accelerator: cpu
+  devices: 1
+  enable_progress_bar: false
+  strategy: {class_path: failing.FailingStrategy}
+  callbacks: [failing.Failing]
+model:
+  method: FedPav
+  backbone: {class_path: SmallCNN, init_args: {width: 4}}
+  neck: {kind: linear, dim: 8, dropout: 0.2}
+  server_optimizer: FedAdam
+  client:
+    batch_size: 8
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
+data:
+  source: {class_path: SyntheticReID, init_args: {clients: 3, unseen: 1, scale: 0.2}}
+  val: none
+  size: [16, 8]
+  augmentation: {pad: 1, flip: 0.5}
+"""
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["fedsim.cli"])
+
+
+class Run:
+    """A command whose ranks are processes of this machine, each with a log of its own.
+
+    Args:
+        folder: for the logs.
+        args: the command line.
+        ranks: number of processes.
+        environment: variables of all of them.
+    """
+
+    def __init__(self, folder, *args, ranks=1, environment=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp = time.monotonic_ns()
+        self.logs = [folder / f"log-{stamp}-{rank}.txt" for rank in range(ranks)]
+        arguments = [*map(str, args), f"--trainer.devices={ranks}"]
+        port = _free_port()
+        variables = [_variables(rank, ranks, port) | (environment or {}) for rank in range(ranks)]
+        self.processes = [
+            _server.Process(target=_command, args=(arguments, rank, variables[rank], self.logs[rank]), daemon=True)
+            for rank in range(ranks)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self, timeout=60):
+        """Return the exit codes; whoever still lives after ``timeout`` seconds is killed, and its code is None."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        codes = [process.exitcode for process in self.processes]
+        self.kill()
+        return codes
+
+    def kill(self):
+        """Kill what is left."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def signal(self, number, *ranks):
+        """Send a signal to some ranks."""
+        for rank in ranks:
+            os.kill(self.processes[rank].pid, number)
+
+    def await_text(self, text, rank=0, timeout=60):
+        """Wait until a rank has written ``text``."""
+        await_true(lambda: text in self.log(rank), timeout, lambda: self.log(rank))
+
+    def log(self, rank=0):
+        """Return what a rank has written so far."""
+        return self.logs[rank].read_text() if self.logs[rank].exists() else ""
+
+    @property
+    def output(self):
+        """What all ranks have written."""
+        return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
+
+
+class Launched:
+    """The command line as people type it: rank 0 starts the others. All are in a process group of their own.
+
+    Args:
+        folder: the run directory.
+        args: the command line.
+        environment: further variables.
+    """
+
+    def __init__(self, folder, *args, environment=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.path = folder, folder / f"log-{time.monotonic_ns()}.txt"
+        variables = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
+        with self.path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedsim", *map(str, args)], stdout=log, stderr=log, start_new_session=True,
+                env=variables | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])} | (environment or {}),
+            )  # fmt: skip
+
+    @property
+    def log(self):
+        """What the ranks have written so far."""
+        return self.path.read_text()
+
+    def await_text(self, text, timeout=60):
+        """Wait until a rank has written ``text``."""
+        await_true(lambda: text in self.log, timeout, lambda: self.log)
+
+    def await_end(self, timeout):
+        """Wait until no process of the run is left; return the exit code of rank 0."""
+        self.process.wait(timeout)
+        await_true(lambda: not processes_of(self.folder), timeout, lambda: self.log)
+        return self.process.returncode
+
+    def kill(self):
+        """Kill what is left."""
+        for pid in {self.process.pid, *processes_of(self.folder)}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def await_true(condition, timeout, describe):
+    """Wait until ``condition()``; otherwise fail with ``describe()``."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, describe()
+        time.sleep(0.02)
+
+
+def _command(args, rank, variables, log):
+    with open(log, "wb", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    for name in [n for n in os.environ if is_of_a_launcher(n)]:
+        del os.environ[name]
+    os.environ |= variables
+    rank_zero_only.rank = rank
+    sys.argv = ["fedsim", *args]
+    sys.exit(main(args))
+
+
+def _variables(rank, ranks, port):
+    if ranks == 1:
+        return {}
+    own = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in own.items()}
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_of_a_launcher(name):
+    """Whether an environment variable would make a process take itself for a rank of another run."""
+    return name.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "WORLD_SIZE", "FEDSIM_LAUNCHER", "FAIL"))
+
+
+def fit(folder, *args, ranks=1, fail=None, how="SIGKILL"):
+    """Start ``fedsim fit`` with :data:`CONFIG` in ``folder``."""
+    failure = {"FAIL": fail, "FAIL_WITH": how} if fail else {}
+    return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=failure)
+
+
+def launch(folder, *args, ranks=2, fail=None, how="SIGKILL"):
+    """Start ``fedsim fit`` with :data:`CONFIG` in ``folder`` as people do."""
+    failure = {"FAIL": fail, "FAIL_WITH": how} if fail else {}
+    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args, environment=failure)
+
+
+def options(folder):
+    """Return the options that every run of :data:`CONFIG` has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder.with_suffix(".yaml")
+    config.write_text(CONFIG)
+    return ["--config", config, "--run_dir", folder]
+
+
+def resume(folder, *args, ranks=1):
+    """Continue a run by nothing but its directory."""
+    return Run(folder, "fit", "--ckpt_path", folder, *args, ranks=ranks)
+
+
+def finish(run, timeout=60):
+    """Wait for a run that must succeed."""
+    codes = run.wait(timeout)
+    assert not any(codes), f"{codes}\n{run.output}"
+    return run
+
+
+def read_result(checkpoint):
+    """Return all tensors of a checkpoint by name: global vectors, and private states of the clients that have one."""
+    content = read_checkpoint(checkpoint)
+    states = read_states(checkpoint, content["fedsim"], list(content["fedsim"]["clients"]))
+    private = {f"{client}/{name}": tensor for client, state in states.items() for name, tensor in state.items()}
+    return content["state_dict"] | private
+
+
+def last(folder):
+    """Return the path of a run's last checkpoint."""
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def await_round(folder, number, describe):
+    """Wait until round ``number`` is on its way: the checkpoint of the one before is complete."""
+    pointer = last(folder) / "current"
+    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", 60, describe)
+    time.sleep(0.3)
+
+
+def assert_equal(a, b):
+    """Compare two results bit for bit."""
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
+
+
+def errors(log):
+    """Return what a log says after ``fedsim: error:``, if it holds nothing but such lines."""
+    lines = log.splitlines()
+    assert all(line.startswith("fedsim: error: ") for line in lines), log
+    return [line.removeprefix("fedsim: error: ") for line in lines]
+
+
+def processes_of(folder):
+    """Return the ids of the processes whose command line names ``folder``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if str(folder) in line and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+# -- parts that fail ---------------------------------------------------------------------------------------------------
+
+
+def _is_here(point, round_, rank):
+    return os.environ.get("FAIL") in (f"{point}@{round_ + 1}/{rank}", f"{point}@{round_ + 1}/*")
+
+
+def _fail():
+    os.kill(os.getpid(), getattr(signal, os.environ["FAIL_WITH"]))
+
+
+class FailingStrategy(FederatedStrategy):
+    """Fails where ranks meet, and where a checkpoint is written."""
+
+    def _is_at(self, point):
+        return _is_here(point, self.lightning_module.current_epoch, self.global_rank)
+
+    def exchange(self, tables, error=None):
+        """Fail before the ranks meet."""
+        is_end_of_training = len(tables) > 1
+        if is_end_of_training and self._is_at("after training"):
+            _fail()
+        super().exchange(tables, error)
+
+    def sum_(self, tensor):
+        """Fail within the collective."""
+        if self._is_at("mid-collective"):
+            if self.world_size > 1:
+                dist.all_reduce(tensor, async_op=True)
+            _fail()
+        return super().sum_(tensor)
+
+    def save_checkpoint(self, checkpoint, filepath, storage_options=None):
+        """Fail when half a shard is written, before a new version is known as the current one, or for want of space."""
+        with ExitStack() as stack:
+            for point, target, substitute in (
+                ("mid-checkpoint", "fedsim.checkpoint._write_shard", _write_half),
+                ("after rename", "fedsim.core.versions.replacing", lambda path: _fail()),
+                ("no space for states", "fedsim.checkpoint._write_shard", _in_little_space(checkpoints._write_shard)),
+                ("no space for globals", "torch.save", _in_little_space(torch.save)),
+            ):
+                if self._is_at(point):
+                    stack.enter_context(mock.patch(target, substitute))
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+
+
+def _write_half(path, tensors):
+    save_file(tensors, path)
+    os.truncate(path, path.stat().st_size // 2)
+    _fail()
+
+
+def _in_little_space(write):
+    """Let a function that writes files meet the system's own error after 512 bytes."""
+
+    def limited(*args):
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+        try:
+            write(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    return limited
+
+
+class Failing(RoundCallback):
+    """Fails among a rank's clients."""
+
+    def __init__(self):
+        self._round = self._rank = 0
+
+    def setup(self, trainer, pl_module, stage):
+        """Remember which rank this is."""
+        self._rank = trainer.global_rank
+
+    def on_round_start(self, round_, clients):
+        """Fail before the first client."""
+        self._round = round_
+        if _is_here("before training", round_, self._rank):
+            _fail()
+
+    def on_client_batch(self, report):
+        """Fail within a client."""
+        if report.done == 2 and _is_here("mid-client", self._round, self._rank):
+            _fail()
+
+
+class Slow(RoundCallback):
+    """Makes clients slow.
+
+    Args:
+        delay: seconds more for each batch.
+        client: of this client, or of all.
+        start: first slow round, from 1.
+    """
+
+    def __init__(self, delay=0.1, client=None, start=1):
+        self.delay = delay
+        self.client = client
+        self.start = start
+        self._round = 0
+
+    def on_round_start(self, round_, clients):
+        """Remember the round."""
+        self._round = round_ + 1
+
+    def on_client_batch(self, report):
+        """Wait."""
+        if self._round >= self.start and self.client in (None, report.client):
+            time.sleep(self.delay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raising(FedPav):
+    """Fails in one client, in one round."""
+
+    client: str = "town1"
+    """empty: every client"""
+    kind: Literal["defect", "memory", "nan"] = "defect"
+    round: int = 2
+    """from 1"""
+
+    def loss(self, client, server, batch):
+        """Return the supervised loss, unless it is time to fail."""
+        loss = super().loss(client, server, batch)
+        if client.round + 1 != self.round or self.client not in ("", client.client_name):
+            return loss
+        if self.kind == "defect":
+            raise ZeroDivisionError("something unforeseen")
+        if self.kind == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return loss * float("nan")
+
+
+class Absent(Selection):
+    """One client is not asked in one round, counted from 1."""
+
+    def __init__(self, client="town1", round=2):
+        self.client, self.round = client, round
+
+    def select(self, round_, clients, seed):
+        """Return all but that client."""
+        return [client for client in clients if (client, round_ + 1) != (self.client, self.round)]
