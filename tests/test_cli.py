@@ -84,6 +84,17 @@ WRONG_SETTINGS = [
         "oracle/mAP",
     ),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", "checkpoint"),
+    (["--ckpt_path=best"], "checkpoints", "does run_dir name a run?"),
+    (
+        ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_weights_only=true"],
+        "ModelCheckpoint",
+        "export",
+    ),
+    (["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_on_exception=true"], "ModelCheckpoint", "round"),
+    (["--trainer.callbacks=Preemption", "--trainer.callbacks.grace=-1"], "grace", "negative"),
+    (["--trainer.strategy.silence_timeout=0:00:00"], "trainer.strategy.silence_timeout", "no time"),
+    (["--model.on_bad_update=ignore"], "model.on_bad_update", "'stop', 'skip_client'"),
+    (["--model.client_store=cloud"], "model.client_store", "'device', 'host', 'disk'"),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.local_optimizer import ELEMENTWISE
 from fedsim.methods import FedPav, Local
 from fedsim.settings import ClientOverride, LocalTraining
@@ -155,3 +156,12 @@ def test_overrides_have_optimizers_of_their_own():
     a, b = (model.clients[name].optimizer for name in ("town0", "town1"))
     assert a is not b
     assert model.clients["town2"].optimizer is a
+
+
+def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():
+    class Freezing(FedPav):
+        def after_step(self, client, server):
+            client.resident.model.backbone.requires_grad_(False)
+
+    with pytest.raises(ConfigError, match=r"model\.client\.flat_step"):
+        train(partial(torch.optim.SGD, lr=0.05), True, Freezing())

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import torch_generator
 from fedsim.data import SyntheticReID
 from fedsim.data.augmentation import normalise_images
@@ -263,3 +264,64 @@ def test_a_server_step_changes_the_global_model():
 
     doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedPav()), rounds=1)
     assert torch.equal(vector(doubled), 2 * vector(plain))
+
+
+def test_what_one_clients_method_freezes_is_not_frozen_for_the_next():
+    modes = {}
+
+    class Freezing(FedPav):
+        def before_epoch(self, client, server, epoch):
+            modes[client.client_name] = client.resident.model.backbone.training
+            client.resident.model.backbone.eval()
+
+    fit(make_model(Freezing()), rounds=1)
+    assert modes == {"town0": True, "town1": True, "town2": True}
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+def test_work_in_place_on_what_is_kept_does_not_survive_a_visit_that_does_not_count(store):
+    class Counting(FedPav):
+        def download(self, client, server):
+            super().download(client, server)
+            if "visits" not in client.kept:
+                client.keep("visits", torch.zeros(1))
+            client.kept["visits"] += 1
+            if client.round == 1:
+                client.resident.flat.shared.fill_(float("nan"))
+
+    model = fit(make_model(Counting(), client_store=store, on_bad_update="skip_client"), rounds=2)
+    assert all(float(c.private_state()["kept.visits"]) == 1 for c in model.clients.values())
+    assert all(not client.kept for client in model.clients.values())
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a/b", torch.float32), ("spectrum", torch.complex64)])
+def test_what_no_checkpoint_could_hold_is_refused_when_it_is_kept(name, dtype):
+    model = fit(make_model(FedPav()), rounds=1)
+    with pytest.raises(ValueError, match="give a name without a slash"):
+        model.clients["town0"].keep(name, torch.zeros(1, dtype=dtype))
+
+
+def test_signals_that_are_no_numbers_are_bad_updates():
+    class Measuring(FedPav):
+        signal_names = ("distance",)
+
+        def signals(self, client, server):
+            return {"distance": float("nan") if client.client_name == "town1" else 1.0}
+
+    with pytest.raises(TrainingError, match="client town1, round 1: its distance is nan"):
+        fit(make_model(Measuring()), rounds=1)
+    model = fit(make_model(Measuring(), on_bad_update="skip_client"), rounds=1)
+    assert model.trained == ["town0", "town2"]
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_uploads_that_wait_give_the_same_bits_as_those_that_are_summed_at_once(weighting):
+    method = FedPav(weighting=weighting)
+    at_once, waiting = (fit(make_model(method, on_bad_update=how)) for how in ("stop", "skip_client"))
+    assert torch.equal(vector(at_once), vector(waiting))
+
+
+def test_a_quick_check_leaves_no_trace_on_the_data():
+    data = make_data()
+    fit(make_model(FedPav()), data, limit_train_batches=1)
+    assert torch.equal(vector(fit(make_model(FedPav()), data)), vector(fit(make_model(FedPav()))))

@@ -28,7 +28,7 @@ from fedsim.client import Client
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import flush_file
 from fedsim.core.flat import Entry
-from fedsim.core.store import bytes_of
+from fedsim.core.store import STORABLE, bytes_of
 from fedsim.core.versions import current_version
 from fedsim.method import Method
 from fedsim.resident import Resident
@@ -56,17 +56,6 @@ STATES_KEY = "fedsim_states"
 """where a rank's private states travel to the writer: an iterator over (client, state)"""
 FORMAT = 2
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""names in safetensors files"""
 _SHARD_BYTES = 2**29
 """Private states held in memory while they are written."""
 
@@ -83,7 +72,7 @@ def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
     try:
         torch.save(checkpoint, version / "global.ckpt")
     except RuntimeError as error:  # what torch makes of a full disk
-        raise OSError(str(error).partition("\n")[0]) from error
+        raise OSError("is the disk full?") from error
     flush_file(version / "global.ckpt")
 
 
@@ -115,7 +104,7 @@ def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors.values()))
     header = {
-        name: {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
+        name: {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
         for (name, tensor), end in zip(tensors.items(), ends, strict=True)
     }
     text = json.dumps(header).encode()
@@ -187,7 +176,10 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
         clients: names.
 
     Returns:
-        client -> name -> tensor on the CPU; clients that had not trained yet are missing.
+        client -> name -> tensor on the CPU.
+
+    Raises:
+        DataError: if a file cannot be read, or lacks a client.
     """
     version, wanted = find_version(path), set(clients)
     ranks = {content["hosts"][client] for client in clients}
@@ -201,6 +193,8 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
                         states.setdefault(client, {})[tensor] = shard.get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise DataError(f"{version / name}: cannot be read ({type(error).__name__}); is it complete?") from error
+    if missing := wanted - states.keys():
+        raise DataError(f"{version}: holds no private state of {min(missing)}; is it complete?")
     return states
 
 
@@ -245,7 +239,7 @@ def describe_content(
         method: of the run.
         residents: architecture -> model.
         classes: client -> number of identities, for all clients.
-        hosts: client -> rank in whose files its private state is, if it has trained yet.
+        hosts: client -> rank in whose files its private state is.
         threads: CPU threads per rank.
     """
     return {

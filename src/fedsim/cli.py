@@ -144,10 +144,10 @@ class FedSimCLI(LightningCLI):
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
+        if not config["fast_dev_run"]:
+            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
-        if not config["fast_dev_run"]:
-            callbacks.append(RunSummary(str(self.run_dir), self._fingerprint()))
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
             callbacks += self._checkpoints()
         return callbacks

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
-from fedsim.core.store import ClientStore
+from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
@@ -24,6 +24,9 @@ from fedsim.settings import LocalTraining, Objective, autocast
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output", "Tally", "Visit"]
 
+
+_KEPT = "kept."
+"""what names of tensors begin with that methods keep"""
 
 _GROUP = 2**18
 """Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
@@ -200,8 +203,8 @@ class Client(LightningModule):
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self.resident.optimizer(self.training_settings)
         self.optimizer.reset(round_)
-        if not self.resident.model.training:
-            self.resident.model.train()
+        self.resident.model.train()  # also what another client's method may have frozen
+        self.snapshot = None
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work."""
@@ -251,12 +254,12 @@ class Client(LightningModule):
         settings = self.training_settings
         epoch, done, total = self.visit.progress
         (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
-        steps = done % settings.accumulate == 0 or done == total
+        steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
         if steps:
             if settings.grad_clip is not None:
                 nn.utils.clip_grad_norm_(self.optimizer.parameters, settings.grad_clip)
             self.optimizer.step()
-        share = (epoch + done / total) / settings.local_epochs
+        share = (epoch + done / max(total, 1)) / settings.local_epochs
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
@@ -272,7 +275,6 @@ class Client(LightningModule):
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The client's state then
                 stays what it was before the round.
         """
-        self.optimizer.release()  # its moments would occupy the device until the client's next round
         parts = [part for part in (contribution, self.resident.private) if part.numel()]
         bounds = [bound for part in parts for bound in part.aminmax()]  # NaN if there is one
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
@@ -288,10 +290,13 @@ class Client(LightningModule):
             )
         self.store.write(self.client_name, {"state": self.resident.private, **self._kept_by_method()})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
-        self.kept = {}
-        started = self.visit.started
-        del self.visit  # its tally holds tensors of every batch
-        return Outcome(loss, correct, images, time.perf_counter() - started)
+        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
+
+    def leave(self) -> None:
+        """Let go of what only the visit needed, whether it counts or not."""
+        self.unload()
+        self.optimizer.release()  # its moments would occupy the device until the client's next round
+        self.visit.tally = Tally()  # it holds tensors of every batch
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
         """If memory ran out, say in which batch, and what to do."""
@@ -315,7 +320,13 @@ class Client(LightningModule):
     # -- what survives between rounds ----------------------------------------------------------------------------------
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Remember a copy of ``tensor`` between rounds and in checkpoints."""
+        """Remember a copy of ``tensor`` between rounds and in checkpoints.
+
+        Raises:
+            ValueError: if name or type of the tensor cannot be stored.
+        """
+        if "/" in name or tensor.dtype not in STORABLE:
+            raise ValueError(f"{name}, {tensor.dtype}: give a name without a slash, and one of {list(STORABLE)}")
         self.kept[name] = tensor.detach().clone()
 
     def load(self) -> None:
@@ -324,7 +335,12 @@ class Client(LightningModule):
         self.resident.seat(self.num_classes)
         self.resident.private.copy_(stored.pop("state"), non_blocking=True)
         device = self.resident.device
-        self.kept = {n.removeprefix("kept."): t.to(device, non_blocking=True) for n, t in stored.items()}
+        # copies: methods may work in place, and the visit may not count
+        self.kept = {n.removeprefix(_KEPT): t.to(device, non_blocking=True, copy=True) for n, t in stored.items()}
+
+    def unload(self) -> None:
+        """Forget what :meth:`load` fetched."""
+        self.kept = {}
 
     def private_state(self) -> dict[str, Tensor]:
         """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
@@ -347,7 +363,7 @@ class Client(LightningModule):
         return self.resident.head_of(self.private_state()["state"], self.num_classes)
 
     def _kept_by_method(self) -> dict[str, Tensor]:
-        return {f"kept.{name}": tensor for name, tensor in self.kept.items()}
+        return {f"{_KEPT}{name}": tensor for name, tensor in self.kept.items()}
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 
@@ -58,6 +59,7 @@ def check_trainer(trainer: Trainer, has_validation: bool = True) -> None:
             f"trainer.strategy: {type(trainer.strategy).__name__} is not supported; "
             "leave it out or use fedsim.strategy.FederatedStrategy"
         )
+    trainer.strategy.check()
     if trainer.strategy._layer_sync is not None:
         raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")
     for problem, present in problems.items():
@@ -67,10 +69,23 @@ def check_trainer(trainer: Trainer, has_validation: bool = True) -> None:
         if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
             name = type(callback).__name__
             raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
+        _check_saving(callback)
         if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and callback.monitor is not None:
             _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
+
+
+def _check_saving(callback: Callback) -> None:
+    """Raise ConfigError if ``callback`` saves in the middle of a round, or what cannot be continued."""
+    name, last = type(callback).__name__, "last.ckpt is at most one round old"
+    if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
+        raise ConfigError(f"trainer.callbacks: {name} would save half a round after an error; leave it out, {last}")
+    if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
+        raise ConfigError(
+            f"trainer.callbacks: {name}'s save_weights_only leaves out what a run needs to go on; "
+            "use fedsim export for the weights"
+        )
 
 
 def _check_monitor(who: str, monitor: str, has_validation: bool) -> None:

@@ -123,8 +123,10 @@ class ControlChannel:
         in_order = not self._word and self._trouble is None
         if in_order:
             self._word = _DONE
-            if self._rank == 0:
-                self._linger()
+            if self._rank == 0:  # as long as the others live, and have not said goodbye
+                others = set(self._ranks) - {0}
+                while not others <= self._acknowledged and self._trouble is None:
+                    self._wake.wait(_PERIOD / 10)
         self._closing = True
         if in_order:  # else a thread may be waiting for a store that never answers
             self._wake.set()
@@ -155,7 +157,9 @@ class ControlChannel:
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
             if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
-                _die(str(self._trouble))
+                _die(
+                    str(self._trouble), 128 + self._trouble.signum if isinstance(self._trouble, RunStoppedError) else 2
+                )
 
     def _look(self) -> None:
         while not self._closing and self._trouble is None:
@@ -221,8 +225,8 @@ def _key(rank: int) -> str:
     return f"fedsim/{rank}"
 
 
-def _die(message: str) -> None:
+def _die(message: str, code: int = 2) -> None:
     """End the process from a thread, whatever its main thread is doing."""
     sys.stderr.write(f"fedsim: error: {message}\n")
     sys.stderr.flush()
-    os._exit(2)
+    os._exit(code)

@@ -150,7 +150,7 @@ class Federation(LightningModule):
                 self._step_server(means)
         self._log_round(list(work), trained, table.metrics(trained, time.perf_counter() - started))
         if table.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
-            self.strategy.request_stop(table.stop_signal)
+            self.strategy.request_stop(table.stop_signal, self.strategy.stop_deadline)
             self.trainer.should_stop = True
 
     def _plan_work(self) -> dict[str, float]:
@@ -166,8 +166,7 @@ class Federation(LightningModule):
         return aggregation_weights(self.method, reports, self.archs)
 
     def _step_server(self, means: Mapping[str, Tensor]) -> None:
-        everything = slice(None)
-        exact = {a: self.statistics[a].span if self.server_optimizer else everything for a in self.residents}
+        exact = {a: self.statistics[a].span if self.server_optimizer else slice(None) for a in self.residents}
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
@@ -231,8 +230,6 @@ class Federation(LightningModule):
             if not isinstance(data, FederatedDataModule):
                 raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
             limit = self.trainer.limit_train_batches
-            if isinstance(limit, int):  # Lightning's option counts a client's batches here; fast_dev_run sets it
-                data.limit_client_batches = limit
             strategy, is_new = self.strategy, self.server is None
             callbacks = [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
             if is_new:
@@ -242,6 +239,8 @@ class Federation(LightningModule):
             self.aggregator = Aggregator(
                 strategy, self.statistics, self.archs, self.reduction, strategy.root_device, self.seed
             )
+            for client in self.clients.values():  # Lightning's option counts a client's batches; fast_dev_run sets it
+                client.limit_batches = limit if isinstance(limit, int) else data.limit_client_batches
             how = (self.on_bad_update, str(self.trainer.precision))
             self.host = Host(self.clients, self.method, self._server, self.aggregator, strategy, *how, callbacks)
             self._read_images(data, stage)
@@ -282,7 +281,6 @@ class Federation(LightningModule):
                 resident=self.residents[self.archs[c.name]],
                 store=self.store,
                 seed=self.seed,
-                limit_batches=data.limit_client_batches,
             ).to(device)
             for c in federated.clients
             if c.name in hosted
@@ -353,10 +351,7 @@ class Federation(LightningModule):
         # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
         for logger in self.trainer.loggers:
             logger.log_metrics({**self.round_metrics, "epoch": self.round}, step=self.round)
-        monitored = {getattr(callback, "monitor", None) for callback in self._callbacks}
-        for name, value in self.round_metrics.items():
-            if name in monitored:
-                self.log(name, value, on_step=True, on_epoch=False, logger=False)
+        self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in self.round_metrics.items()})
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         """Log scores, which are equal on all ranks already."""
@@ -384,7 +379,6 @@ class Federation(LightningModule):
         checkpoint[CONTENT_KEY] = describe_content(
             self.method, self.residents, self._num_classes, self.placement.ranks, self.threads
         )
-        # only of clients that have trained: the others' is what it was in the beginning
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

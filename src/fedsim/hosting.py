@@ -90,15 +90,22 @@ class Host:
     def _train_client(
         self, client: Client, round_: int, work: float, keep_snapshot: bool
     ) -> tuple[Outcome, dict[str, float]]:
-        """One client's visit: download, train, measure, upload, leave."""
+        """One client's visit."""
         client.resident.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
+        try:
+            return self._do_round(client, keep_snapshot)
+        finally:
+            client.leave()
+
+    def _do_round(self, client: Client, keep_snapshot: bool) -> tuple[Outcome, dict[str, float]]:
+        """Download, train, measure, upload."""
         self.method.download(client, self.server)
         self.method.train(client, self.server)
         signals = self.method.signals(client, self.server)
         for name, value in signals.items():
             if not math.isfinite(value):
-                raise BadUpdateError(f"client {client.client_name}, round {round_ + 1}: its {name} is {value}")
+                raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
         contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
         outcome = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)

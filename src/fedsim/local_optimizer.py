@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.settings import LocalTraining
 
@@ -30,7 +31,8 @@ class LocalOptimizer:
     Two optimizers in one. The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters that
     lie side by side in the flat buffer and have one learning rate, of which a model has two to four. Gradients are then
     views of one buffer, too. It is used when the optimizer works element by element and every parameter got a gradient
-    in the visit's first batch: one without must not be decayed. Both give the same bits.
+    in the visit's first batch: one without must not be decayed. Both give the same bits if every parameter gets a
+    gradient in every batch; a network that leaves layers out at random needs ``flat_step: false``.
 
     Args:
         settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
@@ -100,8 +102,11 @@ class LocalOptimizer:
             return
         assert self._flat_optimizer is not None
         for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is not view:  # somebody put another tensor in its place
-                assert parameter.grad is not None, "a gradient vanished in the middle of a visit"
+            if parameter.grad is not view or not parameter.requires_grad:  # somebody put another tensor in its place
+                if parameter.grad is None or not parameter.requires_grad:
+                    raise ConfigError(
+                        "model.client.flat_step: a parameter was frozen in the middle of a visit; set it to false"
+                    )
                 view.copy_(parameter.grad)
                 parameter.grad = view
         self._flat_optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import signal
 from typing import NamedTuple
@@ -24,6 +25,9 @@ _CLASSES = {
     "model.selection": Selection,
     "data.source": ReIDSource,
 }
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Verdict(NamedTuple):
@@ -53,6 +57,9 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(str(cause), 2)
     if (lost := lost_peer(error)) is not None:
         return Verdict(lost, 2)
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        where = error.filename or "a file of the run"
+        return Verdict(f"{where}: cannot be written ({error.strerror}); make room or choose another --run_dir", 2)
     if isinstance(error, argparse.ArgumentError):
         return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None

@@ -118,6 +118,8 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
     for path in (*metrics_files(folder), folder / "summary.json"):
         path.unlink()
     for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):
+        if path.is_file():
+            path.unlink()
         shutil.rmtree(path, ignore_errors=True)
 
 

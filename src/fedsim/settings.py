@@ -99,7 +99,7 @@ class LocalTraining:
     """starts anew for each client and round; its rate is the trunk's"""
     flat_step: bool = True
     """step all parameters as a few long vectors, where the optimizer works element by element (SGD, Adam and their
-    kin): the same bits, less overhead"""
+    kin): the same bits, less overhead. Set it to false for a network that leaves layers out of some batches."""
     head_lr: float | None = None
     """learning rate of neck and head; null takes the trunk's"""
     schedule: Schedule = field(default_factory=Schedule)

@@ -28,7 +28,7 @@ from fedsim.checkpoint import (
     write_shards,
 )
 from fedsim.control import ControlChannel, end_with_launcher
-from fedsim.core.errors import DataError, FedSimError, PeerError, RunStoppedError
+from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
 from fedsim.core.versions import begin_version, publish_version
 
 __all__ = ["FederatedStrategy"]
@@ -74,6 +74,12 @@ class FederatedStrategy(DDPStrategy):
         self._patient: Any = None  # the group in which ranks wait for each other's clients
         self._channel: ControlChannel | None = None
 
+    def check(self) -> None:
+        """Raise ConfigError if a timeout cannot be right (the parser hides errors of a strategy's constructor)."""
+        for name in ("timeout", "round_timeout", "silence_timeout"):
+            if self.__dict__[name] <= timedelta():
+                raise ConfigError(f"trainer.strategy.{name}: {self.__dict__[name]} is no time")
+
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
@@ -90,15 +96,13 @@ class FederatedStrategy(DDPStrategy):
             self._channel.watch()
 
     def _open_store(self) -> Any:
-        """Open a key-value store in rank 0's process. The default group's own would be the private API of torch."""
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        address: list[Any] = [None]
-        store = None
-        if self.is_global_zero:
-            store = _open(host, 0, self.timeout, is_master=True)
-            address = [store.port]
-        dist.broadcast_object_list(address, src=0, group=self._patient)
-        return store or _open(host, address[0], self.timeout, is_master=False)
+        """Open a part of our own of the store at which ranks have found each other: no second port is needed."""
+        name = [secrets.token_hex(8)]
+        dist.broadcast_object_list(name, src=0, group=self._patient)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # torch exports these classes without saying so
+        store = dist.TCPStore(host, port, None, False, self.timeout, False)  # type: ignore[attr-defined]
+        return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined]
 
     def _configure_launcher(self) -> None:
         """Choose how processes start, and see to it that none outlives the one that started it."""
@@ -260,12 +264,16 @@ class FederatedStrategy(DDPStrategy):
         """
         self._is_saving = True
         try:
-            self._save(checkpoint, Path(filepath))
+            partial = self._begin_version(Path(filepath))
+            try:
+                self._write_version(checkpoint, partial)
+            except FedSimError:
+                shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint would keep a full disk full
+                raise
         finally:
             self._is_saving = False
 
-    def _save(self, checkpoint: dict[str, Any], folder: Path) -> None:
-        partial = self._begin_version(folder)
+    def _write_version(self, checkpoint: dict[str, Any], partial: Path) -> None:
         states = checkpoint.pop(STATES_KEY, ())
         files = torch.zeros(self.world_size, dtype=torch.float64)
         with self._writing(partial):
@@ -318,9 +326,13 @@ class FederatedStrategy(DDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
         """Read everything but the clients' private states; those are read by the ranks that host them."""
-        path = Path(checkpoint_path)
-        checkpoint = read_checkpoint(path)
-        version = find_version(path)
+        found = ""
+        with self.together():
+            if self.is_global_zero:  # one rank chooses the version: a fit may be writing the next one
+                found = str(find_version(Path(checkpoint_path)))
+        version = Path(self.broadcast(found))
+        with self.together():
+            checkpoint = read_checkpoint(version)
         checkpoint[CONTENT_KEY]["path"] = str(version)
         relocate_callbacks(checkpoint, version.absolute().parent.parent)
         return checkpoint
@@ -329,10 +341,7 @@ class FederatedStrategy(DDPStrategy):
         """Remove a checkpoint directory."""
         path = Path(filepath)
         if self.is_global_zero and path.exists():
-            doomed = path.rename(path.with_name(path.name + ".tmp"))  # a killed removal leaves no half checkpoint
+            doomed = path.with_name(path.name + ".tmp")
+            shutil.rmtree(doomed, ignore_errors=True)  # left over by a killed removal
+            path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _open(host: str, port: int, timeout: timedelta, *, is_master: bool) -> Any:
-    # torch exports the class without saying so
-    return dist.TCPStore(host, port, None, is_master, timeout, False)  # type: ignore[attr-defined]

@@ -33,5 +33,7 @@ class KeepConfig(SaveConfigCallback):
 
     @property
     def _text(self) -> str:
-        text: str = self.parser.dump(self.config, skip_none=False)
+        config = self.config.clone()
+        config["ckpt_path"], config["overwrite"] = None, False  # of this start, not of the run
+        text: str = self.parser.dump(config, skip_none=False)
         return text

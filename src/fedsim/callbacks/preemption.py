@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lightning import LightningModule, Trainer
 
 from fedsim.callbacks.events import RoundCallback
-from fedsim.core.errors import RunStoppedError
+from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Preemption(RoundCallback):
     """
 
     def __init__(self, grace: float = 120.0) -> None:
+        if grace < 0:
+            raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
         self.grace = grace
         self._previous: dict[int, Any] = {}
         self._costs: dict[str, float] = {}
@@ -81,6 +83,13 @@ class Preemption(RoundCallback):
         now = time.monotonic()
         if now + (now - self._started) * (1 - share) / share > deadline:
             self._strategy.abandon_round()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save a last round at once: an evaluation that follows may take longer than the time of grace."""
+        if trainer.should_stop and self._strategy.stop_signal is not None and trainer.checkpoint_callbacks:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""

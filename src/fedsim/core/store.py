@@ -12,7 +12,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["ClientStore", "DiskStore", "MemoryStore", "Place", "bytes_of", "make_store"]
+__all__ = ["STORABLE", "ClientStore", "DiskStore", "MemoryStore", "Place", "bytes_of", "make_store"]
+
+STORABLE = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""dtypes that clients may keep -> their names in safetensors files"""
 
 Place = Literal["device", "host", "disk"]
 

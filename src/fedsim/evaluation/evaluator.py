@@ -214,6 +214,8 @@ class Evaluator:
         device = resident.flat.buffer.device
         query = extract_features(resident.model, loaded.query, self.settings, device)
         gallery = extract_features(resident.model, loaded.gallery, self.settings, device)
+        if row.client is not None:
+            self.clients[row.client].unload()
         return query, gallery
 
     def _load_model(self, row: Row, resident: Resident) -> None:
