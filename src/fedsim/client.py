@@ -173,6 +173,8 @@ class Client(LightningModule):
         self.kept: dict[str, Tensor] = {}
         """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
         self.round = 0
+        self.progress = (0, 0, 0)
+        """of the last visit; see :class:`Visit`"""
         self.images: Tensor | None = None
         """[n, 3, H, W] uint8 in host memory, once decoded"""
         self.labels = torch.from_numpy(data.labels)
@@ -296,14 +298,15 @@ class Client(LightningModule):
         """Let go of what only the visit needed, whether it counts or not."""
         self.unload()
         self.optimizer.release()  # its moments would occupy the device until the client's next round
-        self.visit.tally = Tally()  # it holds tensors of every batch
+        self.progress = self.visit.progress
+        del self.visit  # tensors of every batch, random generators
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
         """If memory ran out, say in which batch, and what to do."""
         short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
         if not short:
             return None
-        epoch, done, total = self.visit.progress
+        epoch, done, total = self.progress
         size = self.training_settings.batch_size
         return TrainingError(
             f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "

@@ -231,11 +231,10 @@ class FederatedStrategy(DDPStrategy):
 
     def _wait(self, work: Any) -> None:
         """Wait for a collective, but not for ranks that will never come to it."""
-        pause = 0.0
+        start = time.monotonic()
         while not work.is_completed():
             self.poll()
-            time.sleep(pause)
-            pause = min(pause + 2e-5, 2e-3)
+            time.sleep(min((time.monotonic() - start) / 50, 2e-3))  # late by 2 % at most
         try:
             work.wait()
         except RuntimeError as error:  # a connection broke: who was it, and did it say why?
