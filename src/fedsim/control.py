@@ -205,7 +205,7 @@ class ControlChannel:
                 self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
 
     def _note(self, trouble: Exception) -> None:
-        if self._trouble is None and not self._word:
+        if self._trouble is None and self._word in ("", _DONE):  # who has failed or abandoned knows why it ends
             self._trouble, self._trouble_since = trouble, time.monotonic()
 
 

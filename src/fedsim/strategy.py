@@ -196,6 +196,7 @@ class FederatedStrategy(DDPStrategy):
             raise error
         if self.world_size == 1:
             return
+        # never empty: without tables this is where ranks wait for each other
         payload = torch.cat([torch.zeros(1, dtype=torch.float64), *(table.flatten() for table in tables)])
         self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))
         sizes = [table.numel() for table in tables]
