@@ -8,6 +8,7 @@ loop, Lightning's part included. With plain float32 sums both must end in the sa
     python benchmarks/overhead.py                # the table
     python benchmarks/overhead.py --ranks        # two ranks against one
     python benchmarks/overhead.py --memory       # peak memory, each in a process of its own
+    python benchmarks/overhead.py --floor        # the linear model without any engine: what no engine can go below
 """
 
 from __future__ import annotations
@@ -217,6 +218,48 @@ class PlainLoop:
         self.loss = losses / n
 
 
+class FlatLoop(PlainLoop):
+    """The linear model in as few calls as possible: flat weights and gradients, no module, no optimizer, no waiting.
+
+    Nothing is left that an engine could leave out, so its time is the least that the plain loop can be brought down to.
+
+    Args:
+        case: a workload without hidden layers.
+        start: initial weights by name.
+    """
+
+    def __init__(self, case: Case, start: dict[str, Tensor]) -> None:
+        super().__init__(case, start)
+        self.vector = torch.cat([tensor.flatten() for tensor in start.values()])
+        self.local, self.gradient = self.vector.clone(), torch.zeros_like(self.vector)
+        self.head = self.net.head
+        sizes = [p.numel() for p in self.head.parameters()]
+        parts = zip(self.head.parameters(), self.local.split(sizes), self.gradient.split(sizes), strict=True)
+        for parameter, values, gradient in parts:
+            parameter.data, parameter.grad = values.view_as(parameter), gradient.view_as(parameter)
+
+    def round(self, t: int) -> None:
+        """One communication round."""
+        total = torch.zeros_like(self.vector)
+        n = sum(len(labels) for _, _, labels in self.clients)
+        losses, hits = [], []
+        for name, images, labels in self.clients:
+            self.local.copy_(self.vector)
+            for index in shuffled_batches(len(labels), self.case.batch_size, torch_generator(0, t, name, "batches")):
+                x, y = normalise_images(images[index]), labels[index]
+                logits = F.linear(x.flatten(1), self.head.weight, self.head.bias)
+                loss = F.cross_entropy(logits, y)
+                loss.backward()
+                self.local.add_(self.gradient, alpha=-LR)
+                self.gradient.zero_()
+                losses.append(loss.detach() * len(y))
+                hits.append((logits.detach().argmax(1) == y).sum())
+            total.add_(self.local, alpha=len(labels) / n)
+        self.vector = total
+        self.loss = torch.stack(losses).sum().item() / n
+        torch.stack(hits).sum().item()
+
+
 class Alternate(Callback):
     """Runs a round of the plain loop after each of fedsim's, and times both.
 
@@ -276,6 +319,26 @@ def compare(case: Case, rounds: int, reduction: str, flat_step: bool) -> list[An
     how = f"{reduction}, {'flat' if flat_step else 'tensor'} steps"
     return [case.name, how, f"{1e3 * wall:.2f}", f"{1e3 * loop_wall:.2f}", f"{wall / loop_wall:.3f}",
             f"{cpu / loop_cpu:.3f}", f"{per_batch:+.1f}", "yes" if equal else "no"]  # fmt: skip
+
+
+def compare_floor(rounds: int) -> str:
+    """Alternate the plain loop and the flat one on the linear model; both end in the same bits."""
+    torch.set_num_threads(1)
+    model, data = make_federation(CASES["linear"])
+    model.assemble(data, 0, 1, torch.device("cpu"))
+    start = start_weights(model)
+    loops = (PlainLoop(CASES["linear"], start), FlatLoop(CASES["linear"], start))
+    times: tuple[list[float], list[float]] = ([], [])
+    for t in range(rounds):
+        for loop, seconds in zip(loops, times, strict=True):
+            begin = time.perf_counter()
+            loop.round(t)
+            seconds.append(time.perf_counter() - begin)
+    plain, flat = (statistics.median(seconds[3:]) for seconds in times)
+    equal = torch.equal(torch.cat([w.flatten() for w in loops[0].weights.values()]), loops[1].vector)
+    return tabulate([[CASES["linear"].name, f"{1e3 * flat:.2f}", f"{1e3 * plain:.2f}", f"{flat / plain:.3f}",
+                      "yes" if equal else "no"]],
+                    headers=["work", "no engine, ms", "by hand, ms", "ratio", "same bits"], tablefmt="github")  # fmt: skip
 
 
 class Clock(Callback):
@@ -350,6 +413,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--floor", action="store_true")
     parser.add_argument("--alone", choices=["fedsim", "loop"], help=argparse.SUPPRESS)
     parser.add_argument("--devices", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -359,6 +423,8 @@ def main() -> None:
         run_alone(CASES[args.case], args.alone, args.rounds, args.devices)
     elif args.ranks:
         print(compare_ranks(args.rounds, args.repeats))
+    elif args.floor:
+        print(compare_floor(args.rounds))
     elif args.memory:
         print(compare_memory(args.rounds))
     else:

@@ -77,13 +77,13 @@ class LocalOptimizer:
     @property
     def rates(self) -> list[float]:
         """Learning rates of the trunk, and of neck and head."""
-        return [float(group["lr"]) for group in self._plain.optimizer.param_groups]
+        return [float(group["lr"]) for group in self._plain.groups]
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """Change :attr:`rates` in the middle of a visit."""
         for optimizer in (self._plain, self._flat_optimizer):
             if optimizer is not None:
-                for group, rate in zip(optimizer.optimizer.param_groups, rates, strict=True):
+                for group, rate in zip(optimizer.groups, rates, strict=True):
                     group["lr"] = rate
 
     @property
@@ -166,30 +166,32 @@ class _Resettable:
     """A torch optimizer that can go back to its beginning."""
 
     def __init__(self, settings: LocalTraining, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        self._settings, self._groups = settings, groups
-        self.optimizer = self._make()
+        self._settings, self._parameters = settings, groups
+        self._make()
         own_rates = (None, settings.head_lr)
-        self._rates = [
-            group["lr"] if own is None else own
-            for group, own in zip(self.optimizer.param_groups, own_rates, strict=True)
-        ]
-        self._options = [
-            {k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups
-        ]
+        self._rates = [group["lr"] if own is None else own for group, own in zip(self.groups, own_rates, strict=True)]
+        self._options = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.groups]
         # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
         self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
         self._bare_step = inspect.unwrap(type(self.optimizer).step)
 
-    def _make(self) -> Optimizer:
-        return self._settings.optimizer([{"params": list(group)} for group in self._groups])
+    def _make(self) -> None:
+        """Make the optimizer; it steps the groups that have parameters, and on a CPU need not look for better ways."""
+        self.optimizer: Optimizer = self._settings.optimizer([{"params": list(group)} for group in self._parameters])
+        self.groups = self.optimizer.param_groups
+        """one for each in the constructor's ``groups``"""
+        self.optimizer.param_groups = [group for group in self.groups if group["params"]]
+        for group in self.optimizer.param_groups:
+            if group.get("foreach", 0) is None and not group.get("fused") and all(p.is_cpu for p in group["params"]):
+                group["foreach"] = False  # what torch would choose at each step
 
     def reset(self, factor: float) -> None:
         """Start anew, with ``factor`` on all learning rates."""
         if self._can_be_cleared:
             self.optimizer.state.clear()
         else:
-            self.optimizer = self._make()
-        for group, options, rate in zip(self.optimizer.param_groups, self._options, self._rates, strict=True):
+            self._make()
+        for group, options, rate in zip(self.groups, self._options, self._rates, strict=True):
             group.update(options)
             group["lr"] = factor * rate
 
