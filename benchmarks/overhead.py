@@ -338,7 +338,8 @@ def compare_floor(rounds: int) -> str:
     equal = torch.equal(torch.cat([w.flatten() for w in loops[0].weights.values()]), loops[1].vector)
     return tabulate([[CASES["linear"].name, f"{1e3 * flat:.2f}", f"{1e3 * plain:.2f}", f"{flat / plain:.3f}",
                       "yes" if equal else "no"]],
-                    headers=["work", "no engine, ms", "by hand, ms", "ratio", "same bits"], tablefmt="github")  # fmt: skip
+                    headers=["work", "no engine, ms", "by hand, ms", "ratio", "same bits"],
+                    tablefmt="github")  # fmt: skip
 
 
 class Clock(Callback):
