@@ -15,7 +15,8 @@ COMMANDS = {
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
     "describe": "show what a config shares, who holds what, and what a run will cost",
-    "data": "data preview: draw a contact sheet of data sets",
+    "data": "data preview: draw a contact sheet; data splits: draw and write test splits",
+    "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",
 }

@@ -103,7 +103,7 @@ def build_residents(
     return residents, archs
 
 
-def check_image_size(residents: Mapping[str, Resident], size: tuple[int, int]) -> None:
+def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:
     """Raise ConfigError if a model cannot process images of this height and width."""
     for arch, resident in residents.items():
         images = torch.zeros(2, 3, *size, device=resident.flat.buffer.device)
@@ -112,7 +112,7 @@ def check_image_size(residents: Mapping[str, Resident], size: tuple[int, int]) -
             with torch.no_grad():
                 maps = backbone(images)
         except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"data.size: {arch} cannot process images of {list(size)} pixels ({error})") from error
+            raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
         if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
             raise ConfigError(
                 f"model.backbone: {arch} returns {list(maps.shape)} for 2 images; it must be [2, C, h, w] or [2, C] "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, auto_cli
+from jsonargparse import Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -24,14 +24,12 @@ import fedsim.models
 import fedsim.server  # noqa: F401 - with the two above: makes short class names known to the parser
 from fedsim.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary
 from fedsim.checkpoint import read_checkpoint
+from fedsim.commands import run_plain_command
 from fedsim.compatibility import check_trainer
-from fedsim.config_files import check_config_files, normalise, read_config
+from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.market import MarketFolders
-from fedsim.data.preview import write_contact_sheet
-from fedsim.data.synthetic import SyntheticReID
-from fedsim.export import export
+from fedsim.evaluation.summary import METRICS
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import report
@@ -86,6 +84,11 @@ class FedSimCLI(LightningCLI):
         parser.add_argument(
             "--overwrite", type=bool, default=False, help="whether fit may replace the finished run in run_dir"
         )
+        parser.add_argument(
+            "--save_ranking",
+            action="store_true",
+            help="fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings",
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def before_instantiate_classes(self) -> None:
@@ -102,6 +105,8 @@ class FedSimCLI(LightningCLI):
                 f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
                 f"{self.run_dir}/checkpoints/best.ckpt"
             )
+        if config["save_ranking"] and self.subcommand != "test":
+            raise ConfigError("save_ranking: ranked lists are written by fedsim test only")
         self.restarts = False
         if config.get("ckpt_path"):
             path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
@@ -116,6 +121,8 @@ class FedSimCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""
+        if self.config[self.subcommand]["save_ranking"]:
+            self.model.rankings = self.run_dir / "rankings"
         check_trainer(self.trainer, has_validation=self.datamodule.val != "none")
         _ = self.datamodule.federated
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
@@ -212,9 +219,13 @@ class FedSimCLI(LightningCLI):
             if key.count("/") == 3:
                 _, kind, domain, metric = key.split("/")
                 rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
-        table = [[domain, kind, *values.values()] for (domain, kind), values in rows.items()]
-        metrics = next(iter(rows.values()), {})
-        _say(tabulate(table, headers=["data set", "model", *metrics], floatfmt=".1f"))
+        table = [
+            [domain, kind, *(_cell(values, metric) for metric in METRICS)] for (domain, kind), values in rows.items()
+        ]
+        _say(tabulate(table, headers=["data set", "model", *METRICS], disable_numparse=True,
+                      colalign=("left", "left", *["right"] * len(METRICS))))  # fmt: skip
+        if self.model.rankings is not None:
+            _say(f"wrote {self.model.rankings}")
 
     def after_predict(self) -> None:
         """Say where the features are."""
@@ -248,61 +259,8 @@ def _dispatch(args: list[str]) -> None:
     if command in _LIGHTNING_COMMANDS:
         check_config_files(rest)
         FedSimCLI([command, *with_own_config(command, normalise(rest))])
-    elif command == "data":
-        if rest[:1] not in (["preview"], ["-h"], ["--help"]):
-            raise ConfigError(f"fedsim data: there is no command {rest[0] if rest else '(none)'}; choose from preview")
-        if written := auto_cli(
-            {"preview": preview}, args=rest, as_positional=False, exit_on_error=False, prog="fedsim data"
-        ):
-            _say(written)
-    elif command == "export":
-        auto_cli(export, args=rest, as_positional=False, exit_on_error=False, prog="fedsim export")
     else:
-        _say(_run_report(rest))
-
-
-def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
-    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
-
-    Args:
-        config: a config file whose data section names the data sets; null draws the synthetic ones.
-        root: a folder of data sets in Market-1501 layout, instead of a config.
-        output: the image file to write.
-
-    Returns:
-        what was written.
-    """
-    size = (128, 64)
-    if root is not None:
-        domains = MarketFolders(root).domains()
-    elif config:
-        data = _data_of(config)
-        domains, size = data.list_domains(), data.size
-    else:
-        domains = SyntheticReID().domains()
-    write_contact_sheet(domains, size, Path(output))
-    return f"wrote {output}: {len(domains)} data sets"
-
-
-def _data_of(path: str) -> FederatedDataModule:
-    """Build the data module of a config's ``data`` section."""
-    content = read_config(path)
-    if "data" not in content:
-        raise ConfigError(f"--config: {path} has no data section")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
-    return data
-
-
-def _run_report(args: list[str]) -> str:
-    """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.report.report`."""
-    parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
-    parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
-    parser.add_function_arguments(report, skip={"runs", "best"})
-    parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
-    config = parser.parse_args(args)
-    return report(config.runs, config.metric, config.best, config.figure)
+        _say(run_plain_command(command, rest))
 
 
 def _limit(limit: int | float | None) -> int | float | None:
@@ -313,6 +271,12 @@ def _limit(limit: int | float | None) -> int | float | None:
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _cell(values: dict[str, float], metric: str) -> str:
+    """A score in percent, with its spread over random splits where there are several."""
+    spread = values.get(f"{metric}_std")
+    return f"{values[metric]:.1f}" + ("" if spread is None else f"+-{spread:.1f}")
 
 
 def _rank() -> int:

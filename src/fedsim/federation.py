@@ -119,6 +119,8 @@ class Federation(LightningModule):
         self.round_metrics: dict[str, float] = {}
         """what was logged about the last round's training"""
         self.scores: dict[str, float] = {}
+        self.rankings: Path | None = None
+        """where a test writes ranked lists; None: nowhere"""
         """of the last evaluation"""
         self._client_lr = client.trunk_lr
 
@@ -207,7 +209,7 @@ class Federation(LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
-        self._log(self.evaluator.score("test"))
+        self._log(self.evaluator.score("test", rankings=self.rankings))
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
@@ -268,7 +270,8 @@ class Federation(LightningModule):
         self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
         """client -> predicted work of a round: images times local epochs"""
         self.placement: Placement = place(self.costs, world_size)
-        check_image_size(self.residents, data.size)
+        check_image_size(self.residents, "size", data.size)
+        check_image_size(self.residents, "test_size", data.test_size)
         self.server = Server(self.residents)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
@@ -301,7 +304,7 @@ class Federation(LightningModule):
             federated=self.federated,
             placement=self.placement,
             strategy=self.strategy,
-            decode=data.decode,
+            decode=data.decode_for_test,
             progress=self._on_scoring,
         )
         if stage == "fit":

@@ -170,8 +170,18 @@ class Evaluation:
     """the retrieval feature: the embedding, or the pooled map"""
     flip: bool = False
     """add the feature of the mirror image (the papers' protocols do; twice the time)"""
+    distance: Literal["cosine", "euclidean"] = "cosine"
+    """what the gallery is ranked by: cosine, or euclidean on features that are not normalised (papers 000 and 001)"""
     camera_aware: bool = True
     """whether the same identity in the same camera is junk"""
+    junk_pids: tuple[int, ...] = (-1,)
+    """identities whose gallery images count neither as right nor as wrong"""
+    invalid_as_zero: bool = False
+    """average over all queries, those without a match as zeros (the code of paper 003)"""
+    single_gallery_shot: bool = False
+    """CMC on galleries with one random image per identity, in expectation (first CUHK03 protocol)"""
+    backend: Literal["auto", "torch", "faiss"] = "auto"
+    """what ranks: torch, faiss, or auto, which is torch"""
     batch_size: int = 64
     """images per forward pass; the same on any number of ranks"""
     test_during_fit: bool = True

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federations import FederatedData, Partition, Validation, build_federation
-from fedsim.data.images import Domain, Images, ReIDSource
+from fedsim.data.images import Domain, Images, ReIDSource, Size
 
 __all__ = ["FederatedDataModule", "OncePerRound"]
 
@@ -47,6 +47,7 @@ class FederatedDataModule(LightningDataModule):
         val: what each client holds out for model selection: identities, first_image, or none.
         val_fraction: share of the identities that val: identities holds out.
         size: height and width of the images, pixels.
+        test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
         augmentation: of training images.
         limit_client_batches: at most so many batches per client and local epoch (1, 2, ...), or, below 1, this share of
             them; null trains on everything.
@@ -61,12 +62,14 @@ class FederatedDataModule(LightningDataModule):
         val: Validation = "identities",
         val_fraction: float = 0.2,
         size: tuple[int, int] = (256, 128),
+        test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
         limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
-        if min(size) < 1:
-            raise ConfigError(f"data.size: {list(size)} is not a height and a width in pixels")
+        for name, pixels in (("size", size), ("test_size", test_size or size)):
+            if min(pixels) < 1:
+                raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
         limit = limit_client_batches
         if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
             raise ConfigError(
@@ -80,6 +83,7 @@ class FederatedDataModule(LightningDataModule):
         self.val = val
         self.val_fraction = val_fraction
         self.size = size
+        self.test_size = test_size or size
         self.augmentation = augmentation
         self.limit_client_batches = limit_client_batches
         self._federated: FederatedData | None = None
@@ -102,18 +106,24 @@ class FederatedDataModule(LightningDataModule):
         """Return all data sets of all sources, in their order."""
         return [domain for source in self.sources for domain in source.domains()]
 
-    def decode(self, images: Images, what: str) -> Tensor:
+    def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.
 
         Args:
             images: n images.
             what: a name for the progress bar.
+            size: (H, W); None: that of training images.
         """
+        size = size or self.size
         parts = [
-            part.decode(self.size)
+            part.decode(size)
             for part in tqdm(images.chunks(), desc=f"reading {what}", delay=2.0, disable=None, leave=False)
         ]
-        return torch.cat(parts) if parts else torch.empty((0, 3, *self.size), dtype=torch.uint8)
+        return torch.cat(parts) if parts else torch.empty((0, 3, *size), dtype=torch.uint8)
+
+    def decode_for_test(self, images: Images, what: str) -> Tensor:
+        """:meth:`decode` in the size of validation and test images."""
+        return self.decode(images, what, self.test_size)
 
     def train_dataloader(self) -> OncePerRound:
         """One step per round."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.data.images import Domain, Index, Split
+from fedsim.data.images import Domain, GallerySplit, Index, Split
 
 __all__ = ["ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
 
@@ -26,6 +26,8 @@ class RetrievalSet:
     gallery: Split
     own: Index | None = None
     """[Q] where each query stands in the gallery itself, if it does: no match for itself"""
+    splits: tuple[GallerySplit, ...] = ()
+    """ways to part the gallery into queries and gallery; then ``query`` is empty, and scores are means over these"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def build_federation(
     clients = [_client(d.name, d.train, (d.name,), val, val_fraction) for d in seen if d.train is not None]
     if partition == "union":
         clients = [_unite(clients)]
-    tests = {d.name: RetrievalSet(d.query, d.gallery) for d in domains if d.name != public}
+    tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
     names = {d.name for d in seen}
     by_name = {d.name: d for d in domains}
     return FederatedData(

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 
-__all__ = ["Domain", "ImageFiles", "Images", "ImagesInParts", "ReIDSource", "Size", "Split"]
+__all__ = ["Domain", "GallerySplit", "ImageFiles", "Images", "ImagesInParts", "ReIDSource", "Size", "Split"]
 
 Size = tuple[int, int]
 """(height, width) in pixels"""
@@ -141,6 +142,15 @@ class Split:
         return Split(ImagesInParts([s.images for s in splits]), np.concatenate(pids), np.concatenate(camids))
 
 
+class GallerySplit(NamedTuple):
+    """One way to part a pool of test images into queries and their gallery."""
+
+    query: Index
+    """[Q] positions in the pool"""
+    gallery: Index
+    """[G] positions in the pool"""
+
+
 @dataclass(frozen=True)
 class Domain:
     """One re-ID data set: training images, and a query and gallery set of other identities."""
@@ -150,6 +160,8 @@ class Domain:
     """None for data sets that are only tested on"""
     query: Split
     gallery: Split
+    splits: tuple[GallerySplit, ...] = ()
+    """where scores are means over several random splits: ``gallery`` is the pool of their images, ``query`` empty"""
 
 
 class ReIDSource(ABC):

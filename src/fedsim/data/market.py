@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split
+from fedsim.data.splits import draw_splits, read_splits, write_splits
 
-__all__ = ["MarketFolders"]
+__all__ = ["MarketFolders", "write_market_splits"]
 
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
+SPLITS = "splits.json"
 
 _NAME = re.compile(r"(?P<pid>-1|\d+)_c(?P<cam>\d+)")
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
@@ -20,6 +23,9 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 
 class MarketFolders(ReIDSource):
     """Every folder of ``root`` with ``query``, ``bounding_box_test`` and maybe ``bounding_box_train``, or ``root``.
+
+    A data set with a file ``splits.json`` (written by ``fedsim data splits``) needs no ``query`` folder: it is scored
+    on random splits of ``bounding_box_test``.
 
     File names start with identity and camera: ``0001_c1s1_001051_00.jpg`` is identity 1, camera 1 (stored from 0).
     Identity -1 marks junk images and 0 distractors, as in Market-1501, whose official counts are 751 identities /
@@ -60,7 +66,12 @@ def _is_data_set(folder: Path) -> bool:
 
 def _read_domain(folder: Path) -> Domain:
     train = _read_split(folder / TRAIN, drop_junk=True) if (folder / TRAIN).is_dir() else None
-    query, gallery = _read_split(folder / QUERY), _read_split(folder / GALLERY)
+    gallery = _read_split(folder / GALLERY)
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    if (folder / SPLITS).is_file():
+        nobody = gallery.take(np.array([], dtype=np.int64))
+        return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
+    query = _read_split(folder / QUERY)
     lonely = np.setdiff1d(query.pids, gallery.pids)
     if len(lonely):
         raise DataError(
@@ -71,8 +82,28 @@ def _read_domain(folder: Path) -> Domain:
         raise DataError(
             f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {QUERY}; test identities must be new"
         )
-    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
     return Domain(name, train, query, gallery)
+
+
+def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[GallerySplit]]:
+    """Draw splits of ``bounding_box_test`` and write them beside it.
+
+    Args:
+        folder: of the data set.
+        options: see :func:`fedsim.data.splits.draw_splits`.
+
+    Returns:
+        (the file, the splits).
+    """
+    pool = _read_split(folder / GALLERY)
+    splits = draw_splits(pool.pids, pool.camids, **options)
+    write_splits(folder / SPLITS, splits, _names(pool))
+    return folder / SPLITS, splits
+
+
+def _names(split: Split) -> list[str]:
+    assert isinstance(split.images, ImageFiles)
+    return [path.name for path in split.images.paths]
 
 
 def _read_split(folder: Path, drop_junk: bool = False) -> Split:

@@ -1,5 +1,16 @@
 """Retrieval features, ranking metrics, and the scoring of a federation's models."""
 
-from fedsim.evaluation.ranking import Ranking, positive_ranks, rank_features, score_ranks
+from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.rank import Ranker, rank_features
+from fedsim.evaluation.ranking import QueryScores, Ranking, average_scores, positive_ranks, score_ranks
 
-__all__ = ["Ranking", "positive_ranks", "rank_features", "score_ranks"]
+__all__ = [
+    "QueryScores",
+    "Ranker",
+    "Ranking",
+    "RetrievalLabels",
+    "average_scores",
+    "positive_ranks",
+    "rank_features",
+    "score_ranks",
+]

@@ -1,20 +1,23 @@
 """Scoring the federation's models: global, local (before aggregation) and personalised (global + private groups).
 
-Every score is one row of a table that exactly one rank fills; a sum over ranks then gives all rows to everybody, and
-the same bits on any number of ranks. Personal models run on their own client's domain; unseen domains are for the
-global model, or, where the method has none, for everybody's personal model, whose scores are averaged.
+A model that every rank has, which is the global one, is scored by all ranks together: each extracts a share of the
+images, features are gathered once, and each ranks a share of the queries. Personal models are scored by the rank that
+hosts the client, on the client's own domain. Unseen domains are for the global model, or, where the method has none,
+for everybody's personal model, whose scores are averaged. Every number is computed by one rank and zero elsewhere; a
+sum over ranks then gives all numbers to everybody, and the same bits on any number of ranks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.client import Client
@@ -23,8 +26,15 @@ from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
 from fedsim.data.images import Images
-from fedsim.evaluation.extraction import extract_features
-from fedsim.evaluation.ranking import Ranking, num_valid_queries, rank_features
+from fedsim.evaluation.backends import make_backend
+from fedsim.evaluation.extraction import extract_features, shard_of
+from fedsim.evaluation.feature_file import write_features
+from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
+from fedsim.evaluation.ranking import QueryScores, average_scores
+from fedsim.evaluation.similarity import Similarity
+from fedsim.evaluation.summary import METRICS, Kind, Row, summarise
+from fedsim.evaluation.trials import Trial, score_trials, trials_of
 from fedsim.method import Method
 from fedsim.resident import Resident
 from fedsim.server import Server
@@ -35,36 +45,28 @@ __all__ = ["METRICS", "Evaluator", "Kind", "Row"]
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["global", "local", "personalised"]
 SplitName = Literal["val", "test"]
 
-METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
-"""Columns of the table."""
 
+class _Job(NamedTuple):
+    """One model on one retrieval set; rows with equal weights are one job."""
 
-class Row(NamedTuple):
-    """One model on one query/gallery set."""
+    row: Row
+    """the first of them"""
+    rows: list[int]
+    """their positions in the list of rows"""
+    is_shared: bool
+    """whether all ranks have the model"""
 
-    kind: Kind
-    domain: str
-    client: str | None
-    """whose model; None: the global model of :attr:`arch`"""
-    arch: str
-    owner: int
-    """the rank that scores it"""
-
-
-class _Loaded(NamedTuple):
-    """A retrieval set with decoded images."""
-
-    sets: RetrievalSet
-    query: Tensor
-    gallery: Tensor
+    @property
+    def domain(self) -> str:
+        """The retrieval set."""
+        return self.row.domain
 
 
 @dataclass
 class Evaluator:
-    """Scores models on the sets of this rank.
+    """Scores models.
 
     Args:
         settings: how.
@@ -94,7 +96,10 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Start with nothing decoded."""
-        self._loaded: dict[tuple[SplitName, str], _Loaded] = {}
+        self._decoded: dict[tuple[str, int, int], Tensor] = {}
+        self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
+        how = self.settings
+        self._ranker = Ranker(how.distance, make_backend(how.backend), how.single_gallery_shot, how.invalid_as_zero)
 
     @property
     def has_global(self) -> bool:
@@ -107,51 +112,72 @@ class Evaluator:
         return "global" if self.has_global else "personalised"
 
     def prepare(self, split: SplitName) -> None:
-        """Check and decode this rank's sets now, so that a damaged image is reported before hours of training."""
-        rows = self._rows(split, ())
-        for domain in dict.fromkeys(row.domain for row in rows):
-            _check_matches(split, domain, self._sets(split, domain), self.settings.camera_aware)
-        for row in rows:
-            if row.owner == self.strategy.global_rank:
-                self._load(split, row)
+        """Check and decode what this rank needs now, so that a damaged image is reported before hours of training."""
+        jobs = self._jobs(self._rows(split, ()))
+        for domain in dict.fromkeys(job.domain for job in jobs):
+            _check_matches(split, domain, self._trials_of(split, domain))
+        for job in jobs:
+            if job.is_shared or job.row.owner == self.strategy.global_rank:
+                sets = self._sets(split, job.domain)
+                for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images)):
+                    self._read(images, f"{split} {job.domain} {name}", self._share(images, job.is_shared))
 
-    def score(self, split: SplitName, trained: Iterable[str] = ()) -> dict[str, float]:
+    def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models.
 
         Args:
             split: ``val`` or ``test``.
             trained: clients that have a local model from this round.
+            rankings: a folder for ranked lists of the primary model; None: none are written.
 
         Returns:
             ``split/kind/domain/metric`` -> fraction of 1; ``domain`` is also ``seen`` and ``unseen``, the means over
             those; and ``split/metric``, the mean over clients of the method's primary model.
         """
         rows = self._rows(split, tuple(trained))
-        table = torch.zeros(len(rows), len(METRICS), dtype=torch.float64)
+        jobs = self._jobs(rows)
+        trials = [self._trials_of(split, job.domain) for job in jobs]
+        tables = [
+            [torch.zeros(t.num_queries, self._ranker.num_columns, dtype=torch.float64) for t in ts] for ts in trials
+        ]
         with self.strategy.together():
-            self._fill(split, rows, table)
-        self.strategy.exchange([table])
-        return self._summarise(split, rows, table)
+            for number, query, gallery in self._features(split, jobs):
+                job = jobs[number]
+                scores = score_trials(trials[number], query, gallery, self._ranker, self._is_mine(job))
+                for table, own in zip(tables[number], scores, strict=True):
+                    table.copy_(torch.from_numpy(own))
+                if rankings is not None and job.row.kind == self.primary and job.row.owner == self.strategy.global_rank:
+                    self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
+        self.strategy.exchange([table for parts in tables for table in parts])
+        values: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
+        for job, parts in zip(jobs, tables, strict=True):
+            for row in job.rows:
+                values[row] = self._metrics_of(parts)
+        unseen = set(self.federated.unseen) if split == "test" else set()
+        return summarise(split, rows, values, unseen, self.primary, len(self.archs))
 
     def write_features(self, folder: Path) -> list[Path]:
         """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
 
         Arrays: query, gallery (float32 [n, D], not normalised), query_pids, query_camids, gallery_pids, gallery_camids.
+        Of a data set with several random splits, the first.
 
         Returns:
             the files of all ranks.
         """
-        rows = [row for row in self._rows("test", ()) if row.kind == self.primary]
-        several = len({row.domain for row in rows}) < len(rows)
+        jobs = self._jobs([row for row in self._rows("test", ()) if row.kind == self.primary])
+        files = [folder / f"{self._file_name(job)}.npz" for job in jobs]
         with self.strategy.together():
-            for row in rows:
-                if row.owner == self.strategy.global_rank:
-                    self._write(row, folder / _file_name(row, several))
-        return [folder / _file_name(row, several) for row in rows]
+            for number, query, gallery in self._features("test", jobs):
+                job = jobs[number]
+                if job.row.owner == self.strategy.global_rank:
+                    trial = self._trials_of("test", job.domain)[0]
+                    write_features(files[number], *trial.select(query, gallery), trial.labels)
+        return files
 
-    # -- rows ----------------------------------------------------------------------------------------------------------
+    # -- rows and jobs -------------------------------------------------------------------------------------------------
 
-    def _rows(self, split: SplitName, trained: tuple[str, ...]) -> list[Row]:
+    def _rows(self, split: str, trained: tuple[str, ...]) -> list[Row]:
         rows: list[Row] = []
         for data in self.federated.clients:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
@@ -175,15 +201,13 @@ class Evaluator:
                 rows += [Row("personalised", domain, c, self.archs[c], ranks[c]) for c in ranks]
         return rows
 
-    def _fill(self, split: SplitName, rows: list[Row], table: Tensor) -> None:
-        done: dict[tuple[str, str, str], Ranking] = {}
-        for row, scores in zip(rows, table, strict=True):
-            if row.owner != self.strategy.global_rank:
-                continue
-            key = (*self._weights_of(row), row.domain)
-            if key not in done:
-                done[key] = self._score_row(split, row)
-            scores[:] = torch.tensor([done[key].__dict__[metric] for metric in METRICS], dtype=torch.float64)
+    def _jobs(self, rows: list[Row]) -> list[_Job]:
+        """Put rows with equal weights and data together; what needs all ranks comes first."""
+        members: dict[tuple[str, str, str], list[int]] = {}
+        for number, row in enumerate(rows):
+            members.setdefault((*self._weights_of(row), row.domain), []).append(number)
+        jobs = [_Job(rows[numbers[0]], numbers, key[0] == "global") for key, numbers in members.items()]
+        return sorted(jobs, key=lambda job: not job.is_shared)
 
     def _weights_of(self, row: Row) -> tuple[str, str]:
         """Name the weights behind a row: rows with equal weights are computed once.
@@ -200,28 +224,52 @@ class Evaluator:
             return "private", row.client
         return row.kind, row.client
 
-    def _score_row(self, split: SplitName, row: Row) -> Ranking:
-        self.progress(f"{row.kind} model on {row.domain}")
-        loaded = self._load(split, row)
-        query, gallery = self._features(row, loaded)
-        sets = loaded.sets
-        labels = (sets.query.pids, sets.query.camids, sets.gallery.pids, sets.gallery.camids)
-        return rank_features(query, gallery, *labels, camera_aware=self.settings.camera_aware, own=sets.own)
+    def _is_mine(self, job: _Job) -> Callable[[int], bool]:
+        """Which blocks of a job's queries this rank ranks."""
+        rank, world_size = self.strategy.global_rank, self.strategy.world_size
+        return (lambda block: block % world_size == rank) if job.is_shared else (lambda _: True)
 
-    def _features(self, row: Row, loaded: _Loaded) -> tuple[Tensor, Tensor]:
-        resident = self.residents[row.arch]
-        self._load_model(row, resident)
-        device = resident.flat.buffer.device
-        query = extract_features(resident.model, loaded.query, self.settings, device)
-        gallery = extract_features(resident.model, loaded.gallery, self.settings, device)
-        if row.client is not None:
-            self.clients[row.client].unload()
-        return query, gallery
+    # -- features ------------------------------------------------------------------------------------------------------
+
+    def _features(self, split: SplitName, jobs: list[_Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""
+        for number, job in enumerate(jobs):
+            if not (job.is_shared or job.row.owner == self.strategy.global_rank):
+                continue
+            self.progress(f"{job.row.kind} model on {job.domain}")
+            resident = self.residents[job.row.arch]
+            self._load_model(job.row, resident)
+            sets = self._sets(split, job.domain)
+            query, gallery = (
+                self._extract(resident, images, f"{split} {job.domain} {name}", job.is_shared)
+                for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images))
+            )
+            if job.row.client is not None and not job.is_shared:
+                self.clients[job.row.client].unload()
+            yield number, query, gallery
+
+    def _extract(self, resident: Resident, images: Images, what: str, is_shared: bool) -> Tensor:
+        """Return the features [n, D] of ``images``, on the device; shared models' are gathered from all ranks."""
+        device, width = resident.flat.buffer.device, resident.model.width_of(self.settings.layer)
+        share = self._share(images, is_shared)
+        part = extract_features(resident.model, self._read(images, what, share), self.settings, device)
+        if not is_shared or self.strategy.world_size == 1:
+            return part
+        features = torch.zeros(len(images), width, device=device)
+        features[share] = part
+        self.strategy.barrier()  # here ranks may wait for long, in a collective they may not
+        return self.strategy.sum_(features)
+
+    def _share(self, images: Images, is_shared: bool) -> slice:
+        if not is_shared:
+            return slice(0, len(images))
+        return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
 
     def _load_model(self, row: Row, resident: Resident) -> None:
-        if row.client is None:
+        if self._weights_of(row)[0] == "global":
             resident.flat.shared.copy_(self.server.model(row.arch))
             return
+        assert row.client is not None
         client = self.clients[row.client]
         if row.kind == "local":
             assert client.snapshot is not None
@@ -230,14 +278,15 @@ class Evaluator:
             client.load()
             self.method.personalise(client, self.server)
 
-    def _load(self, split: SplitName, row: Row) -> _Loaded:
-        key = (split, row.domain)
-        if key not in self._loaded:
-            sets = self._sets(split, row.domain)
-            query = self.decode(sets.query.images, f"{row.domain} queries")
-            gallery = self.decode(sets.gallery.images, f"{row.domain} gallery")
-            self._loaded[key] = _Loaded(sets, query, gallery)
-        return self._loaded[key]
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def _read(self, images: Images, what: str, rows: slice) -> Tensor:
+        """Decode some of a list of images, once."""
+        key = (what, rows.start, rows.stop)
+        if key not in self._decoded:
+            index = np.arange(rows.start, rows.stop, dtype=np.int64)
+            self._decoded[key] = self.decode(images.take(index), what)
+        return self._decoded[key]
 
     def _sets(self, split: SplitName, domain: str) -> RetrievalSet:
         if split == "test":
@@ -246,55 +295,49 @@ class Evaluator:
         assert sets is not None
         return sets
 
-    def _write(self, row: Row, path: Path) -> None:
-        loaded = self._load("test", row)
-        query, gallery = self._features(row, loaded)
-        sets = loaded.sets
-        with replacing(path) as partial, partial.open("wb") as file:
-            np.savez(
-                file, query=query.numpy(), gallery=gallery.numpy(),
-                query_pids=sets.query.pids, query_camids=sets.query.camids,
-                gallery_pids=sets.gallery.pids, gallery_camids=sets.gallery.camids,
-            )  # fmt: skip
+    def _trials_of(self, split: SplitName, domain: str) -> list[Trial]:
+        if (split, domain) not in self._trials:
+            how = self.settings
+            self._trials[split, domain] = trials_of(self._sets(split, domain), how.camera_aware, how.junk_pids)
+        return self._trials[split, domain]
 
-    # -- metrics -------------------------------------------------------------------------------------------------------
+    # -- results and files ---------------------------------------------------------------------------------------------
 
-    def _summarise(self, split: SplitName, rows: list[Row], table: Tensor) -> dict[str, float]:
-        values = table.numpy()
-        metrics: dict[str, float] = {}
-        unseen = set(self.federated.unseen) if split == "test" else set()
-        for kind in ("global", "local", "personalised"):
-            domains = list(dict.fromkeys(row.domain for row in rows if row.kind == kind))
-            means = {d: values[[r.kind == kind and r.domain == d for r in rows]].mean(axis=0) for d in domains}
-            for name, members in (("seen", set(domains) - unseen), ("unseen", set(domains) & unseen)):
-                # a mean over the local models of a sample of clients would stand beside means over all of them
-                partial = kind == "local" and len({row.client for row in rows if row.kind == kind}) < len(self.archs)
-                if members and not partial:
-                    means[name] = np.mean([means[d] for d in domains if d in members], axis=0)
-            for domain, row_values in means.items():
-                for metric, value in zip(METRICS, row_values, strict=True):
-                    metrics[f"{split}/{kind}/{domain}/{metric}"] = float(value)
-        for metric in METRICS:
-            key = f"{split}/{self.primary}/seen/{metric}"
-            if key in metrics:
-                metrics[f"{split}/{metric}"] = metrics[key]
-        return metrics
+    def _file_name(self, job: _Job) -> str:
+        """The domain, and whose model it is where the method delivers several for it."""
+        several = len(self.residents) > 1 if self.has_global else job.domain in self.federated.unseen
+        return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
+
+    def _write_lists(self, path: Path, split: SplitName, job: _Job, query: Tensor, gallery: Tensor) -> None:
+        """Write ranked lists and a picture of some; of a data set with several random splits, the first."""
+        trial, sets = self._trials_of(split, job.domain)[0], self._sets(split, job.domain)
+        lists = rank_lists(Similarity(*trial.select(query, gallery), self.settings.distance), trial.labels)
+        write_ranked_lists(path.with_name(f"{path.name}.npz"), lists)
+        query_images, gallery_images = sets.query.images, sets.gallery.images
+        if sets.splits:
+            query_images, gallery_images = (gallery_images.take(part) for part in sets.splits[0])
+        picture = draw_ranked_lists(lists, query_images, gallery_images, (128, 64))
+        with replacing(path.with_name(f"{path.name}.png")) as partial:
+            picture.save(partial, format="png")
+
+    def _metrics_of(self, tables: list[Tensor]) -> NDArray[np.float64]:
+        """Means over queries [trials, metrics]."""
+        rankings = [
+            average_scores(QueryScores.from_table(table.numpy()), self.settings.invalid_as_zero) for table in tables
+        ]
+        return np.array([[ranking.__dict__[metric] for metric in METRICS] for ranking in rankings])
 
 
-def _file_name(row: Row, several: bool) -> str:
-    return f"{row.domain}@{row.client or row.arch}.npz" if several else f"{row.domain}.npz"
-
-
-def _check_matches(split: str, domain: str, sets: RetrievalSet, camera_aware: bool) -> None:
+def _check_matches(split: str, domain: str, trials: list[Trial]) -> None:
     """Raise DataError if no query can have a match; say how many have none."""
-    labels = (sets.query.pids, sets.query.camids, sets.gallery.pids, sets.gallery.camids)
-    valid = num_valid_queries(*labels, camera_aware=camera_aware, own=sets.own)
-    if valid == 0:
-        raise DataError(
-            f"{split} set of {domain}: no query has a match"
-            + (" in another camera; set model.evaluation.camera_aware to false" if camera_aware else "")
-            + (", or data.val to none" if split == "val" else "")
-        )
-    if valid < len(sets.query):
-        log.info("%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid,
-                 len(sets.query))  # fmt: skip
+    for trial in trials:
+        valid, queries = trial.labels.num_valid, trial.num_queries
+        if valid == 0:
+            raise DataError(
+                f"{split} set of {domain}: no query has a match: {trial.labels.why_no_match()} "
+                "(model.evaluation" + (", or set data.val to none)" if split == "val" else ")")
+            )
+        if valid < queries:
+            log.info(
+                "%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid, queries
+            )

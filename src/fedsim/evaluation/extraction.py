@@ -9,7 +9,18 @@ from fedsim.data.augmentation import normalise_images
 from fedsim.models.reid import Features, ReIDModel
 from fedsim.settings import Evaluation
 
-__all__ = ["extract_features"]
+__all__ = ["extract_features", "shard_of"]
+
+
+def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:
+    """Return a rank's share of a list of images: whole batches, every image on exactly one rank.
+
+    >>> [shard_of(10, 3, rank, 2) for rank in range(2)]
+    [slice(0, 6, None), slice(6, 10, None)]
+    """
+    batches = -(-num_images // batch_size)
+    first, last = (batches * r // world_size * batch_size for r in (rank, rank + 1))
+    return slice(min(first, num_images), min(last, num_images))
 
 
 @torch.no_grad()
@@ -26,18 +37,17 @@ def extract_features(model: ReIDModel, images: Tensor, settings: Evaluation, dev
         device: where the model is.
 
     Returns:
-        float32 [n, D] on the CPU, not normalised.
+        float32 [n, D] on the device, not normalised.
     """
     model.eval()
-    features = []
+    features = torch.empty(len(images), model.width_of(settings.layer), device=device)
     with torch.autocast(device.type, enabled=False):
-        for batch in images.split(settings.batch_size):
+        for batch, out in zip(images.split(settings.batch_size), features.split(settings.batch_size), strict=True):
             x = normalise_images(batch.to(device, non_blocking=True))
-            feature = _layer(model(x), settings)
+            out.copy_(_layer(model(x), settings))
             if settings.flip:
-                feature = feature + _layer(model(x.flip(-1)), settings)
-            features.append(feature.cpu())
-    return torch.cat(features)
+                out += _layer(model(x.flip(-1)), settings)
+    return features
 
 
 def _layer(features: Features, settings: Evaluation) -> Tensor:

@@ -112,6 +112,7 @@ class ReIDModel(nn.Module):
             )
         self.backbone = backbone
         self.neck = neck.build(channels)
+        self.num_pooled = channels
         self.num_features = neck.out_features(channels)
         self.head = None if num_classes is None else make_head(self.num_features, num_classes)
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
@@ -121,6 +122,10 @@ class ReIDModel(nn.Module):
         maps = self.backbone(images)
         pool = maps.mean(dim=(2, 3)) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def width_of(self, layer: Literal["neck", "pool"]) -> int:
+        """Return D of one of the two features."""
+        return self.num_features if layer == "neck" else self.num_pooled
 
     @property
     def has_dropout(self) -> bool:

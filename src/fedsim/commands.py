@@ -1,0 +1,133 @@
+"""Commands that need no trainer: typed functions, whose arguments are the options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, auto_cli
+
+from fedsim.config_files import read_config
+from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.market import MarketFolders, write_market_splits
+from fedsim.data.preview import write_contact_sheet
+from fedsim.data.splits import SplitStyle
+from fedsim.data.synthetic import SyntheticReID
+from fedsim.export import export
+from fedsim.rank import rank
+from fedsim.report import report
+
+__all__ = ["preview", "run_plain_command", "splits"]
+
+
+def run_plain_command(command: str, args: list[str]) -> str:
+    """Run ``data``, ``export``, ``rank`` or ``report``.
+
+    Args:
+        command: its name.
+        args: what follows it.
+
+    Returns:
+        what is to be printed.
+    """
+    if command == "rank":
+        return _rank(args)
+    if command == "report":
+        return _report(args)
+    if command == "export":
+        return _call(export, args, "export")
+    commands = {"preview": preview, "splits": splits}
+    if not args or args[0] not in (*commands, "-h", "--help"):
+        raise ConfigError(
+            f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
+        )
+    return _call(commands, args, "data")
+
+
+def _call(what: Any, args: list[str], name: str) -> str:
+    said = auto_cli(what, args=args, as_positional=False, exit_on_error=False, prog=f"fedsim {name}")
+    return str(said or "")
+
+
+def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
+    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
+
+    Args:
+        config: a config file whose data section names the data sets; null draws the synthetic ones.
+        root: a folder of data sets in Market-1501 layout, instead of a config.
+        output: the image file to write.
+
+    Returns:
+        what was written.
+    """
+    size = (128, 64)
+    if root is not None:
+        domains = MarketFolders(root).domains()
+    elif config:
+        data = _data_of(config)
+        domains, size = data.list_domains(), data.size
+    else:
+        domains = SyntheticReID().domains()
+    write_contact_sheet(domains, size, Path(output))
+    return f"wrote {output}: {len(domains)} data sets"
+
+
+def _data_of(path: str) -> FederatedDataModule:
+    """Build the data module of a config's ``data`` section."""
+    content = read_config(path)
+    if "data" not in content:
+        raise ConfigError(f"--config: {path} has no data section")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedDataModule, "data")
+    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
+    return data
+
+
+def _rank(args: list[str]) -> str:
+    """Parse ``fedsim rank FEATURES.npz [options]``; the options are those of :func:`fedsim.rank.rank`."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim rank", description="Score features from any program.")
+    parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
+    flags = ("invalid_as_zero", "single_gallery_shot", "rerank", "json")
+    parser.add_function_arguments(rank, skip={"features", *flags})
+    for flag, text in zip(flags, (
+        "average over all queries, those without a match as zeros",
+        "CMC on galleries with one random image per identity, in expectation",
+        "re-rank by k-reciprocal encoding",
+        "print JSON instead of a table",
+    ), strict=True):  # fmt: skip
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    return rank(**parser.parse_args(args).as_dict())
+
+
+def _report(args: list[str]) -> str:
+    """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.report.report`."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
+    parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
+    parser.add_function_arguments(report, skip={"runs", "best"})
+    parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
+    config = parser.parse_args(args)
+    return report(config.runs, config.metric, config.best, config.figure)
+
+
+def splits(
+    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True
+) -> str:
+    """Draw random splits of a small test set into queries and galleries, and write them as splits.json into its folder.
+
+    A folder with that file is scored on all its splits: mean and spread.
+
+    Args:
+        folder: a data set in Market-1501 layout; the images of bounding_box_test are split.
+        num: splits to draw.
+        fraction: of the identities that are tested on.
+        style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
+            gallery image.
+        cross_camera: draw queries so that a gallery image is from another camera.
+
+    Returns:
+        what was written.
+    """
+    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, style=style, cross_camera=cross_camera)
+    sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
+    return f"wrote {path}: {len(drawn)} splits of {sizes}"

@@ -1,0 +1,201 @@
+"""Re-identification metrics for torchmetrics, also outside of fedsim.
+
+>>> import torch
+>>> metric = ReIDRetrieval()
+>>> pids, camids = torch.tensor([1, 2, 1, 2]), torch.tensor([0, 0, 1, 1])
+>>> is_query = torch.tensor([True, True, False, False])
+>>> metric.update(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8]]), pids, camids, is_query)
+>>> {name: float(value) for name, value in metric.compute().items() if name in ("rank1", "mAP", "num_valid")}
+{'rank1': 1.0, 'mAP': 1.0, 'num_valid': 2.0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from fedsim.evaluation.backends import BackendName, make_backend
+from fedsim.evaluation.labels import JUNK, RetrievalLabels
+from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranking import MAX_RANK, Ranking
+from fedsim.evaluation.similarity import Distance
+
+__all__ = ["CMC", "MeanAP", "ReIDRetrieval"]
+
+
+class _Retrieval(Metric):
+    """Collects features of queries and gallery, on any number of ranks, and ranks them at the end.
+
+    Equally similar gallery images are ordered as they were given, rank after rank. Where that order matters, or where a
+    sampler pads batches with images that others have, too, give ``index``: each image's place in the data set's list.
+
+    Args:
+        distance: ``cosine``, or ``euclidean`` on features as they are.
+        camera_aware: whether the same identity in the same camera is junk.
+        junk_pids: identities whose gallery images count neither as right nor as wrong.
+        invalid_as_zero: average over all queries, those without a match as zeros.
+        single_gallery_shot: CMC on galleries with one random image per identity, in expectation.
+        backend: ``torch``, ``faiss``, or ``auto``.
+        kwargs: of :class:`torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    features: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(
+        self,
+        distance: Distance = "cosine",
+        camera_aware: bool = True,
+        junk_pids: Sequence[int] = (JUNK,),
+        invalid_as_zero: bool = False,
+        single_gallery_shot: bool = False,
+        backend: BackendName = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.camera_aware = camera_aware
+        self.junk_pids = tuple(junk_pids)
+        self.ranker = Ranker(distance, make_backend(backend), single_gallery_shot, invalid_as_zero)
+        self.add_state("features", default=[], dist_reduce_fx="cat")
+        self.add_state("labels", default=[], dist_reduce_fx="cat")
+
+    def update(
+        self, features: Tensor, pids: Tensor, camids: Tensor, is_query: Tensor | bool, index: Tensor | None = None
+    ) -> None:
+        """Add images.
+
+        Args:
+            features: [B, D].
+            pids: [B] identities.
+            camids: [B] cameras.
+            is_query: [B], or one answer for all.
+            index: [B] place of each image in the list of queries, or of gallery images; of images with the same place
+                one counts.
+
+        Raises:
+            ValueError: if lengths differ.
+        """
+        size = len(features)
+        query = torch.as_tensor(is_query, device=features.device).expand(size)
+        place = torch.full((size,), -1, device=features.device) if index is None else index
+        columns = {"pids": pids, "camids": camids, "index": place}
+        for name, column in columns.items():
+            if column.shape != (size,):
+                raise ValueError(f"{name}: {list(column.shape)} values for {size} images")
+        # float32 here: half precision would lose ranks later
+        self.features.append(features.detach().float())
+        self.labels.append(
+            torch.stack([c.to(features.device, torch.int64) for c in (pids, camids, query, place)], dim=1)
+        )
+
+    def ranking(self) -> Ranking:
+        """Rank everything that was added.
+
+        Raises:
+            ValueError: if there are no queries or no gallery.
+        """
+        if not self.features:
+            raise ValueError("update() was never called: there is nothing to rank")
+        features, labels = dim_zero_cat(self.features), dim_zero_cat(self.labels)
+        query, gallery = (_in_order(labels, kind) for kind in (1, 0))
+        for name, part in (("queries", query), ("gallery images", gallery)):
+            if len(part) == 0:
+                raise ValueError(f"there are no {name}; is_query tells them apart")
+        pids, camids = (labels[:, column].cpu().numpy() for column in (0, 1))
+        q, g = query.cpu().numpy(), gallery.cpu().numpy()
+        rules = RetrievalLabels(pids[q], camids[q], pids[g], camids[g], self.camera_aware, self.junk_pids)
+        return self.ranker.score(features[query], features[gallery], rules)
+
+
+class ReIDRetrieval(_Retrieval):
+    """All scores of :class:`fedsim.evaluation.Ranking` from one ranking; see there."""
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return rank1, rank5, rank10, mAP, mAP_trapezoid, mINP (fractions of 1), num_valid, num_queries, cmc [50]."""
+        return {name: torch.tensor(value) for name, value in self.ranking().__dict__.items()}
+
+    def plot(self, val: dict[str, Tensor] | None = None, ax: Any = None) -> Any:
+        """Draw the CMC curve, with the scores as its title; returns (figure, axes).
+
+        Args:
+            val: what :meth:`compute` returned; None computes it.
+            ax: matplotlib axes to draw on; None makes new ones.
+        """
+        scores = self.compute() if val is None else val
+        title = ", ".join(f"{name} {100 * float(scores[name]):.1f}" for name in ("rank1", "mAP", "mINP"))
+        return _plot_cmc(scores["cmc"], title, ax)
+
+
+class CMC(_Retrieval):
+    """Cumulative matching characteristic.
+
+    Args:
+        max_rank: length of the curve, at most 50.
+        kwargs: see :class:`ReIDRetrieval`.
+    """
+
+    def __init__(self, max_rank: int = MAX_RANK, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 1 <= max_rank <= MAX_RANK:
+            raise ValueError(f"max_rank: {max_rank} is not between 1 and {MAX_RANK}")
+        self.max_rank = max_rank
+
+    def compute(self) -> Tensor:
+        """Return [max_rank]: the share of queries with a match among the first 1, 2, ... images."""
+        return torch.tensor(self.ranking().cmc[: self.max_rank])
+
+    def plot(self, val: Tensor | None = None, ax: Any = None) -> Any:
+        """Draw the curve; returns (figure, axes)."""
+        return _plot_cmc(self.compute() if val is None else val, "", ax)
+
+
+class MeanAP(_Retrieval):
+    """Mean average precision.
+
+    Args:
+        trapezoid: the area under the precision-recall curve by trapezoids (Market-1501's own code, paper 003) instead
+            of by rectangles.
+        kwargs: see :class:`ReIDRetrieval`.
+    """
+
+    def __init__(self, trapezoid: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.trapezoid = trapezoid
+
+    def compute(self) -> Tensor:
+        """Return a scalar, fraction of 1."""
+        ranking = self.ranking()
+        return torch.tensor(ranking.mAP_trapezoid if self.trapezoid else ranking.mAP)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """Draw one or several values; returns (figure, axes)."""
+        return self._plot(val, ax)
+
+
+def _in_order(labels: Tensor, is_query: int) -> Tensor:
+    """Rows of queries or gallery images, by index; of those with the same index, the first."""
+    rows = (labels[:, 2] == is_query).nonzero().flatten()
+    places = labels[rows, 3].cpu().numpy()
+    if not len(places) or places.min() < 0:
+        return rows
+    return rows[torch.from_numpy(np.unique(places, return_index=True)[1]).to(rows.device)]
+
+
+def _plot_cmc(cmc: Tensor, title: str, ax: Any) -> Any:
+    import matplotlib.pyplot as plt
+
+    if ax is None:
+        _, ax = plt.subplots()
+    ax.plot(range(1, len(cmc) + 1), 100 * cmc.cpu().numpy(), marker=".")
+    ax.set(xlabel="rank", ylabel="queries with a match (%)", title=title, ylim=(None, 100))
+    return ax.figure, ax

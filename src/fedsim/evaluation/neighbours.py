@@ -1,0 +1,77 @@
+"""Nearest neighbours: lists of the k gallery images that are most similar to each query.
+
+Q queries, G gallery images, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.evaluation.labels import Ints
+from fedsim.evaluation.similarity import Distance, Similarity
+
+__all__ = ["Neighbours", "Search", "nearest", "top_of_block"]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Ranked lists."""
+
+    index: Ints
+    """[Q, k] gallery positions, most similar first, equal ones by position"""
+    similarity: NDArray[np.float32]
+    """[Q, k]"""
+
+
+Search = Callable[[Tensor, Tensor, int], Neighbours]
+"""(queries [n, D], gallery [m, D], k <= m) -> the k nearest of each query; rows have unit length, on one device.
+
+An approximate search serves near points; the farthest ones (``scale="farthest"``) are sought as the nearest of -x, far
+from the data, where an index may be less exact.
+"""
+
+
+def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine") -> Neighbours:
+    """Find the k nearest gallery images of each query, exactly and in the stable order.
+
+    Args:
+        query: [Q, D].
+        gallery: [G, D].
+        k: at most G count.
+        distance: see :class:`fedsim.evaluation.similarity.Similarity`.
+
+    >>> import torch
+    >>> nearest(torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]), 2).index
+    array([[2, 1],
+           [0, 1]])
+    """
+    k = min(k, len(gallery))
+    similarity = Similarity(query, gallery, distance)
+    index = np.empty((len(query), k), dtype=np.int64)
+    values = np.empty((len(query), k), dtype=np.float32)
+    for rows in similarity.blocks:
+        index[rows], values[rows] = top_of_block(similarity.block(rows), k)
+    return Neighbours(index, values)
+
+
+def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]:
+    """Return the first k columns of each row in the stable order, and their values.
+
+    Args:
+        similarity: [b, G] float32.
+        k: at most G.
+    """
+    values, index = similarity.topk(k, dim=1)
+    index = index.sort(dim=1).values
+    values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
+    index = index.gather(1, order)
+    # which of several images that are as similar as the last one topk takes is undefined
+    crowded = ((similarity >= values[:, -1:]).sum(1) > k).nonzero().flatten()
+    for row in crowded.tolist() if k else ():
+        values[row], index[row] = (part[:k] for part in similarity[row].sort(descending=True, stable=True))
+    return index.cpu().numpy(), values.cpu().numpy()

@@ -1,0 +1,104 @@
+"""Similarities of queries and gallery, one block of queries after another, in float32 whatever precision models ran in.
+
+Q queries, G gallery images, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Distance", "Similarity", "exact_products", "query_blocks"]
+
+Distance = Literal["cosine", "euclidean"]
+
+_ROWS = 256
+"""Queries per block, at most."""
+
+_BLOCK_BYTES = 96 * 2**20
+"""Of the similarities in memory at a time: large galleries get fewer queries per block."""
+
+
+def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
+    """Cut queries into blocks; the same for everybody, because the number of rows can change the bits of a product.
+
+    >>> query_blocks(600, 1000)
+    [slice(0, 256, None), slice(256, 512, None), slice(512, 600, None)]
+    """
+    rows = max(1, min(_ROWS, _BLOCK_BYTES // (4 * max(num_gallery, 1))))
+    return [slice(start, min(start + rows, num_queries)) for start in range(0, num_queries, rows)]
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Compute matrix products in full float32: no autocast, no TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Similarity:
+    """The matrix of similarities, of which one block at a time exists.
+
+    ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery as the distance does.
+    Gallery and queries are never copied as a whole: norms are applied to the products.
+
+    Args:
+        query: [Q, D].
+        gallery: [G, D], on the same device.
+        distance: which order.
+
+    Raises:
+        ValueError: if shapes do not fit or features are not finite.
+    """
+
+    def __init__(self, query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> None:
+        if query.dim() != 2 or gallery.dim() != 2 or query.shape[1] != gallery.shape[1]:
+            raise ValueError(f"query: {list(query.shape)} and gallery: {list(gallery.shape)} are not [Q, D] and [G, D]")
+        self.query, self.gallery, self.distance = query.float(), gallery.float(), distance
+        self._query_norms = _norms(self.query, "query")
+        self._gallery_norms = _norms(self.gallery, "gallery")
+        self._buffer = self.gallery.new_empty(0)
+
+    @property
+    def blocks(self) -> list[slice]:
+        """The blocks of queries."""
+        return query_blocks(len(self.query), len(self.gallery))
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all blocks: which queries, and their similarities [b, G], which the next block overwrites."""
+        for rows in self.blocks:
+            yield rows, self.block(rows)
+
+    def block(self, rows: slice | list[int]) -> Tensor:
+        """Return the similarities of some queries, [b, G] float32; the next call overwrites them."""
+        query = self.query[rows]
+        if self.distance == "cosine":
+            query = query / self._query_norms[rows, None]
+        size = len(query) * len(self.gallery)
+        if self._buffer.numel() < size:
+            self._buffer = self.gallery.new_empty(size)
+        out = self._buffer[:size].view(len(query), len(self.gallery))
+        with torch.no_grad(), exact_products():
+            torch.mm(query, self.gallery.T, out=out)
+            if self.distance == "cosine":
+                return out.div_(self._gallery_norms)
+            return out.sub_(self._gallery_norms.square() / 2)
+
+
+def _norms(features: Tensor, name: str) -> Tensor:
+    """Lengths of the rows [n], at least 1e-12."""
+    norms = torch.linalg.vector_norm(features, dim=1)
+    bad = (~norms.isfinite()).nonzero()
+    if len(bad):
+        raise ValueError(f"{name}: the features of image {int(bad[0])} are not finite")
+    clamped: Tensor = norms.clamp_min_(1e-12)
+    return clamped

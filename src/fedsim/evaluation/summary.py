@@ -1,0 +1,79 @@
+"""From scores of single models on single data sets to named metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["METRICS", "Kind", "Row", "summarise"]
+
+Kind = Literal["global", "local", "personalised"]
+
+METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
+
+
+class Row(NamedTuple):
+    """One model on one query/gallery set."""
+
+    kind: Kind
+    domain: str
+    client: str | None
+    """whose model; None: the global model of :attr:`arch`"""
+    arch: str
+    owner: int
+    """the rank that hosts the client, or writes the files"""
+
+
+def summarise(
+    split: str,
+    rows: list[Row],
+    values: list[NDArray[np.float64]],
+    unseen: Set[str],
+    primary: Kind,
+    num_clients: int,
+) -> dict[str, float]:
+    """Name the scores, and add means.
+
+    Args:
+        split: ``val`` or ``test``.
+        rows: what was scored.
+        values: per row [trials, metrics]; several trials are random splits of one data set.
+        unseen: domains on which nobody trains.
+        primary: the kind of model that the method delivers.
+        num_clients: of the federation.
+
+    Returns:
+        ``split/kind/domain/metric`` -> fraction of 1, with ``metric_std`` beside it where there are several random
+        splits; ``domain`` is also ``seen`` and ``unseen``; and ``split/metric``, the primary model's mean over seen
+        domains.
+    """
+    metrics: dict[str, float] = {}
+    for kind in ("global", "local", "personalised"):
+        clients = {row.client for row in rows if row.kind == kind}
+        means: dict[str, NDArray[np.float64]] = {}
+        for domain in dict.fromkeys(row.domain for row in rows if row.kind == kind):
+            same = [v for row, v in zip(rows, values, strict=True) if row.kind == kind and row.domain == domain]
+            trials = np.mean(same, axis=0)  # over clients
+            means[domain] = trials.mean(axis=0)
+            if len(trials) > 1:
+                metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), "_std")
+        # a mean over the local models of a sample of clients would stand beside means over all of them
+        if not (kind == "local" and len(clients) < num_clients):
+            means |= _means_over_domains(means, unseen)
+        for domain, mean in means.items():
+            metrics |= _named(f"{split}/{kind}/{domain}", mean)
+    seen = f"{split}/{primary}/seen"
+    return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in METRICS if f"{seen}/{m}" in metrics}
+
+
+def _means_over_domains(scores: dict[str, NDArray[np.float64]], unseen: Set[str]) -> dict[str, NDArray[np.float64]]:
+    groups = {"seen": [s for d, s in scores.items() if d not in unseen],
+              "unseen": [s for d, s in scores.items() if d in unseen]}  # fmt: skip
+    return {name: np.mean(members, axis=0) for name, members in groups.items() if members}
+
+
+def _named(prefix: str, scores: NDArray[np.float64], suffix: str = "") -> dict[str, float]:
+    return {f"{prefix}/{metric}{suffix}": float(value) for metric, value in zip(METRICS, scores, strict=True)}

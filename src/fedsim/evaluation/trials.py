@@ -1,0 +1,86 @@
+"""What is ranked in a retrieval set: its queries in its gallery, or several random splits of one pool of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.data.federations import RetrievalSet
+from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.similarity import query_blocks
+
+__all__ = ["Trial", "score_trials", "trials_of"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One ranking of queries in a gallery."""
+
+    labels: RetrievalLabels
+    query: Tensor | None = None
+    """[Q] positions in the pool; None: the set's own queries"""
+    gallery: Tensor | None = None
+    """[G] positions in the pool; None: the set's whole gallery"""
+
+    @property
+    def num_queries(self) -> int:
+        """Q."""
+        return len(self.labels.query_pids)
+
+    @property
+    def blocks(self) -> list[slice]:
+        """Blocks of queries; see :func:`fedsim.evaluation.similarity.query_blocks`."""
+        return query_blocks(self.num_queries, len(self.labels.gallery_pids))
+
+    def select(self, query: Tensor, gallery: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this trial's features, [Q, D] and [G, D], from those of the set."""
+        if self.query is None or self.gallery is None:
+            return query, gallery
+        return gallery[self.query.to(gallery.device)], gallery[self.gallery.to(gallery.device)]
+
+
+def trials_of(sets: RetrievalSet, camera_aware: bool, junk_pids: tuple[int, ...]) -> list[Trial]:
+    """Return one trial, or one per split."""
+    query, gallery = sets.query, sets.gallery
+    if not sets.splits:
+        labels = (query.pids, query.camids, gallery.pids, gallery.camids)
+        return [Trial(RetrievalLabels(*labels, camera_aware, tuple(junk_pids), sets.own))]
+    trials = []
+    for q, g in sets.splits:
+        labels = (gallery.pids[q], gallery.camids[q], gallery.pids[g], gallery.camids[g])
+        rules = RetrievalLabels(*labels, camera_aware, tuple(junk_pids))
+        trials.append(Trial(rules, torch.from_numpy(q), torch.from_numpy(g)))
+    return trials
+
+
+def score_trials(
+    trials: Sequence[Trial], query: Tensor, gallery: Tensor, ranker: Ranker, is_mine: Callable[[int], bool]
+) -> list[NDArray[np.float64]]:
+    """Score some blocks of queries of all trials.
+
+    Args:
+        trials: of one retrieval set.
+        query: [Q, D] features of its queries.
+        gallery: [G, D] features of its gallery, or pool.
+        ranker: how.
+        is_mine: number of a block, counted through all trials -> whether it is to be done.
+
+    Returns:
+        per trial the table of :class:`fedsim.evaluation.ranking.QueryScores`, zero for blocks that were not to be done.
+    """
+    tables, number = [], 0
+    for trial in trials:
+        table = np.zeros((trial.num_queries, ranker.num_columns))
+        mine = [rows for i, rows in enumerate(trial.blocks) if is_mine(number + i)]
+        number += len(trial.blocks)
+        if mine:
+            scores = ranker.score_queries(*trial.select(query, gallery), trial.labels, mine).to_table()
+            table[np.concatenate([np.arange(rows.start, rows.stop) for rows in mine])] = scores
+        tables.append(table)
+    return tables

@@ -1,0 +1,151 @@
+"""``fedsim rank``: score features from any program."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from tabulate import tabulate
+from torch import Tensor
+from tqdm import tqdm
+
+from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.evaluation.backends import BackendName, make_backend, make_search
+from fedsim.evaluation.counting import count_ranks
+from fedsim.evaluation.feature_file import read_features
+from fedsim.evaluation.gallery_shot import expected_hits
+from fedsim.evaluation.labels import Ints, RetrievalLabels
+from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranked_lists import rank_lists, write_ranked_lists
+from fedsim.evaluation.ranking import QueryScores, Ranking, average_scores, score_ranks
+from fedsim.evaluation.reranking import expand_queries, rerank_blocks
+from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
+from fedsim.evaluation.summary import METRICS
+
+__all__ = ["rank"]
+
+T = TypeVar("T")
+
+
+def rank(
+    features: str,
+    distance: Distance = "cosine",
+    camera_aware: bool = True,
+    junk_pids: tuple[int, ...] = (-1,),
+    invalid_as_zero: bool = False,
+    single_gallery_shot: bool = False,
+    backend: BackendName = "auto",
+    device: str = "cpu",
+    expand: int = 0,
+    alpha: float = 0.0,
+    rerank: bool = False,
+    k1: int = 20,
+    k2: int = 6,
+    lambda_: float = 0.3,
+    save_ranking: str | None = None,
+    json: bool = False,
+) -> str:
+    """Score features of queries and gallery.
+
+    Args:
+        features: an npz file with arrays query [Q, D], query_pids [Q], query_camids [Q], gallery [G, D], gallery_pids
+            [G], gallery_camids [G]; large ones are read from the disk as they are needed.
+        distance: cosine, or euclidean on features as they are.
+        camera_aware: whether the same identity in the same camera is junk.
+        junk_pids: identities whose gallery images count neither as right nor as wrong.
+        invalid_as_zero: average over all queries, those without a match as zeros.
+        single_gallery_shot: CMC on galleries with one random image per identity, in expectation.
+        backend: torch, faiss, or auto: torch to rank, FAISS to find neighbours.
+        device: cpu, cuda, cuda:1 ...
+        expand: average each query with its nearest gallery images, so many; 0: none.
+        alpha: weigh these by similarity to the power of alpha; 0: all alike.
+        rerank: by k-reciprocal encoding.
+        k1: neighbours for re-ranking.
+        k2: neighbours to average over in re-ranking.
+        lambda_: weight of the original distance in re-ranking.
+        save_ranking: also write the first 50 images of each list to this npz file.
+        json: return JSON instead of a table.
+
+    Raises:
+        DataError: if the file cannot be used, or no query has a match.
+        ConfigError: if an option is wrong.
+    """
+    if rerank and distance != "cosine":
+        raise ConfigError("--rerank: is defined for --distance cosine")
+    file = read_features(Path(features), camera_aware, tuple(junk_pids))
+    labels = file.labels
+    if labels.num_valid == 0:
+        raise DataError(f"{features}: no query has a match: {labels.why_no_match()}")
+    place = _device(device)
+    query, gallery, search = file.query.to(place), file.gallery.to(place), make_search(backend, place)
+    try:
+        Similarity(query, gallery)  # looks at every feature once
+        if expand:
+            query = expand_queries(query, gallery, search, expand, alpha)
+
+        def blocks() -> Iterable[tuple[slice, Tensor]]:
+            if not rerank:
+                return Similarity(query, gallery, distance)
+            found = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
+            return ((rows, torch.from_numpy(-distances)) for rows, distances in found)
+
+        if rerank:
+            scores = _score_blocks(_with_bar(blocks()), labels, single_gallery_shot)
+        else:
+            todo = _with_bar(query_blocks(len(query), len(gallery)))
+            ranker = Ranker(distance, make_backend(backend), single_gallery_shot)
+            scores = ranker.score_queries(query, gallery, labels, todo)
+        if save_ranking is not None:
+            write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
+    except FedSimError:
+        raise
+    except ValueError as error:  # of features that are not finite
+        raise DataError(f"{features}: {error}") from error
+    ranking = average_scores(scores, invalid_as_zero)
+    return _as_json(ranking) if json else _as_table(ranking)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error
+    return device
+
+
+def _score_blocks(
+    blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool
+) -> QueryScores:
+    """Score similarities [b, G], one block of queries after another."""
+    ranks: list[Ints] = []
+    hits = []
+    for rows, block in blocks:
+        part = labels.take(rows)
+        if single_gallery_shot:
+            hits.append(expected_hits(block.numpy(), part))
+        ranks += count_ranks(block, part)
+    return score_ranks(ranks, np.concatenate(hits) if hits else None)
+
+
+def _with_bar(blocks: Iterable[T]) -> Iterable[T]:
+    """Show a progress bar when it takes long."""
+    return tqdm(blocks, desc="ranking", unit="block", delay=2.0, disable=None, leave=False)
+
+
+def _as_table(ranking: Ranking) -> str:
+    """Percentages, and who was counted."""
+    row = [f"{100 * ranking.__dict__[name]:.2f}" for name in METRICS]
+    table = tabulate([row], headers=METRICS, disable_numparse=True)
+    return f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
+
+
+def _as_json(ranking: Ranking) -> str:
+    """Fractions of 1."""
+    scores = {name: ranking.__dict__[name] for name in METRICS}
+    counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
+    return json_format.dumps({**scores, **counts, "cmc": ranking.cmc}, indent=2)
