@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor
@@ -15,13 +14,10 @@ from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
-from fedsim.evaluation.counting import count_ranks
 from fedsim.evaluation.feature_file import read_features
-from fedsim.evaluation.gallery_shot import expected_hits
-from fedsim.evaluation.labels import Ints, RetrievalLabels
-from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.rank import Ranker, score_blocks
 from fedsim.evaluation.ranked_lists import rank_lists, write_ranked_lists
-from fedsim.evaluation.ranking import QueryScores, Ranking, average_scores, score_ranks
+from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
 from fedsim.evaluation.summary import METRICS
@@ -94,7 +90,7 @@ def rank(
             return ((rows, torch.from_numpy(-distances)) for rows, distances in found)
 
         if rerank:
-            scores = _score_blocks(_with_bar(blocks()), labels, single_gallery_shot)
+            scores = score_blocks(_with_bar(blocks()), labels, single_gallery_shot)
         else:
             todo = _with_bar(query_blocks(len(query), len(gallery)))
             ranker = Ranker(distance, make_backend(backend), single_gallery_shot)
@@ -116,20 +112,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error
     return device
-
-
-def _score_blocks(
-    blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool
-) -> QueryScores:
-    """Score similarities [b, G], one block of queries after another."""
-    ranks: list[Ints] = []
-    hits = []
-    for rows, block in blocks:
-        part = labels.take(rows)
-        if single_gallery_shot:
-            hits.append(expected_hits(block.numpy(), part))
-        ranks += count_ranks(block, part)
-    return score_ranks(ranks, np.concatenate(hits) if hits else None)
 
 
 def _with_bar(blocks: Iterable[T]) -> Iterable[T]:

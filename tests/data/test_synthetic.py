@@ -7,7 +7,8 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
 from fedsim.data.synthetic import GENERATOR_VERSION, SyntheticReID, content_hash
-from fedsim.evaluation.ranking import rank_features
+from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.rank import rank_features
 
 SIZE = (64, 32)
 
@@ -153,9 +154,8 @@ def test_raw_pixels_do_not_solve_it(default):
         query, gallery = (
             split.images.decode(SIZE).flatten(1).float() - 127 for split in (domain.query, domain.gallery)
         )
-        scores = rank_features(
-            query, gallery, domain.query.pids, domain.query.camids, domain.gallery.pids, domain.gallery.camids
-        )
+        labels = RetrievalLabels(domain.query.pids, domain.query.camids, domain.gallery.pids, domain.gallery.camids)
+        scores = rank_features(query, gallery, labels)
         assert scores.num_valid == len(domain.query)
         assert scores.rank1 < 0.6, domain.name
 

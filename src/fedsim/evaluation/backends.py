@@ -101,7 +101,9 @@ class FaissBackend:
 
         Raises:
             ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
+            ValueError: see :class:`fedsim.evaluation.similarity.Similarity`.
         """
+        Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
         return self._search(_prepared(query, distance), _prepared(gallery, distance), k, distance)
 
     def _search(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
@@ -170,7 +172,7 @@ def _ranks_in_lists(lists: Neighbours, labels: RetrievalLabels) -> list[Ints | N
 
 
 def _prepared(features: Tensor, distance: Distance) -> Tensor:
-    features = features.float().contiguous()
+    features = features.detach().float().contiguous()
     return torch.nn.functional.normalize(features) if distance == "cosine" else features
 
 

@@ -51,7 +51,7 @@ class RetrievalLabels:
     junk_pids: tuple[int, ...] = (JUNK,)
     """identities whose gallery images are junk for every query"""
     own: Ints | None = None
-    """[Q] where each query stands in the gallery itself, if it does"""
+    """[Q] where each query stands in the gallery itself, -1 where it does not; None: nowhere"""
 
     def __post_init__(self) -> None:
         """Check the lengths."""
@@ -83,8 +83,9 @@ class RetrievalLabels:
             out |= self.gallery_camids[same] == self.query_camids[query]
         if self.own is None:
             return same[~out], same[out]
-        out |= same == self.own[query]
-        return same[~out], np.union1d(same[out], self.own[query : query + 1])
+        own = self.own[query : query + 1]
+        out |= same == own
+        return same[~out], np.union1d(same[out], own[own >= 0])
 
     @cached_property
     def num_valid(self) -> int:

@@ -66,12 +66,14 @@ def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]
         similarity: [b, G] float32.
         k: at most G.
     """
+    if k == 0:
+        return np.empty((len(similarity), 0), dtype=np.int64), np.empty((len(similarity), 0), dtype=np.float32)
     values, index = similarity.topk(k, dim=1)
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     index = index.gather(1, order)
     # which of several images that are as similar as the last one topk takes is undefined
     crowded = ((similarity >= values[:, -1:]).sum(1) > k).nonzero().flatten()
-    for row in crowded.tolist() if k else ():
+    for row in crowded.tolist():
         values[row], index[row] = (part[:k] for part in similarity[row].sort(descending=True, stable=True))
     return index.cpu().numpy(), values.cpu().numpy()

@@ -12,12 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, make_backend
+from fedsim.evaluation.counting import count_ranks
 from fedsim.evaluation.gallery_shot import expected_hits
-from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.labels import Ints, RetrievalLabels
 from fedsim.evaluation.ranking import MAX_RANK, QueryScores, Ranking, average_scores, score_ranks
 from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
 
-__all__ = ["Ranker", "rank_features"]
+__all__ = ["Ranker", "rank_features", "score_blocks"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Ranker:
     Args:
         distance: ``cosine``, or ``euclidean`` on features as they are.
         backend: what does it.
-        single_gallery_shot: score CMC on galleries with one random image per identity, in expectation; see
+        single_gallery_shot: score CMC on galleries with one random image per identity, in expectation, by torch; see
             :func:`fedsim.evaluation.gallery_shot.expected_hits`.
         invalid_as_zero: average over all queries, those without a match as zeros.
     """
@@ -53,17 +54,40 @@ class Ranker:
             labels: of all of them.
             blocks: of :func:`fedsim.evaluation.similarity.query_blocks`; None: all.
         """
+        if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
+            raise ValueError(
+                f"labels: of {len(labels.query_pids)} queries and {len(labels.gallery_pids)} gallery images; "
+                f"features: of {len(query)} and {len(gallery)}"
+            )
         blocks = query_blocks(len(query), len(gallery)) if blocks is None else blocks
-        ranks = self.backend.ranks(query, gallery, labels, self.distance, blocks)
         if not self.single_gallery_shot:
-            return score_ranks(ranks)
+            return score_ranks(self.backend.ranks(query, gallery, labels, self.distance, blocks))
         similarity = Similarity(query, gallery, self.distance)
-        hits = [expected_hits(similarity.block(rows).cpu().numpy(), labels.take(rows)) for rows in blocks]
-        return score_ranks(ranks, np.concatenate(hits) if hits else None)
+        return score_blocks(((rows, similarity.block(rows)) for rows in blocks), labels, single_gallery_shot=True)
 
     def score(self, query: Tensor, gallery: Tensor, labels: RetrievalLabels) -> Ranking:
         """Return the mean scores of all queries."""
         return average_scores(self.score_queries(query, gallery, labels), self.invalid_as_zero)
+
+
+def score_blocks(
+    blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool = False
+) -> QueryScores:
+    """Score similarities, wherever they come from.
+
+    Args:
+        blocks: which queries, and their similarities [b, G]; junk is overwritten.
+        labels: of all queries and gallery images.
+        single_gallery_shot: see :class:`Ranker`.
+    """
+    ranks: list[Ints] = []
+    hits = [np.zeros((0, MAX_RANK))]
+    for rows, block in blocks:
+        part = labels.take(rows)
+        if single_gallery_shot:
+            hits.append(expected_hits(block.cpu().numpy(), part))
+        ranks += count_ranks(block, part)
+    return score_ranks(ranks, np.concatenate(hits) if single_gallery_shot else None)
 
 
 def rank_features(

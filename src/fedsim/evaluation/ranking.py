@@ -154,7 +154,7 @@ def average_scores(scores: QueryScores, invalid_as_zero: bool = False) -> Rankin
     """
     valid = scores.first > 0
     count = len(valid) if invalid_as_zero else int(valid.sum())
-    if not valid.any():
+    if count == 0:
         nan = float("nan")
         return Ranking(nan, nan, nan, nan, nan, nan, 0, len(valid), (nan,) * MAX_RANK)
     columns = (scores.precision, scores.precision_trapezoid, scores.inverse_penalty)

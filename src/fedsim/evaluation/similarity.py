@@ -36,13 +36,16 @@ def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Compute matrix products in full float32: no autocast, no TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # not in torch's stubs
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision
 
 
 class Similarity:
@@ -66,6 +69,8 @@ class Similarity:
         self.query, self.gallery, self.distance = query.float(), gallery.float(), distance
         self._query_norms = _norms(self.query, "query")
         self._gallery_norms = _norms(self.gallery, "gallery")
+        if distance == "euclidean":  # not from the norms: rounded roots would part what is equal
+            self._half_squares = torch.cat([part.square().sum(1) / 2 for part in self.gallery.split(_ROWS)])
         self._buffer = self.gallery.new_empty(0)
 
     @property
@@ -91,7 +96,7 @@ class Similarity:
             torch.mm(query, self.gallery.T, out=out)
             if self.distance == "cosine":
                 return out.div_(self._gallery_norms)
-            return out.sub_(self._gallery_norms.square() / 2)
+            return out.sub_(self._half_squares)
 
 
 def _norms(features: Tensor, name: str) -> Tensor:
