@@ -33,6 +33,7 @@ from fedsim.core.seeding import derive_seed
 from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.summary import few_names
 from fedsim.hosting import Host
 from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
@@ -119,9 +120,9 @@ class Federation(LightningModule):
         self.round_metrics: dict[str, float] = {}
         """what was logged about the last round's training"""
         self.scores: dict[str, float] = {}
+        """of the last evaluation"""
         self.rankings: Path | None = None
         """where a test writes ranked lists; None: nowhere"""
-        """of the last evaluation"""
         self._client_lr = client.trunk_lr
 
     # -- the round -----------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Federation(LightningModule):
             # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
             self.aggregator.begin(self.round, self._early_weights(called))
             # 3. Each rank trains its clients, one after another.
-            table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size)
+            table = self.round_table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size)
             error = self.host.train(self.round, called, work, table, keep_snapshots=self._is_evaluation_round)
             # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
             self.strategy.exchange(table.parts, error)
@@ -312,10 +313,11 @@ class Federation(LightningModule):
                 client.images = data.decode(client.data.train.images, client.client_name)
             if self.federated.public is not None:
                 self._server.public_images = data.decode(self.federated.public.images, "public images")
+        trained = self._names if stage == "fit" else ()
         if stage in ("fit", "validate"):
-            self.evaluator.prepare("val")
+            self.evaluator.prepare("val", trained)
         if stage in ("test", "predict") or (stage == "fit" and self.evaluation.test_during_fit):
-            self.evaluator.prepare("test")
+            self.evaluator.prepare("test", trained)
 
     @property
     def strategy(self) -> FederatedStrategy:
@@ -357,8 +359,10 @@ class Federation(LightningModule):
         self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in self.round_metrics.items()})
 
     def _log(self, metrics: Mapping[str, float]) -> None:
-        """Log scores, which are equal on all ranks already."""
-        self.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1)
+        """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
+        shown = few_names(metrics)
+        self.log_dict(shown, on_step=False, on_epoch=True, batch_size=1)
+        self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items() if k not in shown})
 
     def client_lr(self, round_: int) -> float:
         """Return the trunk's learning rate in round ``round_``, in closed form."""

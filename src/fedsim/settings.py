@@ -180,6 +180,8 @@ class Evaluation:
     """average over all queries, those without a match as zeros (the code of paper 003)"""
     single_gallery_shot: bool = False
     """CMC on galleries with one random image per identity, in expectation (first CUHK03 protocol)"""
+    share_from: int = 1000
+    """data sets with so many images are scored by all ranks together, smaller ones by one rank each"""
     backend: Literal["auto", "torch", "faiss"] = "auto"
     """what ranks: torch, faiss, or auto, which is torch"""
     batch_size: int = 64

@@ -1,10 +1,10 @@
 """Scoring the federation's models: global, local (before aggregation) and personalised (global + private groups).
 
-A model that every rank has, which is the global one, is scored by all ranks together: each extracts a share of the
-images, features are gathered once, and each ranks a share of the queries. Personal models are scored by the rank that
-hosts the client, on the client's own domain. Unseen domains are for the global model, or, where the method has none,
-for everybody's personal model, whose scores are averaged. Every number is computed by one rank and zero elsewhere; a
-sum over ranks then gives all numbers to everybody, and the same bits on any number of ranks.
+A model that every rank has, which is the global one, is scored by all ranks together where the data set is worth it:
+each extracts a share of the images, features are gathered once, and each ranks a share of the queries. Personal models
+are scored by the rank that hosts the client, on the client's own domain. Unseen domains are for the global model, or,
+where the method has none, for everybody's personal model, whose scores are averaged. Every number is computed by one
+rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Job(NamedTuple):
     rows: list[int]
     """their positions in the list of rows"""
     is_shared: bool
-    """whether all ranks have the model"""
+    """whether all ranks take part"""
 
     @property
     def domain(self) -> str:
@@ -96,6 +96,8 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Start with nothing decoded."""
+        self.curves: dict[tuple[SplitName, Kind, str], list[float]] = {}
+        """(split, kind, domain) -> CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
         self._decoded: dict[tuple[str, int, int], Tensor] = {}
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
@@ -111,12 +113,17 @@ class Evaluator:
         """The model that the method delivers, by which checkpoints are selected."""
         return "global" if self.has_global else "personalised"
 
-    def prepare(self, split: SplitName) -> None:
-        """Check and decode what this rank needs now, so that a damaged image is reported before hours of training."""
-        jobs = self._jobs(self._rows(split, ()))
+    def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
+        """Check and decode what this rank needs now, so that a damaged image is reported before hours of training.
+
+        Args:
+            split: ``val`` or ``test``.
+            trained: clients whose local models will be scored.
+        """
+        jobs = self._jobs(split, self._rows(split, tuple(trained)))
         for domain in dict.fromkeys(job.domain for job in jobs):
             _check_matches(split, domain, self._trials_of(split, domain))
-        for job in jobs:
+        for job in reversed(jobs):  # whole sets first: shares are parts of them
             if job.is_shared or job.row.owner == self.strategy.global_rank:
                 sets = self._sets(split, job.domain)
                 for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images)):
@@ -135,7 +142,7 @@ class Evaluator:
             those; and ``split/metric``, the mean over clients of the method's primary model.
         """
         rows = self._rows(split, tuple(trained))
-        jobs = self._jobs(rows)
+        jobs = self._jobs(split, rows)
         trials = [self._trials_of(split, job.domain) for job in jobs]
         tables = [
             [torch.zeros(t.num_queries, self._ranker.num_columns, dtype=torch.float64) for t in ts] for ts in trials
@@ -150,9 +157,12 @@ class Evaluator:
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
         values: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
+        curves: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
         for job, parts in zip(jobs, tables, strict=True):
+            metrics, curve = self._metrics_of(parts)
             for row in job.rows:
-                values[row] = self._metrics_of(parts)
+                values[row], curves[row] = metrics, curve
+        self._keep_curves(split, rows, curves)
         unseen = set(self.federated.unseen) if split == "test" else set()
         return summarise(split, rows, values, unseen, self.primary, len(self.archs))
 
@@ -165,7 +175,7 @@ class Evaluator:
         Returns:
             the files of all ranks.
         """
-        jobs = self._jobs([row for row in self._rows("test", ()) if row.kind == self.primary])
+        jobs = self._jobs("test", [row for row in self._rows("test", ()) if row.kind == self.primary])
         files = [folder / f"{self._file_name(job)}.npz" for job in jobs]
         with self.strategy.together():
             for number, query, gallery in self._features("test", jobs):
@@ -201,12 +211,16 @@ class Evaluator:
                 rows += [Row("personalised", domain, c, self.archs[c], ranks[c]) for c in ranks]
         return rows
 
-    def _jobs(self, rows: list[Row]) -> list[_Job]:
+    def _jobs(self, split: SplitName, rows: list[Row]) -> list[_Job]:
         """Put rows with equal weights and data together; what needs all ranks comes first."""
         members: dict[tuple[str, str, str], list[int]] = {}
         for number, row in enumerate(rows):
             members.setdefault((*self._weights_of(row), row.domain), []).append(number)
-        jobs = [_Job(rows[numbers[0]], numbers, key[0] == "global") for key, numbers in members.items()]
+        jobs = []
+        for (weights, _, domain), numbers in members.items():
+            sets = self._sets(split, domain)
+            is_large = len(sets.query) + len(sets.gallery) >= self.settings.share_from
+            jobs.append(_Job(rows[numbers[0]], numbers, weights == "global" and is_large))
         return sorted(jobs, key=lambda job: not job.is_shared)
 
     def _weights_of(self, row: Row) -> tuple[str, str]:
@@ -244,7 +258,7 @@ class Evaluator:
                 self._extract(resident, images, f"{split} {job.domain} {name}", job.is_shared)
                 for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images))
             )
-            if job.row.client is not None and not job.is_shared:
+            if job.row.client is not None and self._weights_of(job.row)[0] != "global":
                 self.clients[job.row.client].unload()
             yield number, query, gallery
 
@@ -282,7 +296,9 @@ class Evaluator:
 
     def _read(self, images: Images, what: str, rows: slice) -> Tensor:
         """Decode some of a list of images, once."""
-        key = (what, rows.start, rows.stop)
+        key, whole = (what, rows.start, rows.stop), self._decoded.get((what, 0, len(images)))
+        if whole is not None:
+            return whole[rows]
         if key not in self._decoded:
             index = np.arange(rows.start, rows.stop, dtype=np.int64)
             self._decoded[key] = self.decode(images.take(index), what)
@@ -320,12 +336,21 @@ class Evaluator:
         with replacing(path.with_name(f"{path.name}.png")) as partial:
             picture.save(partial, format="png")
 
-    def _metrics_of(self, tables: list[Tensor]) -> NDArray[np.float64]:
-        """Means over queries [trials, metrics]."""
+    def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Means over queries [trials, metrics], and the CMC curve, mean over trials [MAX_RANK]."""
         rankings = [
             average_scores(QueryScores.from_table(table.numpy()), self.settings.invalid_as_zero) for table in tables
         ]
-        return np.array([[ranking.__dict__[metric] for metric in METRICS] for ranking in rankings])
+        metrics = np.array([[ranking.__dict__[metric] for metric in METRICS] for ranking in rankings])
+        return metrics, np.mean([ranking.cmc for ranking in rankings], axis=0)
+
+    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
+        """Replace the curves of ``split``; a domain that several models of a kind are scored on gets their mean."""
+        members: dict[tuple[SplitName, Kind, str], list[NDArray[np.float64]]] = {}
+        for row, curve in zip(rows, curves, strict=True):
+            members.setdefault((split, row.kind, row.domain), []).append(curve)
+        others = {key: curve for key, curve in self.curves.items() if key[0] != split}
+        self.curves = others | {key: np.mean(same, axis=0).tolist() for key, same in members.items()}
 
 
 def _check_matches(split: str, domain: str, trials: list[Trial]) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["METRICS", "Kind", "Row", "summarise"]
+__all__ = ["MAX_NAMES", "METRICS", "Kind", "Row", "few_names", "summarise"]
 
 Kind = Literal["global", "local", "personalised"]
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
+
+MAX_NAMES = 50
+"""Clients or data sets that loggers hear of by name; more curves than this are no help to anybody."""
 
 
 class Row(NamedTuple):
@@ -67,6 +70,18 @@ def summarise(
             metrics |= _named(f"{split}/{kind}/{domain}", mean)
     seen = f"{split}/{primary}/seen"
     return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in METRICS if f"{seen}/{m}" in metrics}
+
+
+def few_names(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores that are worth a curve each: without single data sets, if those are more than MAX_NAMES.
+
+    Args:
+        scores: see :func:`summarise`.
+    """
+    domains = {key.split("/")[2] for key in scores if key.count("/") == 3} - {"seen", "unseen"}
+    if len(domains) <= MAX_NAMES:
+        return dict(scores)
+    return {key: value for key, value in scores.items() if key.count("/") < 3 or key.split("/")[2] not in domains}
 
 
 def _means_over_domains(scores: dict[str, NDArray[np.float64]], unseen: Set[str]) -> dict[str, NDArray[np.float64]]:
