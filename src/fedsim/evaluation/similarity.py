@@ -66,11 +66,12 @@ class Similarity:
     def __init__(self, query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> None:
         if query.dim() != 2 or gallery.dim() != 2 or query.shape[1] != gallery.shape[1]:
             raise ValueError(f"query: {list(query.shape)} and gallery: {list(gallery.shape)} are not [Q, D] and [G, D]")
-        self.query, self.gallery, self.distance = query.float(), gallery.float(), distance
+        self.query, self.gallery, self.distance = query.detach().float(), gallery.detach().float(), distance
         self._query_norms = _norms(self.query, "query")
         self._gallery_norms = _norms(self.gallery, "gallery")
         if distance == "euclidean":  # not from the norms: rounded roots would part what is equal
             self._half_squares = torch.cat([part.square().sum(1) / 2 for part in self.gallery.split(_ROWS)])
+        self._queries = torch.empty_like(self.query[:_ROWS], requires_grad=False)
         self._buffer = self.gallery.new_empty(0)
 
     @property
@@ -86,13 +87,13 @@ class Similarity:
     def block(self, rows: slice | list[int]) -> Tensor:
         """Return the similarities of some queries, [b, G] float32; the next call overwrites them."""
         query = self.query[rows]
-        if self.distance == "cosine":
-            query = query / self._query_norms[rows, None]
+        if self.distance == "cosine":  # into a buffer: a new tensor for every block would leave holes in the heap
+            query = torch.div(query, self._query_norms[rows, None], out=self._queries[: len(query)])
         size = len(query) * len(self.gallery)
         if self._buffer.numel() < size:
             self._buffer = self.gallery.new_empty(size)
         out = self._buffer[:size].view(len(query), len(self.gallery))
-        with torch.no_grad(), exact_products():
+        with exact_products():
             torch.mm(query, self.gallery.T, out=out)
             if self.distance == "cosine":
                 return out.div_(self._gallery_norms)
