@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,8 +16,8 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
-from fedsim.evaluation.rank import Ranker, score_blocks
 from fedsim.evaluation.ranked_lists import rank_lists, write_ranked_lists
+from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
@@ -70,25 +71,23 @@ def rank(
         DataError: if the file cannot be used, or no query has a match.
         ConfigError: if an option is wrong.
     """
-    if rerank and distance != "cosine":
-        raise ConfigError("--rerank: is defined for --distance cosine")
+    _check_options(distance, rerank, expand, save_ranking)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
     labels = file.labels
     if labels.num_valid == 0:
         raise DataError(f"{features}: no query has a match: {labels.why_no_match()}")
     place = _device(device)
     query, gallery, search = file.query.to(place), file.gallery.to(place), make_search(backend, place)
-    try:
+
+    def blocks() -> Iterable[tuple[slice, Tensor]]:
+        if not rerank:
+            return Similarity(query, gallery, distance)
+        found = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
+        return ((rows, torch.from_numpy(-distances)) for rows, distances in found)
+
+    with _naming(features):
         Similarity(query, gallery)  # looks at every feature once
-        if expand:
-            query = expand_queries(query, gallery, search, expand, alpha)
-
-        def blocks() -> Iterable[tuple[slice, Tensor]]:
-            if not rerank:
-                return Similarity(query, gallery, distance)
-            found = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
-            return ((rows, torch.from_numpy(-distances)) for rows, distances in found)
-
+        query = expand_queries(query, gallery, search, expand, alpha) if expand else query
         if rerank:
             scores = score_blocks(_with_bar(blocks()), labels, single_gallery_shot)
         else:
@@ -97,17 +96,46 @@ def rank(
             scores = ranker.score_queries(query, gallery, labels, todo)
         if save_ranking is not None:
             write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
-    except FedSimError:
-        raise
-    except ValueError as error:  # of features that are not finite
-        raise DataError(f"{features}: {error}") from error
     ranking = average_scores(scores, invalid_as_zero)
     return _as_json(ranking) if json else _as_table(ranking)
+
+
+def _check_options(distance: Distance, rerank: bool, expand: int, save_ranking: str | None) -> None:
+    for name, wanted in (("rerank", rerank), ("expand", expand != 0)):
+        if wanted and distance != "cosine":
+            raise ConfigError(f"--{name}: is defined for --distance cosine")
+    if expand < 0:
+        raise ConfigError(f"--expand: {expand} is negative")
+    if save_ranking is not None:
+        _check_output(Path(save_ranking))
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file whose features are not finite."""
+    try:
+        yield
+    except FedSimError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _check_output(path: Path) -> None:
+    """Find out before the work whether its result can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --save_ranking") from error
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give --save_ranking the name of a file")
 
 
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("choose cpu or cuda")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation import backends, similarity
 from fedsim.evaluation.backends import FaissBackend, TorchBackend, make_backend
 from fedsim.evaluation.neighbours import nearest, top_of_block
-from fedsim.evaluation.rank import Ranker, rank_features
+from fedsim.evaluation.ranker import Ranker, rank_features
 from fedsim.evaluation.ranking import QueryScores, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.similarity import Similarity, exact_products, query_blocks
 
@@ -577,9 +577,9 @@ class OnAGpu(Elsewhere):
     is_cuda = True
 
 
-def test_what_faiss_cannot_do_on_a_gpu_is_said(faiss):
+def test_what_faiss_cannot_do_on_a_gpu_is_said(faiss, monkeypatch):
     without_gpu = FaissBackend()
-    without_gpu._faiss = types.SimpleNamespace(METRIC_INNER_PRODUCT=0, METRIC_L2=1)
+    monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(METRIC_INNER_PRODUCT=0, METRIC_L2=1))
     features = torch.ones(3000, 4).as_subclass(OnAGpu)
     with pytest.raises(ConfigError, match="at most 2048 neighbours on a GPU, not 2049; use torch"):
         without_gpu.nearest(features, features, 2049, "cosine")

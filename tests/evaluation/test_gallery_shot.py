@@ -9,7 +9,7 @@ import torch
 from test_ranking import counts, labels_of
 
 from fedsim.evaluation.gallery_shot import expected_hits
-from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import MAX_RANK, QueryScores, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.similarity import query_blocks
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from failing import _server as processes  # forked from a server that has imported torch: they start in a second
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchmetrics import MetricCollection
 
+from failing import _server as processes  # forked from a server that has imported torch: they start in a second
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.metrics import CMC, MeanAP, ReIDRetrieval
-from fedsim.evaluation.rank import Ranker, rank_features
+from fedsim.evaluation.ranker import Ranker, rank_features
 from fedsim.evaluation.ranking import MAX_RANK, average_scores, positive_ranks, score_ranks
 
 mpl.use("Agg")
@@ -82,7 +82,7 @@ def batches_of(how):
         "one": [everything],
         "single images": list(everything.split(1)),
         "tens": list(everything.split(10)),
-        "uneven": [part for part in everything.tensor_split([3, 4, 40, 85])],
+        "uneven": list(everything.tensor_split([3, 4, 40, 85])),
         "an empty one": [everything[:30], everything[:0], everything[30:]],
         "gallery first": [everything[Q:], everything[:Q]],
         "mixed": list(mixed.split(9)),

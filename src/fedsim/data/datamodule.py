@@ -123,7 +123,12 @@ class FederatedDataModule(LightningDataModule):
 
     def decode_for_test(self, images: Images, what: str) -> Tensor:
         """:meth:`decode` in the size of validation and test images."""
-        return self.decode(images, what, self.test_size)
+        try:
+            return self.decode(images, what, self.test_size)
+        except ConfigError as error:
+            if self.test_size == self.size:
+                raise
+            raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # sources know of one size
 
     def train_dataloader(self) -> OncePerRound:
         """One step per round."""

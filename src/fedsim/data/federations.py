@@ -160,12 +160,7 @@ def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
         start += len(member.gallery)
         offset += int(member.gallery.pids.max()) + 1
         cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
-    return RetrievalSet(_concatenate(queries), _concatenate(galleries), np.concatenate(own) if own else None)
-
-
-def _concatenate(splits: Sequence[Split]) -> Split:
-    joined = Split.join(splits)
-    return Split(joined.images, np.concatenate([s.pids for s in splits]), np.concatenate([s.camids for s in splits]))
+    return RetrievalSet(Split.concatenate(queries), Split.concatenate(galleries), np.concatenate(own) if own else None)
 
 
 def _all_images(domain: Domain) -> Split:

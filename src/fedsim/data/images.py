@@ -130,6 +130,12 @@ class Split:
         return np.unique(self.pids)
 
     @staticmethod
+    def concatenate(splits: Sequence[Split]) -> Split:
+        """Put splits behind each other whose identities and cameras are numbered alike."""
+        images = ImagesInParts([s.images for s in splits])
+        return Split(images, np.concatenate([s.pids for s in splits]), np.concatenate([s.camids for s in splits]))
+
+    @staticmethod
     def join(splits: Sequence[Split]) -> Split:
         """Put splits behind each other; identities and cameras of different splits stay different."""
         pids, camids, first_pid, first_camid = [], [], 0, 0

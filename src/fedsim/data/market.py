@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split
+from fedsim.data.listing import Label, label_images, list_images
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
-__all__ = ["MarketFolders", "write_market_splits"]
+__all__ = ["MarketFolders", "read_market_domain", "write_market_splits"]
 
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
 
-_NAME = re.compile(r"(?P<pid>-1|\d+)_c(?P<cam>\d+)")
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+_NAME = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)"
+_EXAMPLE = "0001_c1s1_001051_00.jpg"
 
 
 class MarketFolders(ReIDSource):
@@ -45,7 +47,7 @@ class MarketFolders(ReIDSource):
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
-        return [_read_domain(folder) for folder in self._folders()]
+        return [read_market_domain(folder) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:
         if self.names is not None:
@@ -64,25 +66,56 @@ def _is_data_set(folder: Path) -> bool:
     return (folder / QUERY).is_dir() or (folder / GALLERY).is_dir() or (folder / TRAIN).is_dir()
 
 
-def _read_domain(folder: Path) -> Domain:
-    train = _read_split(folder / TRAIN, drop_junk=True) if (folder / TRAIN).is_dir() else None
-    gallery = _read_split(folder / GALLERY)
-    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+def read_market_domain(
+    folder: Path,
+    name: str | None = None,
+    pattern: str = _NAME,
+    expected: str = _EXAMPLE,
+    label: Callable[[re.Match[str]], Label] | None = None,
+) -> Domain:
+    """List a data set in this layout.
+
+    Args:
+        folder: of the data set.
+        name: of the domain; None: that of the folder.
+        pattern: see :func:`fedsim.data.listing.label_images`.
+        expected: see there.
+        label: see there.
+
+    Raises:
+        DataError: naming the folder or file at fault and the rule.
+    """
+
+    def read(part: str) -> Split:
+        return label_images(list_images(folder / part, expected), pattern, expected, label)
+
+    train = _without_junk(folder / TRAIN, read(TRAIN)) if (folder / TRAIN).is_dir() else None
+    gallery = read(GALLERY)
+    name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
+        _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), GALLERY)
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
-    query = _read_split(folder / QUERY)
+    query = read(QUERY)
+    _check_identities(folder, train, query, gallery)
+    return Domain(name, train, query, gallery)
+
+
+def _check_identities(folder: Path, train: Split | None, query: Split, gallery: Split) -> None:
     lonely = np.setdiff1d(query.pids, gallery.pids)
     if len(lonely):
         raise DataError(
             f"{folder / QUERY}: identity {lonely[0]:04d} has no image in {GALLERY}"
             f"{f' (and {len(lonely) - 1} more)' if len(lonely) > 1 else ''}; add gallery images or remove the queries"
         )
-    if train is not None and len(common := np.intersect1d(train.pids, query.pids)):
+    _check_new(folder, train, query, QUERY)
+
+
+def _check_new(folder: Path, train: Split | None, test: Split, part: str) -> None:
+    if train is not None and len(common := np.intersect1d(train.pids, test.pids)):
         raise DataError(
-            f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {QUERY}; test identities must be new"
+            f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {part}; test identities must be new"
         )
-    return Domain(name, train, query, gallery)
 
 
 def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[GallerySplit]]:
@@ -95,7 +128,7 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
     Returns:
         (the file, the splits).
     """
-    pool = _read_split(folder / GALLERY)
+    pool = label_images(list_images(folder / GALLERY, _EXAMPLE), _NAME, _EXAMPLE)
     splits = draw_splits(pool.pids, pool.camids, **options)
     write_splits(folder / SPLITS, splits, _names(pool))
     return folder / SPLITS, splits
@@ -106,23 +139,7 @@ def _names(split: Split) -> list[str]:
     return [path.name for path in split.images.paths]
 
 
-def _read_split(folder: Path, drop_junk: bool = False) -> Split:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; a data set in Market-1501 layout has {TRAIN}, {QUERY}, {GALLERY}")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
-    if not paths:
-        raise DataError(f"{folder}: holds no images; expected names like 0001_c1s1_001051_00.jpg")
-    matches = [_NAME.match(path.name) for path in paths]
-    for path, match in zip(paths, matches, strict=True):
-        if match is None:
-            raise DataError(f"{path}: the name does not start with identity and camera, as in 0001_c1s1_001051_00.jpg")
-    pids = np.array([int(match["pid"]) for match in matches if match], dtype=np.int64)
-    camids = np.array([int(match["cam"]) - 1 for match in matches if match], dtype=np.int64)
-    if camids.min() < 0:
-        raise DataError(f"{paths[int(camids.argmin())]}: cameras are numbered from 1, as in 0001_c1s1_001051_00.jpg")
-    split = Split(ImageFiles(paths), pids, camids)
-    if not drop_junk:
-        return split
-    if pids.max() < 0:
+def _without_junk(folder: Path, split: Split) -> Split:
+    if split.pids.max() < 0:
         raise DataError(f"{folder}: holds only junk images (identity -1); training needs identities from 0 on")
-    return split.take(np.flatnonzero(pids >= 0))
+    return split.take(np.flatnonzero(split.pids >= 0))

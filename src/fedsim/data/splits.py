@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
@@ -53,6 +54,10 @@ def draw_splits(
     Raises:
         ConfigError: if the fraction leaves no identity.
     """
+    if num < 1:
+        raise ConfigError(f"num: {num} is less than 1")
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction: {fraction} is not above 0 and at most 1")
     groups = [np.flatnonzero(pids == pid) for pid in np.unique(pids[pids > 0])]
     possible = [g for g in groups if len(g) >= _MINIMUM and not (cross_camera and len(np.unique(camids[g])) < _MINIMUM)]
     count = round(fraction * len(possible))
@@ -84,7 +89,7 @@ def _draw(
     return int(group[query]), group[others[:1]]
 
 
-def official_grid_splits(path: Path, pids: Index, is_probe: Index) -> list[GallerySplit]:
+def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -> list[GallerySplit]:
     """Read GRID's ten official partitions (``features_and_partitions.mat``, variable ``trainIdAll``).
 
     Each cell holds the 125 of 250 identities that are trained on. The others' probe images are queries; their gallery
@@ -103,7 +108,7 @@ def official_grid_splits(path: Path, pids: Index, is_probe: Index) -> list[Galle
     try:
         cells = loadmat(path)["trainIdAll"].ravel()
         trained = [np.unique(np.asarray(cell).astype(np.int64)) for cell in cells]
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever scipy makes of a damaged file
         raise DataError(
             f"{path}: is not GRID's file of partitions ({error}); get features_and_partitions.mat"
         ) from error
@@ -154,7 +159,7 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
         found = tuple(
             GallerySplit(*(np.array(split[n], dtype=np.int64) for n in ("query", "gallery"))) for split in splits
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{path}: is no file of splits ({error}); write one with fedsim data splits") from error
     if _sha256(json.dumps(splits)) != expected[1]:
         raise DataError(f"{path}: the splits are not those that were written (checksum); restore the file")
@@ -163,6 +168,13 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
             f"{path}: the splits belong to another list of images ({content['num_images']} files, here {len(names)}); "
             "restore the images, or write new splits"
         )
+    positions = np.concatenate([part for split in found for part in split] or [np.zeros(0, dtype=np.int64)])
+    if (
+        not found
+        or not all(len(part) for split in found for part in split)
+        or not np.isin(positions, np.arange(len(names))).all()
+    ):
+        raise DataError(f"{path}: holds no splits of {len(names)} images; write new ones with fedsim data splits")
     return found
 
 

@@ -1,7 +1,7 @@
 """Retrieval features, ranking metrics, and the scoring of a federation's models."""
 
 from fedsim.evaluation.labels import RetrievalLabels
-from fedsim.evaluation.rank import Ranker, rank_features
+from fedsim.evaluation.ranker import Ranker, rank_features
 from fedsim.evaluation.ranking import QueryScores, Ranking, average_scores, positive_ranks, score_ranks
 
 __all__ = [

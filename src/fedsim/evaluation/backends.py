@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ class FaissBackend:
     """
 
     def __init__(self, k: int = 1000) -> None:
-        self._faiss = _load_faiss()
+        _load_faiss()
         self.k = min(k, _MOST)
 
     def ranks(
@@ -105,6 +105,10 @@ class FaissBackend:
         """
         Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
         return self._search(_prepared(query, distance), _prepared(gallery, distance), k, distance)
+
+    @property
+    def _faiss(self) -> Any:
+        return _load_faiss()  # not kept: modules cannot be pickled
 
     def _search(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
         k = min(k, len(gallery))
@@ -137,6 +141,8 @@ def make_backend(name: BackendName) -> Backend:
     Raises:
         ConfigError: if ``faiss`` is wanted and not installed.
     """
+    if name not in get_args(BackendName):
+        raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
     return FaissBackend() if name == "faiss" else TorchBackend()
 
 

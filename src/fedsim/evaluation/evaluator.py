@@ -29,11 +29,11 @@ from fedsim.data.images import Images
 from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.extraction import extract_features, shard_of
 from fedsim.evaluation.feature_file import write_features
-from fedsim.evaluation.rank import Ranker
 from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
+from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import QueryScores, average_scores
 from fedsim.evaluation.similarity import Similarity
-from fedsim.evaluation.summary import METRICS, Kind, Row, summarise
+from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
 from fedsim.evaluation.trials import Trial, score_trials, trials_of
 from fedsim.method import Method
 from fedsim.resident import Resident
@@ -96,8 +96,8 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Start with nothing decoded."""
-        self.curves: dict[tuple[SplitName, Kind, str], list[float]] = {}
-        """(split, kind, domain) -> CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
+        self.curves: dict[Curve, list[float]] = {}
+        """CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
         self._decoded: dict[tuple[str, int, int], Tensor] = {}
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
@@ -346,7 +346,7 @@ class Evaluator:
 
     def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
         """Replace the curves of ``split``; a domain that several models of a kind are scored on gets their mean."""
-        members: dict[tuple[SplitName, Kind, str], list[NDArray[np.float64]]] = {}
+        members: dict[Curve, list[NDArray[np.float64]]] = {}
         for row, curve in zip(rows, curves, strict=True):
             members.setdefault((split, row.kind, row.domain), []).append(curve)
         others = {key: curve for key, curve in self.curves.items() if key[0] != split}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, .
                     arrays[f"{kind}_camids"] = np.zeros(size, dtype=np.int64)
     except DataError:
         raise
-    except (OSError, BadZipFile, ValueError) as error:
+    except Exception as error:  # whatever zipfile and numpy make of a damaged file
         raise DataError(f"{path}: cannot be read as an npz file ({error})") from error
     if arrays["query"].shape[1] != arrays["gallery"].shape[1]:
         widths = f"{arrays['query'].shape[1]} and {arrays['gallery'].shape[1]}"
@@ -91,6 +91,8 @@ def _features(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
         raise DataError(
             f"{path}: {name} is {array.dtype} {list(array.shape)}; it must be an array of floats [images, features]"
         )
+    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch cannot take them as they are
+        array = array.astype(np.float32)
     return array
 
 

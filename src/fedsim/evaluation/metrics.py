@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from fedsim.evaluation.backends import BackendName, make_backend
 from fedsim.evaluation.labels import JUNK, RetrievalLabels
-from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import MAX_RANK, Ranking
 from fedsim.evaluation.similarity import Distance
 
@@ -47,7 +46,7 @@ class _Retrieval(Metric):
 
     is_differentiable = False
     higher_is_better = True
-    full_state_update = False
+    full_state_update = True  # forward() then needs no rule to join a batch with the rest
 
     features: list[Tensor]
     labels: list[Tensor]
@@ -66,8 +65,8 @@ class _Retrieval(Metric):
         self.camera_aware = camera_aware
         self.junk_pids = tuple(junk_pids)
         self.ranker = Ranker(distance, make_backend(backend), single_gallery_shot, invalid_as_zero)
-        self.add_state("features", default=[], dist_reduce_fx="cat")
-        self.add_state("labels", default=[], dist_reduce_fx="cat")
+        self.add_state("features", default=[], dist_reduce_fx=_join)
+        self.add_state("labels", default=[], dist_reduce_fx=_join)
 
     def update(
         self, features: Tensor, pids: Tensor, camids: Tensor, is_query: Tensor | bool, index: Tensor | None = None
@@ -86,17 +85,24 @@ class _Retrieval(Metric):
             ValueError: if lengths differ.
         """
         size = len(features)
-        query = torch.as_tensor(is_query, device=features.device).expand(size)
+        query = torch.as_tensor(is_query, device=features.device).bool()
+        query = query.expand(size) if query.dim() == 0 else query
         place = torch.full((size,), -1, device=features.device) if index is None else index
-        columns = {"pids": pids, "camids": camids, "index": place}
+        columns = {"pids": pids, "camids": camids, "is_query": query, "index": place}
         for name, column in columns.items():
             if column.shape != (size,):
                 raise ValueError(f"{name}: {list(column.shape)} values for {size} images")
         # float32 here: half precision would lose ranks later
         self.features.append(features.detach().float())
-        self.labels.append(
-            torch.stack([c.to(features.device, torch.int64) for c in (pids, camids, query, place)], dim=1)
-        )
+        self.labels.append(torch.stack([c.to(features.device, torch.int64) for c in columns.values()], dim=1))
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gather the images of all ranks; one may have none."""
+        # torchmetrics gathers one tensor per list, with as many dimensions everywhere
+        self.features = [_join(self.features) if len(self.features) else torch.zeros(0, 0, device=self.device)]
+        nothing = torch.zeros(0, 4, dtype=torch.int64, device=self.device)
+        self.labels = [_join(self.labels) if len(self.labels) else nothing]
+        super().sync(*args, **kwargs)
 
     def ranking(self) -> Ranking:
         """Rank everything that was added.
@@ -104,9 +110,9 @@ class _Retrieval(Metric):
         Raises:
             ValueError: if there are no queries or no gallery.
         """
-        if not self.features:
+        if len(self.features) == 0 or len(_join(self.labels)) == 0:
             raise ValueError("update() was never called: there is nothing to rank")
-        features, labels = dim_zero_cat(self.features), dim_zero_cat(self.labels)
+        features, labels = _join(self.features), _join(self.labels)
         query, gallery = (_in_order(labels, kind) for kind in (1, 0))
         for name, part in (("queries", query), ("gallery images", gallery)):
             if len(part) == 0:
@@ -182,10 +188,20 @@ class MeanAP(_Retrieval):
         return self._plot(val, ax)
 
 
+def _join(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Put the rows of batches, or of ranks, behind each other; some may have none."""
+    if isinstance(parts, Tensor):  # joined already
+        return parts
+    filled = [part for part in parts if len(part)]
+    return torch.cat(filled) if filled else parts[0]
+
+
 def _in_order(labels: Tensor, is_query: int) -> Tensor:
     """Rows of queries or gallery images, by index; of those with the same index, the first."""
     rows = (labels[:, 2] == is_query).nonzero().flatten()
     places = labels[rows, 3].cpu().numpy()
+    if len(set((places < 0).tolist())) > 1:
+        raise ValueError("index: give it for all images, or for none")
     if not len(places) or places.min() < 0:
         return rows
     return rows[torch.from_numpy(np.unique(places, return_index=True)[1]).to(rows.device)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class Similarity:
     """
 
     def __init__(self, query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> None:
+        if distance not in get_args(Distance):
+            raise ValueError(f"distance: there is no {distance}; choose from {', '.join(get_args(Distance))}")
         if query.dim() != 2 or gallery.dim() != 2 or query.shape[1] != gallery.shape[1]:
             raise ValueError(f"query: {list(query.shape)} and gallery: {list(gallery.shape)} are not [Q, D] and [G, D]")
         self.query, self.gallery, self.distance = query.detach().float(), gallery.detach().float(), distance

@@ -8,9 +8,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_NAMES", "METRICS", "Kind", "Row", "few_names", "summarise"]
+__all__ = ["MAX_NAMES", "METRICS", "Curve", "Kind", "Row", "few_names", "summarise"]
 
 Kind = Literal["global", "local", "personalised"]
+
+Curve = tuple[Literal["val", "test"], Kind, str]
+"""Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 

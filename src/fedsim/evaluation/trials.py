@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.data.federations import RetrievalSet
 from fedsim.evaluation.labels import RetrievalLabels
-from fedsim.evaluation.rank import Ranker
+from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.similarity import query_blocks
 
 __all__ = ["Trial", "score_trials", "trials_of"]

@@ -1,0 +1,84 @@
+"""``fedsim data check``: which data sets are there, and whether they are complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+from fedsim.core.errors import DataError
+from fedsim.data import datasets
+from fedsim.data.datasets import Counts, DataSet
+from fedsim.data.images import Domain
+
+__all__ = ["Finding", "check_data", "find_data"]
+
+_CLASSES: tuple[type[DataSet], ...] = (
+    datasets.Market1501,
+    datasets.CUHK03NP,
+    datasets.MSMT17,
+    datasets.CUHK01,
+    datasets.CUHK02,
+    datasets.PRID2011,
+    datasets.VIPeR,
+    datasets.ThreeDPeS,
+    datasets.ILIDS,
+    datasets.GRID,
+    datasets.CAVIAR4REID,
+)
+
+
+class Finding(NamedTuple):
+    """What was found of one data set."""
+
+    name: str
+    found: Counts | None
+    """None: nothing, or nothing readable"""
+    official: Counts | None
+    problem: str
+    """what is wrong, and what to do; empty: nothing"""
+
+
+def check_data(root: Path) -> str:
+    """Return a table of the known data sets below ``root``: sizes against official ones, and what is missing.
+
+    Raises:
+        DataError: if there is no such folder.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder")
+    findings = find_data(root)
+    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or ("complete" if f.official else "there; no official count")] for f in findings]
+    table = tabulate(rows, headers=["data set", "found", "official", ""], maxcolwidths=[None, None, None, 70])
+    return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
+
+
+def find_data(root: Path) -> list[Finding]:
+    """Look for each data set below ``root``."""
+    return [_look(kind(str(root))) for kind in _CLASSES]
+
+
+def _look(data_set: DataSet) -> Finding:
+    try:
+        folder = data_set.find()
+        if folder == data_set.root and not data_set.holds:
+            return Finding(data_set.name, None, data_set.official, f"not there; {data_set.ask}")
+    except DataError:
+        return Finding(data_set.name, None, data_set.official, f"not there; {data_set.ask}")
+    try:
+        found = _count(data_set.read(folder))
+    except DataError as error:
+        return Finding(data_set.name, None, data_set.official, str(error))
+    is_complete = data_set.official in (None, found)
+    return Finding(data_set.name, found, data_set.official, "" if is_complete else "not complete: compare the numbers")
+
+
+def _count(domain: Domain) -> Counts:
+    train = domain.train
+    identities, images = (None, None) if train is None else (len(train.identities), len(train))
+    return Counts(identities, images, len(domain.query), len(domain.gallery))
+
+
+def _sizes(counts: Counts | None) -> str:
+    return "-" if counts is None else " / ".join("-" if n is None else f"{n:,}" for n in counts)

@@ -1,0 +1,22 @@
+"""The papers' data sets: where their files are, what names mean, how many there should be."""
+
+from fedsim.data.datasets.base import Counts, DataSet
+from fedsim.data.datasets.large import CUHK03NP, MSMT17, DukeMTMC, Market1501
+from fedsim.data.datasets.small import CAVIAR4REID, CUHK01, CUHK02, GRID, ILIDS, PRID2011, ThreeDPeS, VIPeR
+
+__all__ = [
+    "CAVIAR4REID",
+    "CUHK01",
+    "CUHK02",
+    "CUHK03NP",
+    "GRID",
+    "ILIDS",
+    "MSMT17",
+    "PRID2011",
+    "Counts",
+    "DataSet",
+    "DukeMTMC",
+    "Market1501",
+    "ThreeDPeS",
+    "VIPeR",
+]

@@ -1,0 +1,167 @@
+"""The four large data sets of the papers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.datasets.base import Counts, DataSet
+from fedsim.data.images import Domain, ImageFiles, Split
+from fedsim.data.listing import Label, label_images
+from fedsim.data.market import read_market_domain
+
+__all__ = ["CUHK03NP", "MSMT17", "DukeMTMC", "Market1501"]
+
+_MARKET_FOLDERS = ("bounding_box_train", "query", "bounding_box_test")
+
+
+class Market1501(DataSet):
+    """Market-1501 (Zheng et al., ICCV 2015): 1,501 people, 6 cameras.
+
+    Training 751 identities, 12,936 images; 3,368 queries; gallery 19,732 files, of which 2,798 show distractors
+    (identity 0) and 3,819 junk (-1). Names like ``0001_c1s1_001051_00.jpg``.
+    """
+
+    name = "market1501"
+    folders = ("Market-1501-v15.09.15", "Market-1501", "market1501")
+    holds: tuple[str, ...] = _MARKET_FOLDERS
+    official: Counts | None = Counts(751, 12_936, 3_368, 19_732)
+    ask = "ask its authors, Liang Zheng et al."
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        return read_market_domain(folder, self.name)
+
+
+class DukeMTMC(DataSet):
+    """DukeMTMC-reID (Zheng et al., ICCV 2017): 702 identities, 16,522 images; 2,228 queries; gallery 17,661.
+
+    Withdrawn by its owners in 2019: people were filmed outside of what they and the university's board had agreed to.
+    For those who hold it already and must compare; it is in no config of this project.
+
+    Args:
+        root: see :class:`DataSet`.
+        i_know_duke_is_withdrawn: must be true.
+    """
+
+    name = "dukemtmc"
+    folders = ("DukeMTMC-reID", "dukemtmc-reid")
+    holds: tuple[str, ...] = _MARKET_FOLDERS
+    official: Counts | None = Counts(702, 16_522, 2_228, 17_661)
+    ask = "it was withdrawn in 2019; use another data set"
+
+    def __init__(self, root: str, i_know_duke_is_withdrawn: bool = False) -> None:
+        super().__init__(root)
+        if not i_know_duke_is_withdrawn:
+            raise ConfigError(
+                "data.source.i_know_duke_is_withdrawn: DukeMTMC-reID was withdrawn by its owners; use another data "
+                "set, or set this to true if you must compare"
+            )
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        return read_market_domain(folder, self.name)
+
+
+class CUHK03NP(DataSet):
+    """CUHK03 (Li et al., CVPR 2014) in its new protocol (Zhong et al., CVPR 2017): 767 training identities, 2 cameras.
+
+    detected: 7,365 training images, 1,400 queries, gallery 5,332; labeled: 7,368, 1,400, 5,328. Names like
+    ``0003_c1_21.png``, or ``1_003_1_02.png`` (pair, person, view, image), as programs name them that read the .mat
+    file.
+
+    Args:
+        root: see :class:`DataSet`.
+        variant: boxes by a detector (paper 003) or by hand (paper 000).
+    """
+
+    name = "cuhk03np"
+    folders = ("cuhk03-np", "CUHK03-NP")
+    official: Counts | None = Counts(767, 7_365, 1_400, 5_332)
+    ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
+
+    def __init__(self, root: str, variant: Literal["detected", "labeled"] = "detected") -> None:
+        super().__init__(root)
+        self.variant = variant
+        self.holds = (variant,)
+        if variant == "labeled":
+            self.official = Counts(767, 7_368, 1_400, 5_328)
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        pattern = r"(?P<pid>-1|\d+)_c(?P<cam>\d)|(?P<pair>\d+)_(?P<person>\d+)_(?P<view>\d)_\d+"
+        return read_market_domain(
+            folder / self.variant, self.name, pattern, "0003_c1_21.png or 1_003_1_02.png", self._label
+        )
+
+    @staticmethod
+    def _label(match: re.Match[str]) -> Label:
+        if match["pair"] is None:
+            return Label(int(match["pid"]), int(match["cam"]) - 1)
+        return Label(10_000 * int(match["pair"]) + int(match["person"]), int(match["view"]) - 1)
+
+
+class MSMT17(DataSet):
+    """MSMT17 (Wei et al., CVPR 2018): 4,101 people, 15 cameras.
+
+    Training 1,041 identities, 30,248 images (with the validation list 32,621, as paper 003 has it); 11,659 queries;
+    gallery 82,161. Lists give path and identity; the camera is the third field of a name, two digits:
+    ``0000_000_01_0303morning_0015_0.jpg``. Version 2 has the same images with faces blurred: prefer it.
+
+    Args:
+        root: see :class:`DataSet`.
+        train: the training list alone, or with the validation list.
+    """
+
+    name = "msmt17"
+    folders = ("MSMT17_V2", "MSMT17_V1", "MSMT17")
+    holds: tuple[str, ...] = ("list_train.txt", "list_query.txt", "list_gallery.txt")
+    official: Counts | None = Counts(1_041, 30_248, 11_659, 82_161)
+    ask = "ask its authors, Longhui Wei et al., for version 2"
+
+    def __init__(self, root: str, train: Literal["train", "train+val"] = "train") -> None:
+        super().__init__(root)
+        self.train = train
+        if train == "train+val":
+            self.official = Counts(1_041, 32_621, 11_659, 82_161)
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        names = (("train", "test"), ("mask_train_v2", "mask_test_v2"))
+        found = [pair for pair in names if all((folder / name).is_dir() for name in pair)]
+        if not found:
+            raise DataError(f"{folder}: holds neither train and test (version 1) nor mask_train_v2 and mask_test_v2")
+        train, test = (folder / name for name in found[0])
+        lists = ["list_train.txt"] + ["list_val.txt"] * (self.train == "train+val")
+        entries = sorted(entry for name in lists for entry in _read_list(folder / name))
+        query, gallery = (sorted(_read_list(folder / f"list_{name}.txt")) for name in ("query", "gallery"))
+        # both parts count their people from 0, which means a distractor elsewhere
+        asked, searched = (_split(test, part, first=10_001) for part in (query, gallery))
+        return Domain(self.name, _split(train, entries, first=1), asked, searched)
+
+
+def _read_list(path: Path) -> list[tuple[str, int]]:
+    """(file, identity) of each line."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; MSMT17 comes with lists of its training, query and gallery images")
+    entries = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        fields = line.split()
+        if len(fields) != 2 or not fields[1].isdigit():
+            raise DataError(f"{path}: line {number} is not a file and an identity, as in '0000/0000_000_01_0.jpg 0'")
+        entries.append((fields[0], int(fields[1])))
+    return entries
+
+
+def _split(folder: Path, entries: list[tuple[str, int]], first: int) -> Split:
+    paths = [folder / name for name, _ in entries]
+    split = label_images(paths, r"[^_]+_[^_]+_(?P<cam>\d{2})_", "0000_000_01_0303morning_0015_0.jpg", _camera_only)
+    return Split(ImageFiles(paths), np.array([first + pid for _, pid in entries], dtype=np.int64), split.camids)
+
+
+def _camera_only(match: re.Match[str]) -> Label:
+    return Label(0, int(match["cam"]) - 1)

@@ -1,0 +1,320 @@
+"""The small data sets of the papers. Each can be a client (``half``) or is scored on ten random splits (``splits``)."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.data.datasets.base import Counts, DataSet, half_split, pool
+from fedsim.data.images import Domain, ImageFiles, Split
+from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.splits import SplitStyle, official_grid_splits
+
+__all__ = ["CAVIAR4REID", "CUHK01", "CUHK02", "GRID", "ILIDS", "PRID2011", "ThreeDPeS", "VIPeR"]
+
+Protocol = Literal["half", "splits"]
+
+
+class SmallDataSet(DataSet):
+    """A data set without a published split.
+
+    Args:
+        root: see :class:`DataSet`.
+        protocol: ``half``: half of the identities train, of the others camera 0 asks and the rest answers (paper 003's
+            clients; its split files are not public). ``splits``: tested on alone, mean over ten random halves (papers
+            000 and 001).
+        seed: of the half split.
+    """
+
+    style: SplitStyle = "pairs"
+    """how random splits are drawn"""
+    num_train: int
+    """identities that train in a half split"""
+
+    def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
+        super().__init__(root)
+        self.protocol = protocol
+        self.seed = seed
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        images = self.images(folder)
+        if self.protocol == "splits":
+            return pool(self.name, images, self.style)
+        paired = [pid for pid in images.identities if len(np.unique(images.camids[images.pids == pid])) > 1]
+        alone = np.flatnonzero(~np.isin(images.pids, paired))
+        return half_split(self.name, images, self.num_train, alone, self.seed)
+
+    @abstractmethod
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+
+
+class CUHK01(SmallDataSet):
+    """CUHK01 (Li et al., ACCV 2012): 971 people, 2 cameras, 2 images each, 3,884 images; 485 train, 486 are tested on.
+
+    Names like ``0001001.png``: identity, then image, of which the first two are from one camera.
+    """
+
+    name = "cuhk01"
+    folders = ("CUHK01", "cuhk01")
+    holds: tuple[str, ...] = ("campus",)
+    official: Counts | None = Counts(485, 1_940, 972, 972)
+    ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
+    num_train = 485
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        paths = list_images(folder / "campus", "0001001.png")
+        return label_images(paths, r"(\d{4})(\d{3})\.", "0001001.png", lambda m: Label(int(m[1]), (int(m[2]) - 1) // 2))
+
+
+class CUHK02(SmallDataSet):
+    """CUHK02 (Li and Wang, CVPR 2013): 1,816 people in five pairs of cameras, 7,264 images.
+
+    Pairs P1 to P5 hold 971, 306, 107, 193 and 239 people. P1 shows the people of CUHK01: leave it out where CUHK01 is
+    in use. Folders ``Dataset/P1/cam1/001_1.png``.
+
+    Args:
+        root: see :class:`DataSet`.
+        protocol: ``half`` trains on P1 to P4 and tests on P5, as torchreid does.
+        seed: has no effect on that.
+        exclude_p1: leave the first pair out.
+    """
+
+    name = "cuhk02"
+    folders = ("CUHK02", "cuhk02")
+    holds: tuple[str, ...] = ("Dataset",)
+    official: Counts | None = Counts(1_577, 6_308, 478, 478)
+    ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
+
+    def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0, exclude_p1: bool = False) -> None:
+        super().__init__(root, protocol, seed)
+        self.pairs = range(2 if exclude_p1 else 1, 6)
+        if exclude_p1:
+            self.official = Counts(606, 2_424, 478, 478)
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        return Split.concatenate([self._view(folder, pair, view) for pair in self.pairs for view in (1, 2)])
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        if self.protocol == "splits":
+            return super().read(folder)
+        train = Split.concatenate(
+            [self._view(folder, pair, view) for pair in self.pairs if pair < 5 for view in (1, 2)]
+        )
+        return Domain(self.name, train, self._view(folder, 5, 1), self._view(folder, 5, 2))
+
+    @staticmethod
+    def _view(folder: Path, pair: int, view: int) -> Split:
+        paths = list_images(folder / "Dataset" / f"P{pair}" / f"cam{view}", "001_1.png")
+        camera = 2 * (pair - 1) + view - 1
+        return label_images(paths, r"(\d+)_", "001_1.png", lambda m: Label(10_000 * pair + int(m[1]), camera))
+
+
+class PRID2011(SmallDataSet):
+    """PRID 2011 (Hirzer et al., SCIA 2011): 385 people in camera a, 749 in camera b, 200 of them in both.
+
+    Single-shot: 100 shared people train with two images each; 100 queries from camera a, gallery 649 from camera b (100
+    matches, 549 others). Multi-shot training (paper 003) takes up to ten frames per person and camera of the 100 shared
+    people, and of the 185 that only camera a saw; the paper has 3,744 images of 285 people.
+
+    Args:
+        root: see :class:`DataSet`.
+        protocol: see :class:`SmallDataSet`.
+        seed: of the half split.
+        shots: which training images.
+    """
+
+    name = "prid2011"
+    folders = ("prid_2011", "PRID2011", "prid2011")
+    holds: tuple[str, ...] = ("single_shot",)
+    official: Counts | None = Counts(100, 200, 100, 649)
+    ask = "ask the Graz University of Technology"
+    num_train = 100
+
+    def __init__(
+        self, root: str, protocol: Protocol = "half", seed: int = 0, shots: Literal["single", "multi"] = "single"
+    ) -> None:
+        super().__init__(root, protocol, seed)
+        self.shots = shots
+        if shots == "multi":
+            self.official = None  # how many frames there are depends on the person
+            self.holds = ("single_shot", "multi_shot")
+
+    def images(self, folder: Path) -> Split:
+        """List the single-shot images of the 200 shared people, and of those that only camera b saw."""
+        parts = [_person_files(folder / "single_shot" / f"cam_{c}", camera) for camera, c in enumerate("ab")]
+        everything = Split.concatenate(parts)
+        shared = np.intersect1d(parts[0].pids, parts[1].pids)
+        shared = shared[shared <= 200]  # numbers above 200 mean different people in the two cameras
+        keep = np.isin(everything.pids, shared) | (everything.camids == 1)
+        pids = np.where(np.isin(everything.pids, shared), everything.pids, 10_000 + everything.pids)
+        return Split(everything.images, pids, everything.camids).take(np.flatnonzero(keep))
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        domain = super().read(folder)
+        if self.shots == "single" or domain.train is None:
+            return domain
+        frames = [_frames(folder / "multi_shot" / f"cam_{c}", camera, limit=10) for camera, c in enumerate("ab")]
+        shared, only_a = domain.train.identities, frames[0].pids[frames[0].pids > 200]
+        wanted = (np.isin(frames[0].pids, np.union1d(shared, only_a)), np.isin(frames[1].pids, shared))
+        train = Split.concatenate([part.take(np.flatnonzero(keep)) for part, keep in zip(frames, wanted, strict=True)])
+        return Domain(domain.name, train, domain.query, domain.gallery)
+
+
+class VIPeR(SmallDataSet):
+    """VIPeR (Gray et al., PETS 2007): 632 people, 2 cameras, one image each; 316 train, 316 queries, gallery 316.
+
+    Names like ``cam_a/000_45.bmp``: identity and angle.
+    """
+
+    name = "viper"
+    folders = ("VIPeR", "viper")
+    holds: tuple[str, ...] = ("cam_a", "cam_b")
+    official: Counts | None = Counts(316, 632, 316, 316)
+    ask = "ask the University of California, Santa Cruz"
+    num_train = 316
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        return Split.concatenate(
+            [_numbered(folder / f"cam_{c}", camera, "000_45.bmp") for camera, c in enumerate("ab")]
+        )
+
+
+class ThreeDPeS(SmallDataSet):
+    """3DPeS (Baltieri et al., ACM J-HGBU 2011): 192 people, 1,011 images, 8 cameras that names do not tell.
+
+    A person's images are dealt to two made-up cameras in turn, so that a query has matches in the other; paper 003 has
+    two made-up cameras, too. Names like ``RGB/1_2_3_...bmp``: the identity comes first.
+    """
+
+    name = "3dpes"
+    folders = ("3DPeS", "3dpes")
+    holds: tuple[str, ...] = ("RGB",)
+    ask = "ask the University of Modena and Reggio Emilia"
+    num_train = 93
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        return _dealt(label_images(list_images(folder / "RGB", "1_2.bmp"), r"(\d+)_", "1_2.bmp", _no_camera))
+
+
+class ILIDS(SmallDataSet):
+    """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Not iLIDS-VID, as papers 003 and 004 call it.
+
+    Names like ``0001001.jpg``: identity and number, no camera: images are dealt to two made-up cameras in turn.
+    """
+
+    name = "ilids"
+    folders = ("i-LIDS_Pedestrian", "ilids", "i-LIDS", "iLIDS-VID", "i-LIDS-VID")
+    holds: tuple[str, ...] = ("Persons",)
+    ask = "ask Queen Mary University of London"
+    num_train = 59
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        paths = list_images(folder / "Persons", "0001001.jpg")
+        return _dealt(label_images(paths, r"(\d{4})\d{3}\.", "0001001.jpg", _no_camera))
+
+
+class GRID(SmallDataSet):
+    """QMUL GRID (Loy et al., IJCV 2010): 250 people in two views of 8 cameras, and 775 others in the gallery.
+
+    125 train; 125 queries, gallery 900. Names like ``probe/0001_1_25023_116_134_128_330.jpeg``: identity and camera.
+    ``splits`` takes the ten official partitions of ``features_and_partitions.mat``.
+    """
+
+    name = "grid"
+    folders = ("underground_reid", "GRID", "grid")
+    holds: tuple[str, ...] = ("probe", "gallery")
+    official: Counts | None = Counts(125, 250, 125, 900)
+    ask = "ask Queen Mary University of London"
+    num_train = 125
+
+    def images(self, folder: Path) -> Split:
+        """List all images, probes first; cameras of the two views are kept apart."""
+        parts = []
+        for view in ("probe", "gallery"):
+            paths = list_images(folder / view, "0001_1_25023_116_134_128_330.jpeg")
+            parts.append(label_images(paths, r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"))
+        return Split.concatenate(parts)
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        images = self.images(folder)
+        probes = len(list_images(folder / "probe", "0001_1_25023_116_134_128_330.jpeg"))
+        is_probe = np.arange(len(images)) < probes
+        if self.protocol == "splits":
+            splits = official_grid_splits(folder / "features_and_partitions.mat", images.pids, is_probe)
+            return Domain(self.name, None, images.take(np.array([], dtype=np.int64)), images, tuple(splits))
+        # the view says who asks; distractors are in the gallery's view
+        views = Split(images.images, images.pids, np.where(is_probe, 0, 1 + images.camids))
+        return half_split(self.name, views, self.num_train, np.flatnonzero(images.pids == 0), self.seed)
+
+
+class CAVIAR4REID(SmallDataSet):
+    """CAVIAR4REID (Cheng et al., BMVC 2011): 72 people, 1,220 images, 50 of them seen by two cameras.
+
+    Names like ``0001001.jpg``: identity and number; numbers 1 to 10 are the first camera's, 11 to 20 the second's.
+    """
+
+    name = "caviar4reid"
+    folders = ("CAVIAR4REID", "caviar4reid")
+    holds: tuple[str, ...] = ()
+    ask = "ask its authors, Dong Seon Cheng et al."
+    num_train = 25
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        paths = list_images(folder, "0001001.jpg")
+        return label_images(
+            paths, r"(\d{4})(\d{3})\.", "0001001.jpg", lambda m: Label(int(m[1]), (int(m[2]) - 1) // 10)
+        )
+
+
+def _no_camera(match: re.Match[str]) -> Label:
+    return Label(int(match[1]), 0)
+
+
+def _dealt(images: Split) -> Split:
+    """Deal each person's images to two made-up cameras in turn."""
+    cameras = np.zeros(len(images), dtype=np.int64)
+    for pid in images.identities:
+        rows = np.flatnonzero(images.pids == pid)
+        cameras[rows] = np.arange(len(rows)) % 2
+    return Split(images.images, images.pids, cameras)
+
+
+def _numbered(folder: Path, camera: int, expected: str) -> Split:
+    """Identities are numbered from 0, which means a distractor elsewhere: from 1, then."""
+    return label_images(list_images(folder, expected), r"(\d+)_", expected, lambda m: Label(1 + int(m[1]), camera))
+
+
+def _person_files(folder: Path, camera: int) -> Split:
+    expected = "person_0001.png"
+    return label_images(list_images(folder, expected), r"person_(\d+)", expected, lambda m: Label(int(m[1]), camera))
+
+
+def _frames(folder: Path, camera: int, limit: int) -> Split:
+    """Up to ``limit`` frames of each person, evenly spread, from folders ``person_0001``."""
+    people = sorted(person for person in folder.glob("person_*") if person.is_dir())
+    if not people:
+        raise DataError(f"{folder}: holds no folders like person_0001")
+    parts = []
+    for person in people:
+        frames = list_images(person, "0001.png")
+        chosen = np.unique(np.linspace(0, len(frames) - 1, limit).round().astype(int))
+        pid = int(person.name.removeprefix("person_"))
+        images = ImageFiles([frames[i] for i in chosen])
+        parts.append(Split(images, np.full(len(images), pid), np.full(len(images), camera)))
+    return Split.concatenate(parts)

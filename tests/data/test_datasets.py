@@ -1,0 +1,247 @@
+"""Each data set is read from a small tree in its own layout."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.check import check_data, find_data
+from fedsim.data.datasets import (
+    CAVIAR4REID,
+    CUHK01,
+    CUHK02,
+    CUHK03NP,
+    GRID,
+    ILIDS,
+    MSMT17,
+    PRID2011,
+    Counts,
+    DukeMTMC,
+    Market1501,
+    ThreeDPeS,
+    VIPeR,
+)
+from fedsim.data.standins import STANDINS, write_standin
+
+SMALL = (CUHK01, PRID2011, VIPeR, ThreeDPeS, ILIDS, GRID, CAVIAR4REID)
+PEOPLE = 8
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("standins")
+    for name in STANDINS:
+        write_standin(name, folder, PEOPLE, size=(16, 8))
+    return folder
+
+
+def only(data_set):
+    (domain,) = data_set.domains()
+    return domain
+
+
+def sizes(domain):
+    train = (None, None) if domain.train is None else (len(domain.train.identities), len(domain.train))
+    return (*train, len(domain.query), len(domain.gallery))
+
+
+def expected_of(name, people=PEOPLE):
+    """Training identities, training images, queries, gallery; counted by hand from the layouts."""
+    half = people // 2
+    return {
+        # six cameras: two shots train, one asks, two answer; one junk image and one distractor
+        "market1501": (people, 12 * people, 6 * people, 12 * people + 2),
+        "dukemtmc": (people, 16 * people, 8 * people, 16 * people),
+        "cuhk03np": (people, 4 * people, 2 * people, 4 * people),
+        "msmt17": (people, 5 * people, 3 * people, 3 * people),  # of six, one validates
+        "cuhk01": (half, 4 * half, 2 * half, 2 * half),
+        "cuhk02": (4 * people, 16 * people, 2 * people, 2 * people),
+        "prid2011": (half, 2 * half, half, half + half),  # half of the people in camera b alone, always in the gallery
+        "viper": (half, 2 * half, half, half),
+        "3dpes": (half, 4 * half, 2 * half, 2 * half),
+        "ilids": (half, 4 * half, 2 * half, 2 * half),
+        "grid": (half, 2 * half, half, half + 4),  # four distractors
+        "caviar4reid": (half, 20 * half, 10 * half, 10 * half),
+    }[name]
+
+
+@pytest.mark.parametrize("kind", [Market1501, CUHK03NP, MSMT17, CUHK02, *SMALL], ids=lambda kind: kind.__name__)
+def test_every_data_set_is_read_from_its_layout(root, kind):
+    domain = only(kind(str(root)))
+    assert domain.name == kind.name
+    assert sizes(domain) == expected_of(kind.name)
+    assert not np.intersect1d(domain.train.pids, domain.query.pids).size
+    assert min(domain.train.pids.min(), domain.query.pids.min()) > 0  # 0 means a distractor
+    # each query has a match in another camera
+    for pid, camera in zip(domain.query.pids, domain.query.camids, strict=True):
+        assert (domain.gallery.camids[domain.gallery.pids == pid] != camera).any()
+    assert domain.train.images.take(np.array([0])).decode((16, 8)).shape == (1, 3, 16, 8)
+
+
+@pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.__name__)
+def test_a_small_data_set_can_be_scored_on_ten_random_splits(root, kind):
+    domain = only(kind(str(root), protocol="splits"))
+    assert domain.train is None
+    assert len(domain.query) == 0
+    assert len(domain.splits) == 10
+    for query, gallery in domain.splits:
+        assert not np.intersect1d(query, gallery).size
+        assert len(query) == PEOPLE // 2
+        for image in query:
+            matches = gallery[domain.gallery.pids[gallery] == domain.gallery.pids[image]]
+            assert (domain.gallery.camids[matches] != domain.gallery.camids[image]).any()
+
+
+@pytest.mark.parametrize("kind", [VIPeR, CUHK01], ids=lambda kind: kind.__name__)
+def test_half_splits_depend_on_the_seed_alone(root, kind):
+    first, again, other = (only(kind(str(root), seed=seed)) for seed in (0, 0, 1))
+    assert first.train.pids.tolist() == again.train.pids.tolist()
+    assert sorted(first.train.identities) != sorted(other.train.identities)
+
+
+def test_the_folder_itself_can_be_given(root):
+    assert sizes(only(VIPeR(str(root / "VIPeR")))) == expected_of("viper")
+    assert sizes(only(CAVIAR4REID(str(root / "CAVIAR4REID")))) == expected_of("caviar4reid")
+
+
+def test_market1501_keeps_distractors_and_junk_in_the_gallery(root):
+    domain = only(Market1501(str(root)))
+    assert {-1, 0} <= set(domain.gallery.pids.tolist())
+    assert domain.train.pids.min() > 0
+
+
+def test_duke_needs_a_word_that_it_is_withdrawn(root):
+    with pytest.raises(ConfigError, match="i_know_duke_is_withdrawn"):
+        DukeMTMC(str(root))
+    assert sizes(only(DukeMTMC(str(root), i_know_duke_is_withdrawn=True))) == expected_of("dukemtmc")
+
+
+def test_msmt17_has_cameras_of_two_digits_and_a_list_to_validate(root):
+    train = only(MSMT17(str(root))).train
+    both = only(MSMT17(str(root), train="train+val")).train
+    assert sorted(set(both.camids.tolist())) == [0, 9, 14]
+    assert len(both) == 6 * PEOPLE > len(train)
+    assert both.images.paths == tuple(sorted(both.images.paths))
+
+
+def test_msmt17_version_1_has_other_folders(root, tmp_path):
+    shutil.copytree(root / "MSMT17_V2", tmp_path / "MSMT17_V1")
+    for old, new in (("mask_train_v2", "train"), ("mask_test_v2", "test")):
+        (tmp_path / "MSMT17_V1" / old).rename(tmp_path / "MSMT17_V1" / new)
+    assert sizes(only(MSMT17(str(tmp_path)))) == expected_of("msmt17")
+
+
+def test_cuhk03_names_of_the_mat_file_are_read(root, tmp_path):
+    shutil.copytree(root / "cuhk03-np" / "detected", tmp_path / "cuhk03-np" / "labeled")
+    for path in (tmp_path / "cuhk03-np" / "labeled").rglob("*.png"):
+        pid, camera, image = path.stem.split("_")
+        path.rename(path.with_name(f"1_{int(pid):03d}_{camera[1]}_{int(image):02d}.png"))
+    domain = only(CUHK03NP(str(tmp_path), variant="labeled"))
+    assert sizes(domain) == expected_of("cuhk03np")
+    assert set(domain.train.camids.tolist()) == {0, 1}
+
+
+def test_cuhk02_can_leave_out_the_people_of_cuhk01(root):
+    train = only(CUHK02(str(root), exclude_p1=True)).train
+    assert len(train.identities) == 3 * PEOPLE
+    assert train.camids.min() == 2
+
+
+def test_prid_multi_shot_trains_on_ten_frames_also_of_people_in_one_camera(root):
+    domain = only(PRID2011(str(root), shots="multi"))
+    shared, alone = PEOPLE // 2, PEOPLE // 2
+    assert len(domain.train.identities) == shared + alone
+    assert len(domain.train) == 10 * (2 * shared + alone)
+    assert sizes(domain)[2:] == expected_of("prid2011")[2:]
+    assert not np.intersect1d(domain.train.pids, domain.query.pids).size
+
+
+def test_official_splits_of_grid_need_their_file(root, tmp_path):
+    shutil.copytree(root / "underground_reid", tmp_path / "grid")
+    (tmp_path / "grid" / "features_and_partitions.mat").unlink()
+    with pytest.raises(DataError, match=r"features_and_partitions\.mat"):
+        only(GRID(str(tmp_path), protocol="splits"))
+
+
+@pytest.mark.parametrize("kind", [Market1501, CUHK03NP, MSMT17, CUHK02, *SMALL], ids=lambda kind: kind.__name__)
+def test_a_missing_data_set_is_one_line_that_says_whom_to_ask(tmp_path, kind):
+    data_set = kind(str(tmp_path / "nothing"))
+    with pytest.raises(DataError) as error:
+        data_set.domains()
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+    if data_set.holds:
+        assert kind.ask in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(VIPeR, "VIPeR/cam_a"), (CUHK01, "CUHK01/campus"), (ILIDS, "i-LIDS_Pedestrian/Persons"),
+     (GRID, "underground_reid/probe"), (Market1501, "Market-1501-v15.09.15/query"),
+     (PRID2011, "prid_2011/single_shot/cam_a")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_a_name_that_does_not_fit_is_named(root, tmp_path, kind, folder):
+    shutil.copytree(root, tmp_path / "copy")
+    path = tmp_path / "copy" / folder / "nonsense.png"
+    Image.new("RGB", (8, 16)).save(path)
+    with pytest.raises(DataError, match=r"nonsense\.png: the name does not begin like"):
+        kind(str(tmp_path / "copy")).domains()
+
+
+def test_a_broken_list_is_named_with_its_line(root, tmp_path):
+    shutil.copytree(root / "MSMT17_V2", tmp_path / "MSMT17_V2")
+    path = tmp_path / "MSMT17_V2" / "list_query.txt"
+    path.write_text(path.read_text() + "no identity\n\n")
+    with pytest.raises(DataError, match=rf"list_query\.txt: line {3 * PEOPLE + 1} is not"):
+        MSMT17(str(tmp_path)).domains()
+
+
+def test_an_unknown_standin_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no stand-in for nobody"):
+        write_standin("nobody", tmp_path)
+
+
+# -- fedsim data check -------------------------------------------------------------------------------------------------
+
+
+def test_check_compares_with_official_counts(root):
+    findings = {finding.name: finding for finding in find_data(root)}
+    assert findings["viper"].found == Counts(*expected_of("viper"))
+    assert findings["viper"].official == Counts(316, 632, 316, 316)
+    assert findings["viper"].problem == "not complete: compare the numbers"
+    assert findings["ilids"].problem == ""  # no official counts of the half split
+    assert "dukemtmc" not in findings  # nobody is told to look for it
+
+
+def test_check_names_what_is_missing_or_broken(root, tmp_path):
+    shutil.copytree(root / "VIPeR", tmp_path / "VIPeR")
+    shutil.rmtree(tmp_path / "VIPeR" / "cam_b")
+    (tmp_path / "VIPeR" / "cam_b").mkdir()
+    text = check_data(tmp_path)
+    assert "not there; ask its authors, Liang Zheng et al." in text
+    assert "holds no images" in " ".join(text.split())
+    assert "caviar4reid" in text
+    with pytest.raises(DataError, match="no such folder"):
+        check_data(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("kind", "identities"),
+    [(VIPeR, 632), (CUHK01, 971), (GRID, 250)],
+    ids=["viper", "cuhk01", "grid"],
+)
+def test_a_complete_small_data_set_has_its_official_counts(tmp_path, kind, identities):
+    folder, layout, _ = STANDINS[kind.name]
+    image = tmp_path / "pixel.png"
+    Image.new("RGB", (1, 1)).save(image)
+    for picture in layout(identities):
+        path = tmp_path / folder / picture.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.hardlink_to(image)
+    if kind is GRID:  # 775 distractors, of which the layout has four
+        for number in range(771):
+            (tmp_path / folder / "gallery" / f"0000_1_{number}_9.jpeg").hardlink_to(image)
+    assert sizes(only(kind(str(tmp_path)))) == tuple(kind.official)

@@ -1,0 +1,532 @@
+"""Scoring a federation: random splits, settings, ranked lists, and the same bits on any number of ranks."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from failing import Run, finish
+from fedsim.__main__ import main
+from fedsim.checkpoint import read_checkpoint
+from fedsim.core.errors import ConfigError
+from fedsim.data.market import MarketFolders
+from fedsim.evaluation.backends import FaissBackend
+from fedsim.evaluation.extraction import extract_features, shard_of
+from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.ranker import Ranker
+from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.summary import METRICS, Row, summarise
+from fedsim.export import global_tensors
+from fedsim.methods import FedPav
+from fedsim.models import Neck, ReIDModel, SmallCNN
+from fedsim.settings import Evaluation
+from small import fit, make_data, make_model
+
+CPU = torch.device("cpu")
+SIZE = (32, 16)
+SPLITS = 3
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_image_is_on_one_rank_in_whole_batches():
+    for num in (0, 1, 2, 7, 64, 65, 100, 257):
+        for batch_size in (1, 2, 3, 8, 64, 300):
+            for world_size in (1, 2, 3, 5, 16):
+                shares = [shard_of(num, batch_size, rank, world_size) for rank in range(world_size)]
+                covered = [i for share in shares for i in range(share.start, share.stop)]
+                assert covered == list(range(num))  # once, and in order
+                for share in shares:
+                    # a batch that is cut would have other last bits; only the last one of all may be short
+                    assert share.start % batch_size == 0 or share.start == num
+                    assert share.stop % batch_size == 0 or share.stop == num
+                batches = [-(-(share.stop - share.start) // batch_size) for share in shares]
+                assert max(batches) - min(batches) <= 1  # nobody has twice the work
+
+
+# -- a federation with a test set that is scored on random splits ------------------------------------------------------
+
+
+def draw(folder, names):
+    """Images of random pixels, the same for every run."""
+    folder.mkdir(parents=True)
+    for name in names:
+        rng = np.random.default_rng(list(f"{folder.parent.name}/{folder.name}/{name}".encode()))
+        Image.fromarray(rng.integers(0, 256, (16, 8, 3), dtype=np.uint8)).save(folder / f"{name}.png")
+
+
+def names_of(pids, cameras=(1, 2), shots=1):
+    return [f"{pid:04d}_c{cam}s1_{shot:06d}_00" for pid in pids for cam in cameras for shot in range(shots)]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Two clients, and viper, which is only tested on: a pool of images that the command splits."""
+    root = tmp_path_factory.mktemp("sets")
+    extra = ["-1_c1s1_000000_00", "0000_c2s1_000000_00"]
+    for name in ("north", "south"):
+        draw(root / name / "bounding_box_train", names_of(range(1, 7), shots=2))
+        # 14 is found by its own camera only: two queries of twelve do not count
+        draw(root / name / "query", [*names_of(range(10, 14)), *names_of([14], cameras=[1], shots=2), *names_of([15])])
+        gallery = [*names_of(range(10, 14), (1, 2, 3), 3), *names_of([14], [1], 4), *names_of([15], [3])]
+        draw(root / name / "bounding_box_test", [*gallery, *extra])
+    draw(root / "viper" / "bounding_box_test", [*names_of(range(1, 13), shots=2), *names_of([13]), *extra])
+    assert main(["data", "splits", "--folder", str(root / "viper"), "--num", str(SPLITS)]) == 0
+    return root
+
+
+CONFIG = """
+seed_everything: 0
+trainer: {{max_epochs: 1, check_val_every_n_epoch: 1, accelerator: cpu, devices: 1, enable_progress_bar: false}}
+model:
+  method: FedPav
+  backbone: {{class_path: SmallCNN, init_args: {{width: 8}}}}
+  neck: {{kind: linear, dim: 16, dropout: 0.2}}
+  client: {{batch_size: 8, optimizer: {{class_path: torch.optim.SGD, init_args: {{lr: 0.05, momentum: 0.9}}}}}}
+  evaluation: {{batch_size: 4}}
+data:
+  source: {{class_path: MarketFolders, init_args: {{root: {root}}}}}
+  val: none
+  size: [32, 16]
+  augmentation: {{pad: 2, flip: 0.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tree, tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    path.write_text(CONFIG.format(root=tree))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The directory of a finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["fit", "--config", str(config), "--run_dir", str(folder)]) == 0
+    return folder
+
+
+def metrics_of(folder):
+    return json.loads((folder / "summary.json").read_text())["final"]["metrics"]
+
+
+@pytest.fixture(scope="module")
+def features(finished, tree):
+    """Features of the run's global model by domain: (query set, gallery set, their features), read by hand."""
+    checkpoint = read_checkpoint(finished / "checkpoints" / "last.ckpt")
+    tensors = {
+        name if name.startswith("neck.") else f"backbone.{name}": tensor
+        for name, tensor in global_tensors(checkpoint, None).items()
+    }
+    model = ReIDModel(SmallCNN(width=8), Neck(kind="linear", dim=16, dropout=0.2), num_classes=6)
+    missing = model.load_state_dict(tensors, strict=False)
+    assert not missing.unexpected_keys
+    assert all("head" in name or "num_batches" in name for name in missing.missing_keys)
+    settings = Evaluation(batch_size=4)
+    found = {}
+    for domain in MarketFolders(str(tree)).domains():
+        q, g = (
+            extract_features(model, split.images.decode(SIZE), settings, CPU)
+            for split in (domain.query, domain.gallery)
+        )
+        found[domain.name] = (domain, q, g)
+    return found
+
+
+def trials_of(domain, query, gallery, **rules):
+    """Query features, gallery features and labels of each ranking."""
+    if not domain.splits:
+        labels = (domain.query.pids, domain.query.camids, domain.gallery.pids, domain.gallery.camids)
+        return [(query, gallery, RetrievalLabels(*labels, **rules))]
+    pids, camids = domain.gallery.pids, domain.gallery.camids
+    return [
+        (gallery[q], gallery[g], RetrievalLabels(pids[q], camids[q], pids[g], camids[g], **rules))
+        for q, g in domain.splits
+    ]
+
+
+def cosines_of(query, gallery):
+    query, gallery = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (query, gallery))
+    return (query @ gallery.T).numpy()
+
+
+def scores_by_sorting(*trial):
+    query, gallery, labels = trial
+    ranking = average_scores(score_ranks(positive_ranks(cosines_of(query, gallery), labels)))
+    return [ranking.__dict__[metric] for metric in METRICS]
+
+
+def test_a_set_with_splits_is_scored_by_mean_and_spread(finished, features):
+    metrics = metrics_of(finished)
+    trials = [scores_by_sorting(*trial) for trial in trials_of(*features["viper"])]
+    assert len(trials) == SPLITS
+    assert len({str(scores) for scores in trials}) > 1
+    for metric, mean, spread in zip(METRICS, np.mean(trials, 0), np.std(trials, 0, ddof=1), strict=True):
+        assert metrics[f"test/global/viper/{metric}"] == pytest.approx(mean, abs=1e-12)
+        assert metrics[f"test/global/viper/{metric}_std"] == pytest.approx(spread, abs=1e-12)
+        assert metrics[f"test/global/unseen/{metric}"] == metrics[f"test/global/viper/{metric}"]
+    assert metrics["test/global/viper/mAP_std"] > 0
+
+
+def test_other_sets_are_scored_once(finished, features):
+    metrics = metrics_of(finished)
+    for name in ("north", "south"):
+        (trial,) = trials_of(*features[name])
+        for metric, value in zip(METRICS, scores_by_sorting(*trial), strict=True):
+            assert metrics[f"test/global/{name}/{metric}"] == pytest.approx(value, abs=1e-12)
+            assert metrics[f"test/personalised/{name}/{metric}"] == metrics[f"test/global/{name}/{metric}"]
+    assert [name for name in metrics if name.endswith("_std") and "viper" not in name] == []
+    for metric in METRICS:
+        means = [metrics[f"test/global/{name}/{metric}"] for name in ("north", "south")]
+        assert metrics[f"test/global/seen/{metric}"] == pytest.approx(np.mean(means), abs=1e-12)
+
+
+def test_what_people_see_of_the_spread(finished, config, capsys):
+    assert main(["test", "--config", str(config), "--run_dir", str(finished), "--ckpt_path", "last"]) == 0
+    metrics = metrics_of(finished)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    cells = {(row[0], row[1]): row[2:] for row in rows if len(row) == 2 + len(METRICS)}
+    mean, spread = (100 * metrics[f"test/global/viper/mAP{suffix}"] for suffix in ("", "_std"))
+    assert cells["viper", "global"][METRICS.index("mAP")] == f"{mean:.1f}+-{spread:.1f}"
+    assert cells["north", "global"][METRICS.index("mAP")] == f"{100 * metrics['test/global/north/mAP']:.1f}"
+
+
+# whether ranks share the images and queries of a set, or one of them does it all
+SHARING = ["--model.evaluation.share_from=1", "--model.evaluation.share_from=1000"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharing", SHARING)
+def test_two_ranks_give_the_same_bits(finished, config, tmp_path, sharing):
+    finish(Run(tmp_path, "fit", "--config", config, "--run_dir", tmp_path / "two", sharing, ranks=2))
+    assert metrics_of(tmp_path / "two") == metrics_of(finished)
+
+
+def test_predicted_features_are_ranked_alike_by_the_command(finished, config, features, capsys):
+    assert main(["predict", "--config", str(config), "--run_dir", str(finished), "--ckpt_path", "last"]) == 0
+    metrics = metrics_of(finished)
+    for name in ("north", "viper"):
+        capsys.readouterr()
+        assert main(["rank", str(finished / "features" / f"{name}.npz"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        trials = trials_of(*features[name])  # of several splits, the first is written
+        for metric, value in zip(METRICS, scores_by_sorting(*trials[0]), strict=True):
+            assert found[metric] == pytest.approx(value, abs=1e-12)
+        if name == "north":
+            assert found["mAP"] == metrics["test/global/north/mAP"]
+            assert (found["n_valid"], found["n_queries"]) == (10, 12)
+
+
+# -- ranked lists ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rankings(finished, config):
+    options = ["--config", str(config), "--run_dir", str(finished), "--ckpt_path", "last"]
+    assert main(["test", *options, "--save_ranking"]) == 0
+    return finished / "rankings"
+
+
+def test_lists_of_every_set_are_written(rankings):
+    names = [f"{name}.{suffix}" for name in ("north", "south", "viper") for suffix in ("npz", "png")]
+    assert sorted(path.name for path in rankings.iterdir()) == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["north", "south", "viper"])
+def test_lists_hold_what_sorting_finds(rankings, features, name):
+    query, gallery, labels = trials_of(*features[name])[0]
+    lists = np.load(rankings / f"{name}.npz")
+    cosines = cosines_of(query, gallery)
+    assert lists["index"].shape == (len(query), min(50, len(gallery)))
+    for q, row in enumerate(lists["index"]):
+        own = (labels.gallery_pids == labels.query_pids[q]) & (labels.gallery_camids == labels.query_camids[q])
+        junk = own | (labels.gallery_pids == -1)
+        order = [g for g in np.argsort(-cosines[q], kind="stable") if not junk[g]]
+        found = row[row >= 0]
+        assert found.tolist() == order[: len(row)]
+        assert not junk[found].any()
+        assert (0 in labels.gallery_pids[found]) or len(found) == 50  # distractors are in the list
+        is_match = lists["is_match"][q]
+        assert is_match[row >= 0].tolist() == (labels.gallery_pids[found] == labels.query_pids[q]).tolist()
+        assert not is_match[row < 0].any()
+    assert (lists["index"] >= 0).all() == (len(gallery) > 60)
+
+
+@pytest.mark.parametrize("name", ["north", "viper"])
+def test_pictures_show_queries_and_what_they_found(rankings, features, name):
+    domain = features[name][0]
+    lists = np.load(rankings / f"{name}.npz")
+    query, gallery = domain.query.images, domain.gallery.images
+    if domain.splits:
+        query, gallery = (domain.gallery.images.take(part) for part in domain.splits[0])
+    sheet = np.asarray(Image.open(rankings / f"{name}.png"))
+    height, width = 128 + 8, 64 + 8
+    rows = min(8, len(query))
+    assert sheet.shape == (rows * height, 11 * width + 8, 3)
+    chosen = [round(q) for q in np.linspace(0, len(query) - 1, rows)]
+    frames = set()
+    for row, q in enumerate(chosen):
+        shown = sheet[row * height + 3 :][:128, 3:][:, :64]
+        assert (shown == as_picture(query, q)).all()
+        for column in range(10):
+            g, left = lists["index"][q, column], 8 + (column + 1) * width
+            frame = tuple(sheet[row * height + 1, left + 1].tolist())
+            shown = sheet[row * height + 3 :][:128, left + 3 :][:, :64]
+            assert (shown == as_picture(gallery, g)).all()
+            assert frame == ((50, 205, 50) if lists["is_match"][q, column] else (255, 0, 0))
+            frames.add(frame)
+    assert len(frames) == 2
+
+
+def as_picture(images, position):
+    return images.take(np.array([position])).decode((128, 64))[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharing", SHARING)
+def test_two_ranks_write_the_same_lists(rankings, finished, config, tmp_path, sharing):
+    last = finished / "checkpoints" / "last.ckpt"
+    options = ["--config", config, "--run_dir", tmp_path / "two", "--ckpt_path", last]
+    run = finish(Run(tmp_path, "test", *options, "--save_ranking", sharing, ranks=2))
+    there = tmp_path / "two" / "rankings"
+    assert sorted(p.name for p in there.iterdir()) == sorted(p.name for p in rankings.iterdir()), run.output
+    for name in ("north", "south", "viper"):
+        one, two = (dict(np.load(folder / f"{name}.npz")) for folder in (rankings, there))
+        for key in one:
+            np.testing.assert_array_equal(one[key], two[key])
+        assert (there / f"{name}.png").read_bytes() == (rankings / f"{name}.png").read_bytes()
+
+
+def test_without_a_global_model_every_client_has_its_lists_of_unseen_sets(config, tmp_path):
+    run = tmp_path / "local"
+    options = ["--config", str(config), "--run_dir", str(run), "--model.method=Local"]
+    assert main(["fit", *options]) == 0
+    assert main(["test", *options, "--ckpt_path", "last", "--save_ranking"]) == 0
+    names = {path.stem for path in (run / "rankings").glob("*.npz")}
+    assert names == {"north", "south", "viper@north", "viper@south"}
+    lists = [np.load(run / "rankings" / f"viper@{client}.npz")["index"] for client in ("north", "south")]
+    assert not np.array_equal(*lists)
+    metrics = metrics_of(run)
+    assert metrics["test/personalised/viper/mAP_std"] > 0
+
+
+def refuse(capsys, *args):
+    """Run a command that must fail; return its one line."""
+    capsys.readouterr()
+    code = main([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.strip()]
+    assert code == 2, captured
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("fedsim: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "predict"])
+def test_only_a_test_writes_lists(capsys, config, finished, tmp_path, command):
+    options = ["--config", config, "--run_dir", tmp_path / "new"]
+    if command != "fit":
+        options += ["--ckpt_path", finished / "checkpoints" / "last.ckpt"]
+    line = refuse(capsys, command, *options, "--save_ranking")
+    assert "save_ranking" in line
+    assert "fedsim test" in line
+    assert not (tmp_path / "new").exists()
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def federation(tree):
+    """A trained federation in this process."""
+    return fit(make_model(FedPav()), make_data(MarketFolders(str(tree))), rounds=1)
+
+
+def rescore(federation, decode=None, **settings):
+    """Scores of the global model under other settings."""
+    changed = {"settings": Evaluation(**settings)} | ({"decode": decode} if decode else {})
+    return replace(federation.evaluator, **changed).score("test")
+
+
+def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings):
+    """What the global model makes of a domain: (query features, gallery features, labels) of each ranking."""
+    resident = federation.residents["smallcnn"]
+    resident.flat.shared.copy_(federation.server.model("smallcnn"))
+    sets = federation.federated.tests[domain]
+    features = (
+        extract_features(resident.model, split.images.decode(size), Evaluation(**settings), CPU)
+        for split in (sets.query, sets.gallery)
+    )
+    return trials_of(sets, *features, **(rules or {}))
+
+
+def compare(scores, domain, rankings):
+    for metric in METRICS:
+        values = [ranking.__dict__[metric] for ranking in rankings]
+        assert scores[f"test/global/{domain}/{metric}"] == pytest.approx(np.mean(values), abs=1e-12), metric
+        if len(values) > 1:
+            assert scores[f"test/global/{domain}/{metric}_std"] == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+
+
+RULES = {
+    "plain": ({}, {}, {}),
+    "euclidean": ({"distance": "euclidean"}, {}, {"distance": "euclidean"}),
+    "junk": ({"junk_pids": (-1, 10, 3)}, {"junk_pids": (-1, 10, 3)}, {}),
+    "no junk": ({"junk_pids": ()}, {"junk_pids": ()}, {}),
+    "cameras": ({"camera_aware": False}, {"camera_aware": False}, {}),
+    "zeros": ({"invalid_as_zero": True, "junk_pids": (-1, 3)}, {"junk_pids": (-1, 3)}, {"invalid_as_zero": True}),
+    "single shots": ({"single_gallery_shot": True}, {}, {"single_gallery_shot": True}),
+    "pooled features": ({"layer": "pool"}, {}, {}),
+    "mirror images": ({"flip": True}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("domain", ["north", "viper"])
+@pytest.mark.parametrize("name", RULES)
+def test_settings_are_those_of_a_direct_call(federation, domain, name):
+    settings, rules, how = RULES[name]
+    scores = rescore(federation, **settings)
+    taken = {key: settings[key] for key in ("layer", "flip") if key in settings}
+    trials = direct_trials(federation, domain=domain, rules=rules, **taken)
+    compare(scores, domain, [Ranker(**how).score(*trial) for trial in trials])
+    if name != "plain":
+        plain = rescore(federation)
+        assert any(plain[key] != scores[key] for key in plain if f"/{domain}/" in key), "nothing was changed"
+
+
+def test_lists_follow_the_settings_too(federation, tmp_path):
+    settings = Evaluation(distance="euclidean", camera_aware=False, junk_pids=(0,))
+    replace(federation.evaluator, settings=settings).score("test", rankings=tmp_path)
+    query, gallery, labels = direct_trials(federation)[0]
+    index = np.load(tmp_path / "north.npz")["index"]
+    for q, distances in enumerate(torch.cdist(query.double(), gallery.double()).numpy()):
+        order = [g for g in np.argsort(distances, kind="stable") if labels.gallery_pids[g] != 0]
+        assert index[q][index[q] >= 0].tolist() == order[:50]
+
+
+def test_the_backend_is_the_one_that_was_asked_for(federation, monkeypatch):
+    pytest.importorskip("faiss")
+    asked = []
+    search = FaissBackend.ranks
+    monkeypatch.setattr(FaissBackend, "ranks", lambda self, *args: asked.append(1) or search(self, *args))
+    plain = rescore(federation)
+    assert not asked
+    assert rescore(federation, backend="faiss") == plain
+    assert len(asked) == 2 + SPLITS
+
+
+def test_test_images_have_their_own_size(tree):
+    size = (48, 20)
+    data = make_data(MarketFolders(str(tree)), test_size=size)
+    model = fit(make_model(FedPav(), evaluation=Evaluation()), data, rounds=1)
+    assert {client.images.shape[2:] for client in model.clients.values()} == {SIZE}  # training images do not change
+    scores = replace(model.evaluator).score("test")
+    for domain in ("north", "viper"):
+        compare(scores, domain, [Ranker().score(*trial) for trial in direct_trials(model, size, domain)])
+    other = replace(model.evaluator, decode=make_data(MarketFolders(str(tree))).decode_for_test).score("test")
+    compare(other, "north", [Ranker().score(*trial) for trial in direct_trials(model, SIZE)])
+    assert other != scores
+
+
+def test_validation_images_have_that_size_too(tree):
+    data = make_data(MarketFolders(str(tree)), test_size=(48, 20), val="identities", val_fraction=0.4)
+    model = fit(make_model(FedPav()), data, rounds=1, limit_val_batches=1)
+    assert {images.shape[2:] for images in model.evaluator._decoded.values()} == {(48, 20)}
+
+
+@pytest.mark.parametrize("wrong", ["[0, 5]", "[-3, 4]", "[2, 2]", "[16]", "[16, 8, 3]", "48", "large", "[16.5, 8]"])
+def test_a_wrong_test_size_is_named(capsys, config, tmp_path, wrong):
+    line = refuse(capsys, "fit", "--config", config, "--run_dir", tmp_path / "run", f"--data.test_size={wrong}")
+    assert "data.test_size" in line
+
+
+def test_an_odd_test_size_of_synthetic_people_is_named(capsys, config, tmp_path):
+    options = ["--data.source=SyntheticReID", "--data.source.scale=0.2", "--data.test_size=[33, 16]"]
+    assert "data.test_size" in refuse(capsys, "fit", "--config", config, "--run_dir", tmp_path / "run", *options)
+
+
+def test_test_size_is_that_of_training_images_by_default(tree):
+    assert make_data().test_size == SIZE
+    with pytest.raises(ConfigError, match=r"data\.size"):
+        make_data(size=(0, 3))
+
+
+# -- sets that cannot be scored ----------------------------------------------------------------------------------------
+
+
+def test_queries_that_only_their_own_camera_could_find(capsys, config, tmp_path):
+    root = tmp_path / "sets"
+    draw(root / "client" / "bounding_box_train", names_of(range(1, 7)))
+    for folder in ("query", "bounding_box_test"):
+        draw(root / "client" / folder, names_of(range(10, 13)))
+        draw(root / "corridor" / folder, names_of(range(1, 5), cameras=[1]))
+    command = ["fit", "--config", config, "--run_dir", tmp_path / "run", f"--data.source.root={root}"]
+    line = refuse(capsys, *command)
+    assert "test set of corridor: no query has a match: all matches are from the query's own camera" in line
+    assert "set camera_aware to false" in line
+    assert "model.evaluation" in line
+    assert "data.val" not in line
+    assert main([*map(str, command), "--model.evaluation.camera_aware=false", "--overwrite=true"]) == 0
+
+
+def test_splits_that_were_drawn_without_looking_at_cameras(capsys, config, tmp_path):
+    root = tmp_path / "sets"
+    draw(root / "client" / "bounding_box_train", names_of(range(1, 7)))
+    for folder in ("query", "bounding_box_test"):
+        draw(root / "client" / folder, names_of(range(10, 13)))
+    draw(root / "corridor" / "bounding_box_test", names_of(range(1, 9), cameras=[1], shots=2))
+    assert main(["data", "splits", f"--folder={root / 'corridor'}", "--cross_camera=false"]) == 0
+    line = refuse(capsys, "fit", "--config", config, "--run_dir", tmp_path / "run", f"--data.source.root={root}")
+    assert "test set of corridor: no query has a match: all matches are from the query's own camera" in line
+
+
+def test_queries_of_junk_only(capsys, config, tmp_path):
+    pids = "[-1,10,11,12,13,14,15]"
+    line = refuse(capsys, "fit", "--config", config, "--run_dir", tmp_path / "run",
+                  f"--model.evaluation.junk_pids={pids}")  # fmt: skip
+    assert "test set of north: no query has a match" in line
+    assert f"junk ({pids[1:-1].replace(',', ', ')})" in line
+
+
+def test_validation_data_of_one_camera(capsys, config, tmp_path):
+    root = tmp_path / "sets"
+    draw(root / "client" / "bounding_box_train", names_of(range(1, 7), cameras=[1], shots=2))
+    for folder in ("query", "bounding_box_test"):
+        draw(root / "client" / folder, names_of(range(10, 13)))
+    options = [f"--data.source.root={root}", "--data.val=identities"]
+    line = refuse(capsys, "fit", "--config", config, "--run_dir", tmp_path / "run", *options)
+    assert "val set of client: no query has a match" in line
+    assert "data.val to none" in line
+
+
+def test_queries_that_do_not_count_are_counted_aloud(federation, caplog):
+    caplog.set_level(logging.INFO, logger="fedsim")
+    replace(federation.evaluator).prepare("test")
+    assert "test set of north: 10 of 12 queries have a match, the others do not count" in caplog.text
+    assert "viper" not in caplog.text  # splits are drawn so that all have one
+
+
+# -- names of numbers --------------------------------------------------------------------------------------------------
+
+
+def test_spread_is_over_splits_of_the_mean_over_clients():
+    # where everybody's own model is scored on an unseen set, two spreads could be meant
+    rng = np.random.default_rng(0)
+    one, two, seen = rng.random((4, 6)), rng.random((4, 6)), rng.random((1, 6))
+    rows = [
+        Row("personalised", domain, client, "net", 0) for domain, client in (("a", "a"), ("new", "a"), ("new", "b"))
+    ]
+    metrics = summarise("test", rows, [seen, one, two], {"new"}, "personalised", 2)
+    for i, metric in enumerate(METRICS):
+        column = (one + two)[:, i] / 2
+        assert metrics[f"test/personalised/new/{metric}"] == pytest.approx(column.mean())
+        assert metrics[f"test/personalised/new/{metric}_std"] == pytest.approx(column.std(ddof=1))
+        assert metrics[f"test/personalised/unseen/{metric}"] == pytest.approx(column.mean())
+        assert metrics[f"test/{metric}"] == pytest.approx(seen[0, i])
+        assert f"test/personalised/a/{metric}_std" not in metrics
+        assert f"test/personalised/unseen/{metric}_std" not in metrics
