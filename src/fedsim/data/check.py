@@ -49,7 +49,7 @@ def check_data(root: Path) -> str:
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     findings = find_data(root)
-    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or ("complete" if f.official else "there; no official count")] for f in findings]
+    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or _verdict(f)] for f in findings]
     table = tabulate(rows, headers=["data set", "found", "official", ""], maxcolwidths=[None, None, None, 70])
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
 
@@ -78,6 +78,10 @@ def _count(domain: Domain) -> Counts:
     train = domain.train
     identities, images = (None, None) if train is None else (len(train.identities), len(train))
     return Counts(identities, images, len(domain.query), len(domain.gallery))
+
+
+def _verdict(finding: Finding) -> str:
+    return "complete" if finding.official else "there; no official count"
 
 
 def _sizes(counts: Counts | None) -> str:
