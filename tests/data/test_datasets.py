@@ -8,6 +8,7 @@ from PIL import Image
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.check import check_data, find_data
+from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import (
     CAVIAR4REID,
     CUHK01,
@@ -23,7 +24,9 @@ from fedsim.data.datasets import (
     ThreeDPeS,
     VIPeR,
 )
+from fedsim.data.market import MarketFolders
 from fedsim.data.standins import STANDINS, write_standin
+from fedsim.data.synthetic import SyntheticReID
 
 SMALL = (CUHK01, PRID2011, VIPeR, ThreeDPeS, ILIDS, GRID, CAVIAR4REID)
 PEOPLE = 8
@@ -114,7 +117,7 @@ def test_market1501_keeps_distractors_and_junk_in_the_gallery(root):
 
 def test_duke_needs_a_word_that_it_is_withdrawn(root):
     with pytest.raises(ConfigError, match="i_know_duke_is_withdrawn"):
-        DukeMTMC(str(root))
+        DukeMTMC(str(root)).domains()
     assert sizes(only(DukeMTMC(str(root), i_know_duke_is_withdrawn=True))) == expected_of("dukemtmc")
 
 
@@ -134,7 +137,7 @@ def test_msmt17_version_1_has_other_folders(root, tmp_path):
 
 
 def test_cuhk03_names_of_the_mat_file_are_read(root, tmp_path):
-    shutil.copytree(root / "cuhk03-np" / "detected", tmp_path / "cuhk03-np" / "labeled")
+    shutil.copytree(root / "cuhk03-np" / "labeled", tmp_path / "cuhk03-np" / "labeled")
     for path in (tmp_path / "cuhk03-np" / "labeled").rglob("*.png"):
         pid, camera, image = path.stem.split("_")
         path.rename(path.with_name(f"1_{int(pid):03d}_{camera[1]}_{int(image):02d}.png"))
@@ -197,6 +200,36 @@ def test_a_broken_list_is_named_with_its_line(root, tmp_path):
     path.write_text(path.read_text() + "no identity\n\n")
     with pytest.raises(DataError, match=rf"list_query\.txt: line {3 * PEOPLE + 1} is not"):
         MSMT17(str(tmp_path)).domains()
+
+
+ALL = (Market1501, DukeMTMC, CUHK03NP, MSMT17, CUHK02, *SMALL)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_a_dry_run_needs_no_data_and_no_word_about_duke(tmp_path, kind):
+    source = kind(str(tmp_path / "nowhere"))
+    data = FederatedDataModule(source, val="none", size=(32, 16), dry_run=True)
+    (client,) = data.federated.clients
+    assert client.name == kind.name
+    assert client.num_images >= 32  # a batch
+    assert data.decode(client.train.images.take(np.arange(2)), "two").shape == (2, 3, 32, 16)
+    assert source.root == tmp_path / "nowhere"  # the source itself stays what it was
+
+
+def test_a_dry_run_leaves_nothing_behind():
+    data = FederatedDataModule(VIPeR("nowhere"), val="none", dry_run=True)
+    folder = data.federated.clients[0].train.images.parts[0].paths[0].parents[2]
+    assert folder.is_dir()
+    data._standins.cleanup()
+    assert not folder.exists()
+
+
+def test_a_dry_run_keeps_drawn_people_and_refuses_other_folders(tmp_path):
+    synthetic = SyntheticReID(clients=2, unseen=1, scale=0.2)
+    domains = FederatedDataModule(synthetic, size=(32, 16), dry_run=True).list_domains()
+    assert [domain.name for domain in domains] == ["town0", "town1", "new0"]
+    with pytest.raises(ConfigError, match=r"data\.dry_run: there is no stand-in for MarketFolders"):
+        FederatedDataModule(MarketFolders(str(tmp_path)), dry_run=True).list_domains()
 
 
 def test_an_unknown_standin_is_refused(tmp_path):

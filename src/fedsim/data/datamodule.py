@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federations import FederatedData, Partition, Validation, build_federation
 from fedsim.data.images import Domain, Images, ReIDSource, Size
+from fedsim.data.standins import standin_of
 
 __all__ = ["FederatedDataModule", "OncePerRound"]
 
@@ -49,6 +52,8 @@ class FederatedDataModule(LightningDataModule):
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
         augmentation: of training images.
+        dry_run: replace the papers' data sets by small drawn ones in the same layouts, with as many clients; to see
+            whether a config works before the data are there.
         limit_client_batches: at most so many batches per client and local epoch (1, 2, ...), or, below 1, this share of
             them; null trains on everything.
     """
@@ -64,6 +69,7 @@ class FederatedDataModule(LightningDataModule):
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        dry_run: bool = False,
         limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
@@ -85,7 +91,9 @@ class FederatedDataModule(LightningDataModule):
         self.size = size
         self.test_size = test_size or size
         self.augmentation = augmentation
+        self.dry_run = dry_run
         self.limit_client_batches = limit_client_batches
+        self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._federated: FederatedData | None = None
 
     @property
@@ -104,7 +112,12 @@ class FederatedDataModule(LightningDataModule):
 
     def list_domains(self) -> list[Domain]:
         """Return all data sets of all sources, in their order."""
-        return [domain for source in self.sources for domain in source.domains()]
+        if not self.dry_run:
+            return [domain for source in self.sources for domain in source.domains()]
+        if self._standins is None:
+            self._standins = TemporaryDirectory(prefix="fedsim-standins-")
+        root = Path(self._standins.name)
+        return [domain for source in self.sources for domain in standin_of(source, root).domains()]
 
     def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.

@@ -5,6 +5,7 @@ They hold nothing of the originals but names of folders and files. The number of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.images import Size
-from fedsim.data.synthetic import SyntheticImages
+from fedsim.data.datasets.base import DataSet
+from fedsim.data.images import ReIDSource, Size
+from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 
-__all__ = ["STANDINS", "write_standin"]
+__all__ = ["STANDINS", "standin_of", "write_standin"]
 
 
 class _Picture(NamedTuple):
@@ -62,6 +64,28 @@ def write_standin(name: str, root: Path, people: int = 8, size: Size = (32, 16))
     return root / folder
 
 
+def standin_of(source: ReIDSource, root: Path, people: int = 48) -> ReIDSource:
+    """Return a source like ``source`` whose data set is a stand-in.
+
+    Args:
+        source: a data set of a paper, or drawn people, which stay as they are.
+        root: where the stand-in is written, once.
+        people: identities per part: enough for a batch of 32.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    if isinstance(source, SyntheticReID):
+        return source
+    if not isinstance(source, DataSet) or source.name not in STANDINS:
+        raise ConfigError(f"data.dry_run: there is no stand-in for {type(source).__name__}; see fedsim.data.standins")
+    if not (root / STANDINS[source.name][0]).is_dir():
+        write_standin(source.name, root, people, size=(64, 32))
+    other = copy.copy(source)
+    other.root, other.is_standin = root, True
+    return other
+
+
 # -- one function per layout -------------------------------------------------------------------------------------------
 
 
@@ -87,8 +111,8 @@ def _market(cameras: int, name: str, distractors: bool = False) -> Layout:
     return layout
 
 
-def _in(folder: str, layout: Layout) -> Layout:
-    return lambda people: (p._replace(path=f"{folder}/{p.path}") for p in layout(people))
+def _in_each(folders: tuple[str, ...], layout: Layout) -> Layout:
+    return lambda people: (p._replace(path=f"{folder}/{p.path}") for folder in folders for p in layout(people))
 
 
 def _msmt17(people: int) -> Iterator[_Picture]:
@@ -184,7 +208,7 @@ def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
 STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | None]] = {
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),
     "dukemtmc": ("DukeMTMC-reID", _market(8, "{pid:04d}_c{cam}_f{shot:07d}.jpg"), None),
-    "cuhk03np": ("cuhk03-np", _in("detected", _market(2, "{pid:04d}_c{cam}_{shot}.png")), None),
+    "cuhk03np": ("cuhk03-np", _in_each(("detected", "labeled"), _market(2, "{pid:04d}_c{cam}_{shot}.png")), None),
     "msmt17": ("MSMT17_V2", _msmt17, _write_lists),
     "cuhk01": ("CUHK01", _cuhk01, None),
     "cuhk02": ("CUHK02", _cuhk02, None),

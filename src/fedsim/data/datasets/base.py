@@ -44,6 +44,8 @@ class DataSet(ReIDSource):
     """sizes of the complete data set"""
     ask: str
     """whom to ask for it"""
+    is_standin = False
+    """whether its files are drawn"""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root).expanduser()

@@ -56,14 +56,15 @@ class DukeMTMC(DataSet):
 
     def __init__(self, root: str, i_know_duke_is_withdrawn: bool = False) -> None:
         super().__init__(root)
-        if not i_know_duke_is_withdrawn:
+        self.i_know_duke_is_withdrawn = i_know_duke_is_withdrawn
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        if not (self.i_know_duke_is_withdrawn or self.is_standin):
             raise ConfigError(
                 "data.source.i_know_duke_is_withdrawn: DukeMTMC-reID was withdrawn by its owners; use another data "
                 "set, or set this to true if you must compare"
             )
-
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
         return read_market_domain(folder, self.name)
 
 
