@@ -6,7 +6,7 @@ RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast check format docs clean
+.PHONY: help setup quickstart test test-fast test-cluster check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -29,8 +29,11 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## run all tests
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## run all tests but those of test-cluster
+	$(BIN)/python -m pytest -m "not cluster"
+
+test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about ten minutes
+	$(BIN)/python -m pytest tests/cluster
 
 test-fast: $(STAMP)  ## run the tests that take less than a minute together
 	$(BIN)/python -m pytest -m "not slow and not dist"

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +18,7 @@ LAUNCHER = {"RANK", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MAS
 def pytest_configure():
     # Lightning would take a scheduler's or launcher's variables for ours
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in {
+        if name.startswith(("SLURM_", "TORCHELASTIC_", "WANDB_")) or name in {
             "RANK",
             "WORLD_SIZE",
             "LOCAL_RANK",
@@ -24,6 +26,10 @@ def pytest_configure():
             "FEDSIM_LAUNCHER",
         }:
             del os.environ[name]
+    # no test reaches W&B's server, or writes into its folders at home
+    os.environ["WANDB_MODE"] = "offline"
+    for folder in ("DATA", "CACHE", "CONFIG"):
+        os.environ[f"WANDB_{folder}_DIR"] = os.path.join(tempfile.gettempdir(), "fedsim-tests-wandb")
 
 
 def pytest_collection_modifyitems(items):
@@ -84,6 +90,27 @@ def market_tree(tmp_path_factory):
                         Image.fromarray(pixels).save(root / name / folder / f"{pid:04d}_c{cam}s1_{shot:06d}_00.png")
     return root
 
+
+@pytest.fixture
+def write_sweep(tmp_path):
+    """Write a sweep file: the base with some fields replaced; None leaves one out."""
+
+    def write(**fields):
+        content = {key: value for key, value in {**SWEEP, **fields}.items() if value is not None}
+        path = tmp_path / "sweep.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+SWEEP = {
+    "program": "fedsim",
+    "method": "grid",
+    "metric": {"name": "val/mAP", "goal": "maximize"},
+    "parameters": {"a": {"values": [1, 2]}},
+    "command": ["${program}", "fit", "${args}"],
+}
 
 TINY = """
 seed_everything: 0

@@ -35,9 +35,9 @@ def make_model(method, **options):
 
 
 def fit(model, data=None, rounds=ROUNDS, **options):
-    defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": []}
+    defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": [], "logger": False}
     trainer = FederatedTrainer(
-        accelerator="cpu", devices=1, strategy=FederatedStrategy(), max_epochs=rounds, logger=False,
+        accelerator="cpu", devices=1, strategy=FederatedStrategy(), max_epochs=rounds,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         use_distributed_sampler=False, **defaults | options,
     )  # fmt: skip

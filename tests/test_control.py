@@ -1,5 +1,6 @@
 """The control channel, on a store in this process."""
 
+import signal
 import threading
 import time
 
@@ -61,5 +62,33 @@ def test_a_failure_is_heard_with_rank_and_activity():
     one.fail("no more paper")
     with pytest.raises(PeerError, match="rank 1 stopped in round 3, client town1: no more paper"):
         zero.check()
+    zero.close()
+    one.close()
+
+
+def test_a_rank_that_ended_is_named_with_its_activity():
+    zero, one = pair(silence=60.0)
+    one.activity = "round 3, client town1"
+    one.start()  # its last sign of life
+    zero.watch()
+    time.sleep(1)
+    with pytest.raises(PeerError, match="rank 1 ended without a word, or did not answer in time, in round 3, client"):
+        zero.await_news()
+    zero.close()
+
+
+def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatch):
+    ends = []
+    monkeypatch.setattr("fedsim.control._die", lambda message, code=2: ends.append((message, code)))
+    monkeypatch.setattr("fedsim.control._PATIENCE", 0.5)
+    zero, one = pair(silence=60.0)
+    zero.last_act = lambda signum: ends.append(signum)
+    zero.watch()
+    one.watch()
+    one.abandon(signal.SIGUSR1)
+    deadline = time.monotonic() + 10
+    while len(ends) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ends[:2] == [signal.SIGUSR1, ("stopped by SIGUSR1", 128 + signal.SIGUSR1)]
     zero.close()
     one.close()

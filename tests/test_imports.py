@@ -11,10 +11,35 @@ SOURCE = Path(fedsim.__file__).parent
 
 # from the top down: a module may import from its own level and those below
 LEVELS = [
-    {"__main__", "cli", "trainer", "describe", "report", "export", "messages", "run_directory", "config_files"},
+    {
+        "__main__",
+        "cli",
+        "trainer",
+        "describe",
+        "report",
+        "export",
+        "messages",
+        "run_directory",
+        "config_files",
+        "sweep",
+        "local_sweep",
+        "commands",
+        "rank",
+    },
     {"federation", "hosting", "aggregation", "assembly", "methods", "callbacks", "compatibility", "round_table"},
     {"strategy", "evaluation"},
-    {"client", "server", "method", "selection", "settings", "resident", "local_optimizer", "checkpoint", "control"},
+    {
+        "client",
+        "server",
+        "method",
+        "selection",
+        "settings",
+        "resident",
+        "local_optimizer",
+        "checkpoint",
+        "control",
+        "cluster",
+    },
     {"functional", "models", "data"},
     {"core", "_version"},
 ]

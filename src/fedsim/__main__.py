@@ -15,10 +15,11 @@ COMMANDS = {
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
     "describe": "show what a config shares, who holds what, and what a run will cost",
-    "data": "data preview: draw a contact sheet; data splits: draw and write test splits",
+    "data": "data check: what is there; data preview: draw it; data splits: draw and write test splits",
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",
+    "sweep": "run a W&B sweep file on this machine, or print its command lines",
 }
 
 _HELP = """\
@@ -34,7 +35,7 @@ commands:
 
 first steps:
   fedsim fit --config configs/quickstart.yaml
-  fedsim fit --config configs/data/omniglot.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
+  fedsim fit --config configs/data/synthetic.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
 """
 
 
@@ -45,7 +46,7 @@ def main(args: list[str] | None = None) -> int:
         args: the command line without the program's name; None takes ``sys.argv``.
 
     Returns:
-        exit code: 0, or 2 after a wrong command, option, config, folder or file.
+        exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if draws of a sweep failed.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "help"):

@@ -15,15 +15,17 @@ from jsonargparse import Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tabulate import tabulate
 
 import fedsim.methods
 import fedsim.models
 import fedsim.server  # noqa: F401 - with the two above: makes short class names known to the parser
-from fedsim.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary
+from fedsim.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking
+from fedsim.callbacks.tracking import end_run, join_run
 from fedsim.checkpoint import read_checkpoint
+from fedsim.cluster import await_rank_0, follow_launcher, leave_launcher
 from fedsim.commands import run_plain_command
 from fedsim.compatibility import check_trainer
 from fedsim.config_files import check_config_files, normalise
@@ -33,7 +35,7 @@ from fedsim.evaluation.summary import METRICS
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import report
-from fedsim.run_directory import find_checkpoint, prepare_for_fit, with_own_config
+from fedsim.run_directory import default_run_dir, find_checkpoint, folder_of_draw, prepare_for_fit, with_own_config
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
@@ -95,8 +97,10 @@ class FedSimCLI(LightningCLI):
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
         if config["run_dir"] is None:
-            method = str(config["model"]["method"]["class_path"]).rpartition(".")[2]
-            config["run_dir"] = f"runs/{method.lower()}-seed{config['seed_everything']}"
+            method = str(config["model"]["method"]["class_path"])
+            config["run_dir"] = default_run_dir(method, config["seed_everything"])
+            if self.subcommand == "fit" and folder_of_draw() and config["ckpt_path"] is None:
+                config["ckpt_path"] = "last"  # W&B's agent starts a preempted draw by the same command
         self.run_dir = Path(config["run_dir"])
         if self.subcommand != "fit":
             self.save_config_callback = None  # the run's own config.yaml stays as it was
@@ -128,6 +132,9 @@ class FedSimCLI(LightningCLI):
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
             config = self.config[self.subcommand]
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
+            for logger in self.trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    join_run(logger, self.run_dir)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
@@ -137,6 +144,10 @@ class FedSimCLI(LightningCLI):
         kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
+        if self.subcommand == "describe":  # what a run would be, elsewhere
+            leave_launcher()
+        else:
+            kwargs["devices"], kwargs["num_nodes"] = follow_launcher(config["devices"], config["num_nodes"])
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
@@ -145,14 +156,15 @@ class FedSimCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
-        given = config["callbacks"] or []
-        callbacks: list[Callback] = [*(given if isinstance(given, list) else [given])]
+        callbacks: list[Callback] = _as_list(config["callbacks"])
         if self.subcommand != "fit":
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
             callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
+        if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
+            callbacks.append(Tracking(self._resolved()))
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
@@ -177,13 +189,17 @@ class FedSimCLI(LightningCLI):
         """metrics.csv always, beside whatever else the user wants."""
         if given is False:
             return False
-        others = [] if given in (None, True) else list(given) if isinstance(given, list) else [given]
-        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *others]
+        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(given)]
+
+    def _resolved(self) -> dict[str, Any]:
+        """The resolved configuration, as plain values."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        config: dict[str, Any] = yaml.safe_load(text)
+        return config
 
     def _fingerprint(self) -> str:
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
-        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
-        config = yaml.safe_load(text)
+        config = self._resolved()
         trainer = {name: config["trainer"][name] for name in ("max_epochs", "precision", "limit_train_batches")}
         relevant = {"model": config["model"], "data": config["data"], "trainer": trainer}
         relevant["model"].pop("seed", None)
@@ -237,9 +253,20 @@ def run_command(args: list[str]) -> int:
     """Run a command of which ``fedsim.__main__`` knows that it exists.
 
     Returns:
-        0; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if a signal ended the command.
+        0; 1 if draws of a sweep failed; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if
+        a signal ended the command.
     """
     _set_up_messages()
+    code = 1  # of a defect
+    try:
+        code = _verdict(args)
+    finally:
+        end_run(code)
+    return code
+
+
+def _verdict(args: list[str]) -> int:
+    """Run a command, say in one line what is wrong, and return the exit code."""
     try:
         _dispatch(args)
     except BaseException as error:
@@ -249,6 +276,8 @@ def run_command(args: list[str]) -> int:
         # when rank 0 is gone, somebody else must speak
         if _rank() == 0 or (isinstance(error, PeerError) and error.rank == 0):
             sys.stderr.write(f"fedsim: error: {one_line(verdict.message)}\n")
+        elif not isinstance(error, PeerError | RunStoppedError) and await_rank_0(verdict.code):
+            sys.stderr.write(f"fedsim: error: rank {_rank()}: {one_line(verdict.message)}\n")
         stopped = isinstance(error, RunStoppedError) and _rank() > 0  # of a run that ends in order, one rank says so
         return 0 if stopped else verdict.code
     return 0
@@ -271,6 +300,11 @@ def _limit(limit: int | float | None) -> int | float | None:
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Callbacks or loggers, however they were given."""
+    return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
 
 
 def _cell(values: dict[str, float], metric: str) -> str:
@@ -299,6 +333,7 @@ def _set_up_messages() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
         ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
+        ".*`srun` command is available.*",  # where it is needed, fedsim.cluster says so
         ".*does not have many workers.*",  # loaders yield one empty batch per round
         ".*sync_dist=True.*",  # scores are equal on all ranks before they are logged
         ".*Experiment logs directory.*exists and is not empty.*",  # --overwrite asked for it

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, auto_cli
 
 from fedsim.config_files import read_config
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DrawsFailedError
+from fedsim.data.check import check_data
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.market import MarketFolders, write_market_splits
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.export import export
+from fedsim.local_sweep import check_results, command_line, plan_jobs, run_jobs, table_of
 from fedsim.rank import rank
 from fedsim.report import report
+from fedsim.sweep import read_sweep
 
-__all__ = ["preview", "run_plain_command", "splits"]
+__all__ = ["check", "preview", "run_plain_command", "splits"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
-    """Run ``data``, ``export``, ``rank`` or ``report``.
+    """Run ``data``, ``export``, ``rank``, ``report`` or ``sweep``.
 
     Args:
         command: its name.
@@ -35,19 +39,35 @@ def run_plain_command(command: str, args: list[str]) -> str:
         return _rank(args)
     if command == "report":
         return _report(args)
+    if command == "sweep":
+        return _sweep(args)
     if command == "export":
         return _call(export, args, "export")
-    commands = {"preview": preview, "splits": splits}
+    commands = {"check": check, "preview": preview, "splits": splits}
     if not args or args[0] not in (*commands, "-h", "--help"):
         raise ConfigError(
             f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
         )
+    if args[0] == "check" and args[1:] and not args[1].startswith("-"):
+        args = ["check", "--root", *args[1:]]
     return _call(commands, args, "data")
 
 
 def _call(what: Any, args: list[str], name: str) -> str:
     said = auto_cli(what, args=args, as_positional=False, exit_on_error=False, prog=f"fedsim {name}")
     return str(said or "")
+
+
+def check(root: str) -> str:
+    """Look which of the papers' data sets are in a folder, and whether they are complete.
+
+    Args:
+        root: the folder of data sets.
+
+    Returns:
+        a table.
+    """
+    return check_data(Path(root).expanduser())
 
 
 def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
@@ -108,6 +128,37 @@ def _report(args: list[str]) -> str:
     parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
     config = parser.parse_args(args)
     return report(config.runs, config.metric, config.best, config.figure)
+
+
+def _sweep(args: list[str]) -> str:
+    """Parse and run ``fedsim sweep FILE``."""
+    parser = ArgumentParser(
+        exit_on_error=False, prog="fedsim sweep", description="Run a W&B sweep file without W&B's server."
+    )
+    parser.add_argument("file", type=str, help="a sweep in W&B's format, method grid or random; see configs/sweeps")
+    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
+    parser.add_argument("--local", action="store_true", help="run the draws one after another on this machine")
+    parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
+    parser.add_argument("--seed", type=int, default=0, help="of random draws")
+    parser.add_argument("--run_dir", type=str | None, help="where the draws' run directories go; default: runs/FILE")
+    config = parser.parse_args(args)
+    if config.dry_run == config.local:
+        raise ConfigError(
+            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead"
+        )
+    path = Path(config.file)
+    sweep = read_sweep(path)
+    jobs = plan_jobs(sweep, Path(config.run_dir or f"runs/sweep-{path.stem}"), config.count, config.seed)
+    if config.dry_run:
+        return "\n".join(map(command_line, jobs))
+    results = run_jobs(jobs, sweep.metric)
+    table = table_of(results, sweep)
+    try:
+        check_results(results)
+    except DrawsFailedError:
+        sys.stdout.write(f"{table}\n")  # the others' scores are there
+        raise
+    return table
 
 
 def splits(

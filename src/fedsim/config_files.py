@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -42,5 +44,16 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def normalise(args: list[str]) -> list[str]:
-    """W&B's agent writes Python's ``None``; the parser wants null."""
-    return [re.sub(r"=None$", "=null", arg) for arg in args]
+    """W&B's agent writes values as Python does; the parser wants null for ``None``, also within lists and dicts.
+
+    >>> normalise(["--model.client.grad_clip=None", "--model.clients={'a': {'grad_clip': None}}", "--data.val=none"])
+    ['--model.client.grad_clip=null', '--model.clients={"a": {"grad_clip": null}}', '--data.val=none']
+    """
+    return [re.sub(r"=(None|[\[{].*\bNone\b.*[\]}])$", lambda found: "=" + _as_json(found[1]), arg) for arg in args]
+
+
+def _as_json(text: str) -> str:
+    try:
+        return json.dumps(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):  # not Python's: as it is
+        return text

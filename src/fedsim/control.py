@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import NoReturn, Protocol
@@ -58,6 +59,8 @@ class ControlChannel:
         self._silence = silence
         self.activity = "start"
         """what this rank is doing, for the others' messages"""
+        self.last_act: Callable[[int], None] = lambda _: None
+        """what is done before this process must end by a signal although its main thread is busy"""
         self._word = ""
         self._heard: set[int] = set()  # ranks that have read our word
         self._acknowledged: set[int] = set()  # ranks whose word we have read
@@ -66,6 +69,7 @@ class ControlChannel:
         self._beat = 0
         # silence is counted in our own waits, not by the clock: when this process was frozen, others were not silent
         self._beats: dict[int, tuple[str, int]] = {}  # rank -> its last beat, and how often we have seen it again
+        self._activities: dict[int, str] = {}  # rank -> what it said last that it does
         self._idle = 0  # waits of the guard since the last look at the others
         self._wake = threading.Event()
         self._closing = False
@@ -102,13 +106,22 @@ class ControlChannel:
         Raises:
             PeerError: always.
         """
-        deadline = time.monotonic() + 2 * _PERIOD
+        before, deadline = dict(self._beats), time.monotonic() + 3 * _PERIOD
         while self._trouble is None and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.05)
-        self._note(PeerError("another rank ended without a word, or did not answer in time"))
+        self._note(self._lost(before))
         assert self._trouble is not None
         raise self._trouble
+
+    def _lost(self, before: dict[int, tuple[str, int]]) -> PeerError:
+        """Name the rank that has given no sign of life since ``before``, if it is one."""
+        silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
+        silent = [rank for rank in silent if rank not in self._acknowledged]
+        how = "ended without a word, or did not answer in time"
+        if len(silent) != 1:
+            return PeerError(f"another rank {how}")
+        return PeerError(f"rank {silent[0]} {how}, in {self._activities[silent[0]]}", silent[0])
 
     def fail(self, message: str) -> None:
         """Tell the others that this rank stops, and stay until they have heard it."""
@@ -157,9 +170,13 @@ class ControlChannel:
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
             if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
-                _die(
-                    str(self._trouble), 128 + self._trouble.signum if isinstance(self._trouble, RunStoppedError) else 2
-                )
+                self._force_end(self._trouble)
+
+    def _force_end(self, trouble: Exception) -> None:
+        if isinstance(trouble, RunStoppedError):
+            self.last_act(trouble.signum)
+            _die(str(trouble), 128 + trouble.signum)
+        _die(str(trouble))
 
     def _look(self) -> None:
         while not self._closing and self._trouble is None:
@@ -168,9 +185,14 @@ class ControlChannel:
             try:
                 self._write()
                 values = self._store.multi_get([_key(rank) for rank in self._ranks])
-            except Exception as error:  # whatever the store raises, rank 0 is gone
+            except Exception as error:  # whatever it is, the store is gone: it lives in rank 0, or torchrun's agent
                 if not self._closing:
-                    self._note(PeerError(f"rank 0 ended without a word ({type(error).__name__})", 0))
+                    doing = self._activities.get(0, "start")
+                    self._note(
+                        PeerError(
+                            f"rank 0 (or its launcher) ended without a word in {doing} ({type(error).__name__})", 0
+                        )
+                    )
                 return
             self._idle = 0
             for rank, value in enumerate(values):
@@ -188,6 +210,7 @@ class ControlChannel:
 
     def _read(self, rank: int, line: str, waited: bool) -> None:
         beat, heard, activity, word = line.split("\n", 3)
+        self._activities[rank] = activity
         if str(self._rank) in heard.split(","):
             self._heard.add(rank)
         if word:
@@ -227,6 +250,7 @@ def _key(rank: int) -> str:
 
 def _die(message: str, code: int = 2) -> None:
     """End the process from a thread, whatever its main thread is doing."""
-    sys.stderr.write(f"fedsim: error: {message}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # whoever read our output may be gone
+        sys.stderr.write(f"fedsim: error: {message}\n")
+        sys.stderr.flush()
     os._exit(code)

@@ -360,9 +360,8 @@ class Federation(LightningModule):
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
-        shown = few_names(metrics)
-        self.log_dict(shown, on_step=False, on_epoch=True, batch_size=1)
-        self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items() if k not in shown})
+        self.log_dict(few_names(metrics), on_step=False, on_epoch=True, batch_size=1)
+        self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
 
     def client_lr(self, round_: int) -> float:
         """Return the trunk's learning rate in round ``round_``, in closed form."""
@@ -376,8 +375,7 @@ class Federation(LightningModule):
 
     @property
     def _callbacks(self) -> list[Callback]:
-        found: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        return found
+        return list(self.trainer.callbacks)  # type: ignore[attr-defined] # Lightning's stub misses it
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from fedsim.core.errors import FedSimError, RunStoppedError
+from fedsim.core.errors import DrawsFailedError, FedSimError, RunStoppedError
 from fedsim.data.images import ReIDSource
 from fedsim.method import Method
 from fedsim.models.backbones import Backbone
@@ -52,7 +52,7 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FedSimError | MisconfigurationException):
-        return Verdict(str(error), 2)
+        return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
     if (cause := user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
     if (lost := lost_peer(error)) is not None:
@@ -60,6 +60,8 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
     if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         where = error.filename or "a file of the run"
         return Verdict(f"{where}: cannot be written ({error.strerror}); make room or choose another --run_dir", 2)
+    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
+        return Verdict(f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline", 2)
     if isinstance(error, argparse.ArgumentError):
         return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.client import Outcome
+from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.method import Report
 
 __all__ = ["RoundTable"]
@@ -16,7 +17,6 @@ __all__ = ["RoundTable"]
 log = logging.getLogger(__name__)
 
 _COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
-_MAX_LOGGED_CLIENTS = 32  # more curves than this are no help to anybody
 
 
 class RoundTable:
@@ -97,10 +97,21 @@ class RoundTable:
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
-        if len(trained) <= _MAX_LOGGED_CLIENTS:
-            for name in trained:
-                loss, _, images, _, _, *signals = self._table[self._row_of[name]].tolist()
-                metrics[f"train/{name}/loss"] = loss / max(images, 1)
-                named = zip(self.signal_names, signals, strict=True)
-                metrics |= {f"train/{name}/{signal}": value for signal, value in named}
+        if len(self._row_of) <= MAX_NAMES:  # of all clients: a sample of a few each round comes to many in the end
+            for name, values in self.of_clients(trained).items():
+                metrics |= {f"train/{name}/{key}": values[key] for key in ("loss", *self.signal_names)}
         return metrics
+
+    def of_clients(self, trained: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return what is known about each client: loss and accuracy (means over images), images, seconds, signals.
+
+        Args:
+            trained: clients whose updates count.
+        """
+        found = {}
+        for name in trained:
+            loss, correct, images, seconds, _, *signals = self._table[self._row_of[name]].tolist()
+            seen = max(images, 1)
+            found[name] = {"loss": loss / seen, "accuracy": correct / seen, "images": images, "seconds": seconds}
+            found[name] |= dict(zip(self.signal_names, signals, strict=True))
+        return found

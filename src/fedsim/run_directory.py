@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsim.callbacks.tracking import RUN_ID_FILE
 from fedsim.checkpoint import find_version
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
 
-__all__ = ["find_checkpoint", "metrics_files", "prepare_for_fit", "with_own_config"]
+__all__ = [
+    "default_run_dir",
+    "find_checkpoint",
+    "folder_of_draw",
+    "metrics_files",
+    "prepare_for_fit",
+    "with_own_config",
+]
 
 CHECKPOINTS = "checkpoints"
+
+
+def default_run_dir(method: str, seed: int) -> str:
+    """Return where a run goes that is not told: runs/METHOD-seedN, or the folder of a draw of W&B's agent.
+
+    Args:
+        method: the method's class path.
+        seed: of the run.
+    """
+    return folder_of_draw() or f"runs/{method.rpartition('.')[2].lower()}-seed{seed}"
+
+
+def folder_of_draw() -> str | None:
+    """Return where a draw of W&B's agent goes: the same place when the server has it repeated; None for other runs."""
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    return f"runs/sweep-{sweep}/{run}" if sweep and run else None
 
 
 def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
@@ -108,13 +133,16 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
         if metrics.exists():
             metrics.rename(folder / f"metrics-{len(metrics_files(folder))}.csv")
         return
-    if not (folder / "summary.json").exists():
-        return
-    if not overwrite and not (restart and not _is_finished(folder)):
+    has_run = (folder / "summary.json").exists()
+    if has_run and not overwrite and not (restart and not _is_finished(folder)):
         raise ConfigError(
             f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
             "or --ckpt_path last to continue it"
         )
+    if overwrite or not restart:  # a job that begins again is still the same W&B run
+        (folder / RUN_ID_FILE).unlink(missing_ok=True)
+    if not has_run:
+        return
     for path in (*metrics_files(folder), folder / "summary.json"):
         path.unlink()
     for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from fedsim.checkpoint import (
     write_global,
     write_shards,
 )
+from fedsim.cluster import check_address
 from fedsim.control import ControlChannel, end_with_launcher
 from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
 from fedsim.core.versions import begin_version, publish_version
@@ -50,6 +52,8 @@ class FederatedStrategy(DDPStrategy):
         round_timeout: how long a rank waits for the others to finish their clients. One with small clients waits for
             one with a large client, so this is long.
         silence_timeout: how long a rank may give no sign of life until the others end.
+        connect_timeout: how long MASTER_ADDR may take to be a known name and to answer. A machine that answers, but on
+            which rank 0 has not come yet, is waited for as ``timeout`` says.
         process_group_backend: nccl, gloo, or null for the device's own.
         start_method: how processes start on one machine: popen runs the command line again.
     """
@@ -59,6 +63,7 @@ class FederatedStrategy(DDPStrategy):
         timeout: timedelta = timedelta(minutes=10),
         round_timeout: timedelta = timedelta(days=1),
         silence_timeout: timedelta = timedelta(minutes=5),
+        connect_timeout: timedelta = timedelta(seconds=20),
         process_group_backend: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
@@ -66,6 +71,7 @@ class FederatedStrategy(DDPStrategy):
         self.timeout = timeout
         self.round_timeout = round_timeout
         self.silence_timeout = silence_timeout
+        self.connect_timeout = connect_timeout
         self.stop_signal: int | None = None
         """the signal that asked the run to end after this round, if there was one"""
         self.stop_deadline: float | None = None
@@ -76,7 +82,7 @@ class FederatedStrategy(DDPStrategy):
 
     def check(self) -> None:
         """Raise ConfigError if a timeout cannot be right (the parser hides errors of a strategy's constructor)."""
-        for name in ("timeout", "round_timeout", "silence_timeout"):
+        for name in ("timeout", "round_timeout", "silence_timeout", "connect_timeout"):
             if self.__dict__[name] <= timedelta():
                 raise ConfigError(f"trainer.strategy.{name}: {self.__dict__[name]} is no time")
 
@@ -95,6 +101,17 @@ class FederatedStrategy(DDPStrategy):
             self.barrier("control channel")
             self._channel.watch()
 
+    def setup_distributed(self) -> None:
+        """Join the other ranks; if they cannot be reached, say so by name."""
+        self.set_world_ranks()
+        if self.world_size > 1 and not dist.is_initialized():
+            assert self.cluster_environment is not None
+            host, port = self.cluster_environment.main_address, self.cluster_environment.main_port
+            # torchrun's agent may listen at this address, in place of rank 0
+            listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            check_address(host, port, listens, self.connect_timeout.total_seconds())
+        super().setup_distributed()
+
     def _open_store(self) -> Any:
         """Open a part of our own of the store at which ranks have found each other: no second port is needed."""
         name = [secrets.token_hex(8)]
@@ -108,7 +125,10 @@ class FederatedStrategy(DDPStrategy):
         """Choose how processes start, and see to it that none outlives the one that started it."""
         super()._configure_launcher()
         assert self.cluster_environment is not None
-        if "TORCHELASTIC_RUN_ID" in os.environ:
+        if isinstance(self.cluster_environment, SLURMEnvironment):
+            self.cluster_environment.auto_requeue = False  # it would save in the midst of a round; Preemption does not
+            end_with_launcher(os.getppid())
+        elif "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_launcher(os.getppid())
         elif not self.cluster_environment.creates_processes_externally:  # then this process will start the others
             os.environ[_LAUNCHER] = str(os.getpid())
@@ -145,6 +165,11 @@ class FederatedStrategy(DDPStrategy):
             deadline: time.monotonic() after which the round is not waited for.
         """
         self.stop_signal, self.stop_deadline = signum, deadline
+
+    def before_forced_end(self, act: Callable[[int], None]) -> None:
+        """Have ``act`` called with the signal's number if this process must end although its main thread is busy."""
+        if self._channel is not None:
+            self._channel.last_act = act
 
     def poll(self) -> None:
         """See whether this rank should go on with what it does; costs next to nothing.

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning import LightningModule, Trainer
 
 from fedsim.callbacks.events import RoundCallback
+from fedsim.cluster import requeue
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
 
@@ -37,14 +39,19 @@ class Preemption(RoundCallback):
 
     SIGTERM and SIGUSR1 give ``grace`` seconds; Ctrl-C gives none, and pressed twice ends the process at once.
 
+    After SIGUSR1, which Slurm sends to a job whose time runs out (``--signal=USR1@300``), rank 0 asks Slurm to start
+    the job again. After SIGTERM it does not: whoever sends that starts the job again himself, or wants its end.
+
     Args:
         grace: seconds between the signal and the end that the sender allows, less what a checkpoint takes.
+        requeue: whether a job of Slurm is started again after SIGUSR1.
     """
 
-    def __init__(self, grace: float = 120.0) -> None:
+    def __init__(self, grace: float = 120.0, requeue: bool = True) -> None:
         if grace < 0:
             raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
         self.grace = grace
+        self.requeue = requeue
         self._previous: dict[int, Any] = {}
         self._costs: dict[str, float] = {}
         self._clients: list[str] = []
@@ -54,6 +61,7 @@ class Preemption(RoundCallback):
         """Take the signals over; Lightning has installed its handlers by now."""
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         self._strategy: FederatedStrategy = federation.strategy
+        self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
         self._costs = federation.costs
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
@@ -94,19 +102,27 @@ class Preemption(RoundCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
         self._restore()
+        federation: Federation = pl_module  # type: ignore[assignment] # as above
         if self._strategy.stop_signal is not None:
             self._say_how_to_continue(trainer)
+        if federation.was_stopped:
+            self._ask_to_start_again(trainer, self._strategy.stop_signal)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back."""
         self._restore()
         if isinstance(exception, RunStoppedError):
             self._say_how_to_continue(trainer)
+            self._ask_to_start_again(trainer, exception.signum)
 
     def _say_how_to_continue(self, trainer: Trainer) -> None:
         last = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
         if current_version(last) is not None:
             log.info("continue with: fedsim fit --ckpt_path %s", trainer.default_root_dir)
+
+    def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
+        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:
+            requeue()
 
     def _restore(self) -> None:
         while self._previous:

@@ -8,6 +8,7 @@ __all__ = [
     "BadUpdateError",
     "ConfigError",
     "DataError",
+    "DrawsFailedError",
     "FedSimError",
     "PeerError",
     "RunStoppedError",
@@ -25,6 +26,10 @@ class ConfigError(FedSimError, ValueError):
 
 class DataError(FedSimError, ValueError):
     """A folder, file, identity or client cannot be used. The message names it."""
+
+
+class DrawsFailedError(FedSimError, RuntimeError):
+    """Some of a sweep's draws failed; the others are done."""
 
 
 class TrainingError(FedSimError, RuntimeError):

@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# What is particular to your cluster, in one place. Source it once in the shell from which you submit (". slurm/site.sh":
+# sbatch reads SBATCH_*); every script here sources it again within the job.
+
+# export SBATCH_PARTITION=gpu
+# export SBATCH_ACCOUNT=my-project
+# export SBATCH_GPUS_PER_NODE=4        # as many as tasks per node: one rank per GPU
+
+# module load cuda
+
+# The environment that `make setup` made, unless another one is active.
+if [[ -z "${VIRTUAL_ENV:-}" && -f .venv/bin/activate ]]; then
+    # shellcheck disable=SC1091
+    source .venv/bin/activate
+fi
+
+# Every step ends when one of its ranks fails. Add what your site needs, for example --mpi=none or --cpu-bind=cores.
+# shellcheck disable=SC2034
+FEDSIM_SRUN=(srun --kill-on-bad-exit=1)
+
+# Since Slurm 22.05 srun does not take this from sbatch.
+if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then
+    export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+fi
+
+# Where ranks meet: the first node's name, which must resolve on all nodes. If it does not, export its address:
+# export MASTER_ADDR=...
+# The network between nodes, if the default route is another one:
+# export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
