@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.federations import FederatedData, Partition, Validation, build_federation
+from fedsim.data.federations import FederatedData, Validation, build_federation
 from fedsim.data.images import Domain, Images, ReIDSource, Size
+from fedsim.data.partitions import Partition
 from fedsim.data.standins import standin_of
 
 __all__ = ["FederatedDataModule", "OncePerRound"]
@@ -44,7 +45,10 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         source: where data sets come from: SyntheticReID, MarketFolders, or your own ReIDSource; or a list of these.
-        partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound).
+        partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound);
+            several clients per data set: by_camera, by_identity, iid, dirichlet, shards.
+        parts: clients per data set, for by_identity, iid, dirichlet and shards.
+        alpha: of dirichlet; small values give each identity to few clients.
         unseen: data sets that nobody trains on, beside those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
         val: what each client holds out for model selection: identities, first_image, or none.
@@ -62,6 +66,8 @@ class FederatedDataModule(LightningDataModule):
         self,
         source: ReIDSource | list[ReIDSource],
         partition: Partition = "by_dataset",
+        parts: int = 4,
+        alpha: float = 0.5,
         unseen: list[str] | None = None,
         public: str | None = None,
         val: Validation = "identities",
@@ -84,6 +90,8 @@ class FederatedDataModule(LightningDataModule):
             )
         self.sources = source if isinstance(source, list) else [source]
         self.partition = partition
+        self.parts = parts
+        self.alpha = alpha
         self.unseen = tuple(unseen or ())
         self.public = public
         self.val = val
@@ -103,6 +111,8 @@ class FederatedDataModule(LightningDataModule):
             self._federated = build_federation(
                 self.list_domains(),
                 partition=self.partition,
+                parts=self.parts,
+                alpha=self.alpha,
                 unseen=self.unseen,
                 public=self.public,
                 val=self.val,

@@ -11,10 +11,10 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, GallerySplit, Index, Split
+from fedsim.data.partitions import Partition, divide
 
 __all__ = ["ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
 
-Partition = Literal["by_dataset", "union"]
 Validation = Literal["identities", "first_image", "none"]
 
 
@@ -77,6 +77,8 @@ def build_federation(
     domains: Sequence[Domain],
     *,
     partition: Partition = "by_dataset",
+    parts: int = 4,
+    alpha: float = 0.5,
     unseen: Sequence[str] = (),
     public: str | None = None,
     val: Validation = "identities",
@@ -87,7 +89,10 @@ def build_federation(
     Args:
         domains: the data sets; those without training images are unseen anyway.
         partition: ``by_dataset`` makes each data set a client; ``union`` puts all into one client (the centralised
-            bound), identities of different data sets kept apart.
+            bound), identities of different data sets kept apart; the others make several clients of each data set, see
+            :func:`fedsim.data.partitions.divide`.
+        parts: clients per data set, where the partition leaves that open.
+        alpha: of ``dirichlet``.
         unseen: data sets with training images that nobody shall train on.
         public: name of an unseen data set whose images, without labels, the server may use.
         val: what a client holds out for validation; see :func:`split_validation`.
@@ -104,7 +109,15 @@ def build_federation(
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
-    clients = [_client(d.name, d.train, (d.name,), val, val_fraction) for d in seen if d.train is not None]
+    trains = [(d.name, d.train) for d in seen if d.train is not None]
+    if partition in ("by_dataset", "union"):
+        clients = [_client(name, train, (name,), val, val_fraction) for name, train in trains]
+    else:
+        clients = [
+            _client(f"{name}-{part.name}", train.take(part.images), (name,), val, val_fraction)
+            for name, train in trains
+            for part in divide(name, train, partition, parts, alpha)
+        ]
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
