@@ -278,3 +278,58 @@ def test_a_complete_small_data_set_has_its_official_counts(tmp_path, kind, ident
         for number in range(771):
             (tmp_path / folder / "gallery" / f"0000_1_{number}_9.jpeg").hardlink_to(image)
     assert sizes(only(kind(str(tmp_path)))) == tuple(kind.official)
+
+
+def fill(folder, names):
+    """Files of one pixel; all are the same file."""
+    folder.mkdir(parents=True)
+    first = folder / "first"
+    Image.new("RGB", (1, 1)).save(first, format="png")
+    for name in names:
+        (folder / name).hardlink_to(first)
+    first.unlink()
+
+
+def market_names(count, people, first):
+    """People take turns, and so do cameras."""
+    return [f"{first + i % people:04d}_c{i // people % 6 + 1}s1_{i:06d}_00.jpg" for i in range(count)]
+
+
+def test_market1501_of_official_size_is_complete(tmp_path):
+    root = tmp_path / "Market-1501-v15.09.15"
+    fill(root / "bounding_box_train", market_names(12_936, 751, 1))
+    fill(root / "query", market_names(3_368, 750, 752))
+    distractors = [f"0000_c1s1_{i:06d}_00.jpg" for i in range(2_798)]
+    junk = [f"-1_c1s1_{i:06d}_00.jpg" for i in range(3_819)]
+    fill(root / "bounding_box_test", market_names(13_115, 750, 752) + distractors + junk)
+    (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "market1501")
+    assert finding.found == Counts(751, 12_936, 3_368, 19_732)
+    assert finding.problem == ""
+    assert "market1501   751 / 12,936 / 3,368 / 19,732  751 / 12,936 / 3,368 / 19,732     complete" in check_data(
+        tmp_path
+    )
+    next((root / "query").iterdir()).unlink()
+    (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "market1501")
+    assert finding.problem == "not complete: compare the numbers"
+
+
+def msmt17_lines(count, people):
+    """Cameras 1 to 15, two digits."""
+    return "".join(
+        f"{i % people:04d}/{i % people:04d}_{i:05d}_{i // people % 15 + 1:02d}_0303morning_0015_0.jpg {i % people}\n"
+        for i in range(count)
+    )
+
+
+@pytest.mark.parametrize(("train", "count"), [("train", 30_248), ("train+val", 32_621)])
+def test_msmt17_of_official_size_is_complete(tmp_path, train, count):
+    root = tmp_path / "MSMT17_V2"
+    for part in ("mask_train_v2", "mask_test_v2"):
+        (root / part).mkdir(parents=True)
+    lists = {"train": (30_248, 1_041), "val": (2_373, 1_041), "query": (11_659, 3_060), "gallery": (82_161, 3_060)}
+    for name, (size, people) in lists.items():
+        (root / f"list_{name}.txt").write_text(msmt17_lines(size, people))
+    domain = only(MSMT17(str(tmp_path), train=train))
+    assert sizes(domain) == (1_041, count, 11_659, 82_161) == tuple(MSMT17(str(tmp_path), train=train).official)
+    assert sorted(set(domain.gallery.camids.tolist())) == list(range(15))
+    assert len(domain.query.identities) == 3_060
