@@ -32,7 +32,7 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 test: $(STAMP)  ## run all tests but those of test-cluster
 	$(BIN)/python -m pytest -m "not cluster"
 
-test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about ten minutes
+test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
 
 test-fast: $(STAMP)  ## run the tests that take less than a minute together
