@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from conftest import TINY
+from failing import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.local_sweep import plan_jobs
 from fedsim.sweep import draws, read_sweep
@@ -152,7 +153,8 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path):
 
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     with Server(draw_as_a_server_would) as server:
-        environment = os.environ | {
+        inherited = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
+        environment = inherited | {
             "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_AGENT_DISABLE_FLAPPING": "true",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }  # fmt: skip

@@ -20,6 +20,7 @@ pytest.importorskip("wandb", reason="W&B is not installed")
 from lightning.pytorch.loggers import WandbLogger
 
 import fedsim
+from failing import is_of_a_launcher
 from fedsim import round_table
 from fedsim.callbacks import Tracking, tracking
 from fedsim.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
@@ -165,7 +166,11 @@ def test_scores_do_not_depend_on_the_number_of_ranks(runs):
 
 def start(*args):
     command = [sys.executable, "-m", "fedsim", "fit", *args]
-    return subprocess.Popen([str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    # without what fits in this process have left there
+    environment = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
+    return subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def await_version(run, number):
