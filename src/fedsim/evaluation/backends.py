@@ -106,6 +106,10 @@ class FaissBackend:
         Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
         return self._search(_prepared(query, distance), _prepared(gallery, distance), k, distance)
 
+    def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
+        """:meth:`nearest` by cosine for rows of unit length, of which it makes no copies."""
+        return self._search(_plain(query), _plain(gallery), k, "cosine")
+
     @property
     def _faiss(self) -> Any:
         return _load_faiss()  # not kept: modules cannot be pickled
@@ -152,10 +156,9 @@ def make_search(name: BackendName, device: torch.device) -> Search:
     Raises:
         ConfigError: if ``faiss`` is wanted and not installed.
     """
-    backend: Backend = TorchBackend()
     if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
-        backend = FaissBackend()
-    return lambda query, gallery, k: backend.nearest(query, gallery, k, "cosine")
+        return FaissBackend().nearest_units
+    return nearest
 
 
 def _ranks_in_lists(lists: Neighbours, labels: RetrievalLabels) -> list[Ints | None]:
@@ -177,8 +180,12 @@ def _ranks_in_lists(lists: Neighbours, labels: RetrievalLabels) -> list[Ints | N
     return ranks
 
 
+def _plain(features: Tensor) -> Tensor:
+    return features.detach().float().contiguous()
+
+
 def _prepared(features: Tensor, distance: Distance) -> Tensor:
-    features = features.detach().float().contiguous()
+    features = _plain(features)
     return torch.nn.functional.normalize(features) if distance == "cosine" else features
 
 
