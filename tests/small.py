@@ -2,6 +2,7 @@
 
 import torch
 
+from fedsim.__main__ import main
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.federation import Federation
 from fedsim.models import Neck, SmallCNN
@@ -64,3 +65,16 @@ class Some(ReIDSource):
     def domains(self):
         by_name = {d.name: d for d in SyntheticReID(clients=3, unseen=1, scale=0.2).domains()}
         return [by_name[name] for name in self.names]
+
+
+def refuse(capsys, *args):
+    """Run a command that must fail; return its one line."""
+    capsys.readouterr()  # what came before
+    code = main([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.strip()]
+    assert code == 2, captured
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("fedsim: error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]

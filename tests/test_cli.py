@@ -14,19 +14,7 @@ from safetensors.torch import load_file
 from fedsim.__main__ import main
 from fedsim.checkpoint import read_checkpoint
 from fedsim.run_directory import metrics_files, prepare_for_fit
-
-
-def refuse(capsys, *args):
-    """Run a command that must fail; return its one line."""
-    code = main([str(arg) for arg in args])
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if line.strip()]
-    assert code == 2, captured
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("fedsim: error: ")
-    assert "Traceback" not in captured.err
-    return lines[0]
-
+from small import refuse
 
 WRONG_SETTINGS = [
     (["--model.client.batch_size=abc"], "model.client.batch_size", "int"),

@@ -24,7 +24,7 @@ from fedsim.export import global_tensors
 from fedsim.methods import FedPav
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.settings import Evaluation
-from small import fit, make_data, make_model
+from small import fit, make_data, make_model, refuse
 
 CPU = torch.device("cpu")
 SIZE = (32, 16)
@@ -313,18 +313,6 @@ def test_without_a_global_model_every_client_has_its_lists_of_unseen_sets(config
     assert not np.array_equal(*lists)
     metrics = metrics_of(run)
     assert metrics["test/personalised/viper/mAP_std"] > 0
-
-
-def refuse(capsys, *args):
-    """Run a command that must fail; return its one line."""
-    capsys.readouterr()
-    code = main([str(arg) for arg in args])
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if line.strip()]
-    assert code == 2, captured
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("fedsim: error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "predict"])

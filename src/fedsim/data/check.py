@@ -62,8 +62,6 @@ def find_data(root: Path) -> list[Finding]:
 def _look(data_set: DataSet) -> Finding:
     try:
         folder = data_set.find()
-        if folder == data_set.root and not data_set.holds:
-            return Finding(data_set.name, None, data_set.official, f"not there; {data_set.ask}")
     except DataError:
         return Finding(data_set.name, None, data_set.official, f"not there; {data_set.ask}")
     try:

@@ -47,16 +47,11 @@ class Trial:
 
 def trials_of(sets: RetrievalSet, camera_aware: bool, junk_pids: tuple[int, ...]) -> list[Trial]:
     """Return one trial, or one per split."""
-    query, gallery = sets.query, sets.gallery
+    query, gallery, rules = sets.query, sets.gallery, (camera_aware, tuple(junk_pids))
     if not sets.splits:
-        labels = (query.pids, query.camids, gallery.pids, gallery.camids)
-        return [Trial(RetrievalLabels(*labels, camera_aware, tuple(junk_pids), sets.own))]
-    trials = []
-    for q, g in sets.splits:
-        labels = (gallery.pids[q], gallery.camids[q], gallery.pids[g], gallery.camids[g])
-        rules = RetrievalLabels(*labels, camera_aware, tuple(junk_pids))
-        trials.append(Trial(rules, torch.from_numpy(q), torch.from_numpy(g)))
-    return trials
+        return [Trial(RetrievalLabels(query.pids, query.camids, gallery.pids, gallery.camids, *rules, sets.own))]
+    pool = RetrievalLabels(gallery.pids, gallery.camids, gallery.pids, gallery.camids, *rules)
+    return [Trial(pool.take(q, g), torch.from_numpy(q), torch.from_numpy(g)) for q, g in sets.splits]
 
 
 def score_trials(

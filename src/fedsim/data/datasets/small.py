@@ -270,7 +270,7 @@ class CAVIAR4REID(SmallDataSet):
 
     name = "caviar4reid"
     folders = ("CAVIAR4REID", "caviar4reid")
-    holds: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ("0001001.jpg",)
     ask = "ask its authors, Dong Seon Cheng et al."
     num_train = 25
 
