@@ -9,18 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedsim.client import Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.store import ClientStore
+from fedsim.data.augmentation import Augmentation
 from fedsim.data.federations import ClientData, FederatedData
 from fedsim.method import Method
 from fedsim.models.groups import group_names
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.resident import Resident
 from fedsim.server import StatisticsPolicy, shared_names
-from fedsim.settings import ClientOverride, LocalTraining
+from fedsim.settings import ClientOverride, LocalTraining, Objective
 from fedsim.strategy import FederatedStrategy
 
 __all__ = [
     "Blueprint",
+    "build_clients",
     "build_residents",
     "check_equal_start",
     "check_image_size",
@@ -101,6 +105,41 @@ def build_residents(
         residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
         archs |= {c.name: name for c in group}
     return residents, archs
+
+
+def build_clients(
+    mine: Sequence[ClientData],
+    settings: Mapping[str, LocalTraining],
+    residents: Mapping[str, Resident],
+    store: ClientStore,
+    *,
+    objective: Objective,
+    augmentation: Augmentation,
+    seed: int,
+) -> dict[str, Client]:
+    """Build the clients that a rank hosts.
+
+    Args:
+        mine: what they hold.
+        settings: client -> its settings.
+        residents: client -> the resident model of its architecture.
+        store: of the rank, where private states wait.
+        objective: the supervised loss.
+        augmentation: of training images.
+        seed: of the run.
+    """
+    return {
+        data.name: Client(
+            data=data,
+            training=settings[data.name],
+            objective=objective,
+            augmentation=augmentation,
+            resident=residents[data.name],
+            store=store,
+            seed=seed,
+        ).to(residents[data.name].device)
+        for data in mine
+    }
 
 
 def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:

@@ -17,6 +17,7 @@ from torch.optim import SGD, Optimizer
 from fedsim.aggregation import Aggregator, aggregation_weights
 from fedsim.assembly import (
     Blueprint,
+    build_clients,
     build_residents,
     check_equal_start,
     check_image_size,
@@ -25,7 +26,6 @@ from fedsim.assembly import (
 )
 from fedsim.callbacks.events import RoundCallback
 from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, check_content, describe_content, load_states
-from fedsim.client import Client
 from fedsim.compatibility import check_trainer
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
@@ -276,19 +276,11 @@ class Federation(LightningModule):
         self.server = Server(self.residents)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
-        self.clients = {
-            c.name: Client(
-                data=c,
-                training=settings[c.name],
-                objective=self.objective,
-                augmentation=data.augmentation,
-                resident=self.residents[self.archs[c.name]],
-                store=self.store,
-                seed=self.seed,
-            ).to(device)
-            for c in federated.clients
-            if c.name in hosted
-        }
+        mine = [client for client in federated.clients if client.name in hosted]
+        self.clients = build_clients(
+            mine, settings, {client.name: self.residents[self.archs[client.name]] for client in mine}, self.store,
+            objective=self.objective, augmentation=data.augmentation, seed=self.seed,
+        )  # fmt: skip
         self._data_of = {c.name: c for c in federated.clients}
         self._names = list(self._data_of)
         self._num_classes = {c.name: c.num_classes for c in federated.clients}
