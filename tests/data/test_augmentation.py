@@ -4,7 +4,10 @@ import math
 
 import pytest
 import torch
+from torchvision import transforms
 
+from fedsim.core.errors import ConfigError
+from fedsim.data import augmentation as module
 from fedsim.data.augmentation import Augmentation, normalise_images
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -107,14 +110,13 @@ def test_reproducible_from_the_generator_alone(augmentation):
 
 
 @pytest.mark.parametrize("pad", [1, 2, 7])
-def test_shifts_are_whole_pixels_with_zeros_from_outside(pad):
+def test_shifts_are_whole_pixels_with_black_from_outside(pad):
     images = noise(24, 6, 5)
-    plain = normalise_images(images)
     x = Augmentation(pad=pad, flip=0.5)(images, seeded(3))
     steps = range(-pad, pad + 1)
-    for before, after in zip(plain, x, strict=True):
+    for before, after in zip(images, x, strict=True):
         versions = (moved(before, mirror, r, c) for mirror in (False, True) for r in steps for c in steps)
-        assert any(torch.equal(after, version) for version in versions)
+        assert any(torch.equal(after, normalise_images(version[None])[0]) for version in versions)
 
 
 def test_flips_and_shifts_have_the_right_frequencies():
@@ -295,3 +297,92 @@ def test_batches_that_are_augmented_together_get_what_each_would_get_alone(sizes
     stream = torch.Generator().manual_seed(1)
     alone = torch.cat([augmentation(batch, stream) for batch in images.split(sizes)])
     assert torch.equal(together, alone)
+
+
+# -- two versions, and another program's -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("height", "width", "pad"), [(9, 6, 2), (6, 9, 12), (1, 1, 1), (16, 8, 0)])
+def test_shifting_together_and_one_by_one_are_equal(height, width, pad):
+    images = noise(40, height, width)
+    mirror = torch.rand(40, generator=seeded(1)) < 0.5
+    rows, columns = torch.randint(-pad, pad + 1, (2, 40), generator=seeded(2))
+    together = module._shift_together(images, mirror, rows, columns)
+    assert torch.equal(module._shift_one_by_one(images, mirror, rows, columns), together)
+    for before, after, m, r, c in zip(images, together, mirror, rows, columns, strict=True):
+        assert torch.equal(after, moved(before, bool(m), int(r), int(c)))
+
+
+def test_erasing_together_and_one_by_one_are_equal():
+    x = torch.rand(50, 3, 12, 7, generator=seeded(0))
+    top, left = torch.randint(0, 8, (50,), generator=seeded(1)), torch.randint(0, 5, (50,), generator=seeded(2))
+    box = torch.stack([top, top + torch.randint(0, 5, (50,)), left, left + torch.randint(0, 3, (50,))])
+    chosen = torch.arange(50) % 3 > 0
+    together = module._erase_together(x.clone(), chosen, box)
+    assert torch.equal(module._erase_one_by_one(x.clone(), chosen, box), together)
+    expected = x.clone()
+    for i, (t, b, le, r) in enumerate(box.T.tolist()):
+        if chosen[i]:
+            for row in range(t, b):
+                for column in range(le, r):
+                    expected[i, :, row, column] = 0
+    assert torch.equal(together, expected)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "others"),
+    [
+        (
+            Augmentation(pad=3, flip=0.3),
+            [
+                transforms.RandomCrop((24, 12), padding=3),
+                transforms.RandomHorizontalFlip(0.3),
+            ],
+        ),
+        (
+            Augmentation(pad=0, flip=0.0, rotate=30.0),
+            [transforms.RandomRotation(30, transforms.InterpolationMode.BILINEAR)],
+        ),
+        (
+            Augmentation(pad=0, flip=0.0, erase=0.5),
+            [transforms.RandomErasing(0.5, scale=(0.02, 0.4), ratio=(0.3, 1 / 0.3))],
+        ),
+        (
+            Augmentation(pad=0, flip=0.0, brightness=0.4, contrast=0.3),
+            [transforms.ColorJitter(brightness=0.4), transforms.ColorJitter(contrast=0.3)],
+        ),
+        (
+            Augmentation(pad=0, flip=0.0, saturation=0.5, hue=0.2),
+            [transforms.ColorJitter(saturation=0.5), transforms.ColorJitter(hue=0.2)],
+        ),
+    ],
+    ids=["pad crop flip", "rotate", "erase", "brightness contrast", "saturation hue"],
+)  # fmt: skip
+def test_distributions_are_those_of_torchvisions_transforms_of_single_images(augmentation, others):
+    count = 3000
+    image = noise(1, 24, 12, seed=8) // 2 + 60
+    ours = augmentation(copies(image, count), seeded(1)).double()
+    torch.manual_seed(2)
+    normalise = transforms.Normalize(MEAN, STD)
+    # erasing comes after normalisation, the rest before it
+    late = [other for other in others if isinstance(other, transforms.RandomErasing)]
+    early = [other for other in others if other not in late]
+    pipeline = transforms.Compose([*early, normalise, *late])
+    theirs = torch.stack([pipeline(image[0] / 255) for _ in range(count)]).double()
+    if augmentation.rotate:  # torchvision blends with the outside twice where a pixel is partly outside
+        ours, theirs = (x[:, :, 8:16, 2:10] for x in (ours, theirs))
+    for power in (1, 2):
+        a, b = ours**power, theirs**power
+        error = ((a.var(0) + b.var(0)) / count).sqrt()
+        distance = (a.mean(0) - b.mean(0)).abs() / error.clamp_min(2e-3)
+        assert distance.max() < 5.5  # standard errors, for the worst of 864 values
+        assert distance.mean() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pad", -1), ("flip", 1.5), ("erase", -0.1), ("hue", 0.6), ("contrast", -1.0), ("rotate", 200.0)],
+)
+def test_values_out_of_range_are_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"data\.augmentation\.{name}: {value} is not at least 0"):
+        Augmentation(**{name: value})

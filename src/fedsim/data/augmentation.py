@@ -2,6 +2,9 @@
 
 Trap: the transforms of ``torchvision.transforms.v2`` draw ONE decision for a whole batch. Here every image has its own,
 all drawn from one generator that the caller keys by (seed, round, client).
+
+Shifting and erasing have two versions with the same results: an operation on the whole batch for GPUs, where starting
+an operation is what costs, and a loop over images that only copies what it must for CPUs, where memory is what costs.
 """
 
 from __future__ import annotations
@@ -15,33 +18,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError
+from fedsim.data.colour import jitter_colours
+
 __all__ = ["Augmentation", "normalise_images"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+_ATTEMPTS = 10
+"""Rectangles that are drawn for an image; the first one that fits is erased (torchvision makes as many attempts)."""
+
+_MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS
+"""Random numbers per image."""
+
+
 def normalise_images(images: Tensor) -> Tensor:
-    """Map uint8 RGB [B, 3, H, W] to float32 with ImageNet's mean and standard deviation."""
-    mean, std = _constants(images.device)
-    return images.div(255.0).sub_(mean).div_(std)
+    """Map RGB images [B, 3, H, W], uint8 or float32 of 0 .. 255, to float32 by ImageNet's mean and deviation."""
+    scale, offset = _constants(images.device)
+    return images.mul(scale).add_(offset)
 
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation [1, 3, 1, 1]; once per device, for a copy to a GPU makes it wait."""
-    return (
-        torch.tensor(IMAGENET_MEAN, device=device).view(1, 3, 1, 1),
-        torch.tensor(IMAGENET_STD, device=device).view(1, 3, 1, 1),
-    )
+    """``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1]; once per device, for a copy to a GPU makes it wait."""
+    mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
+    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to a training image. The order is geometry (one resampling), then erasing."""
+    """What happens to a training image. The order is colours, geometry (one resampling), normalisation, erasing.
+
+    What comes into the picture from outside is black, as where the papers' code pads images before it normalises them.
+    """
 
     pad: int = 10
-    """pixels by which a crop of the original size may move in each direction (zero padding)"""
+    """pixels by which a crop of the original size may move in each direction"""
     flip: float = 0.5
     """probability of a horizontal mirror image"""
     rotate: float = 0.0
@@ -50,6 +64,23 @@ class Augmentation:
     """largest relative change of size, e.g. 0.1 for 0.9 to 1.1"""
     erase: float = 0.0
     """probability of erasing a rectangle (Zhong et al., AAAI 2020): 2 to 40 % of the area, filled with the mean"""
+    brightness: float = 0.0
+    """largest relative change of brightness, e.g. 0.2 for 0.8 to 1.2"""
+    contrast: float = 0.0
+    """largest relative change of contrast"""
+    saturation: float = 0.0
+    """largest relative change of saturation"""
+    hue: float = 0.0
+    """largest shift of the hue to either side, in turns of the colour circle, at most 0.5"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        limits = {"flip": 1.0, "erase": 1.0, "hue": 0.5, "rotate": 180.0, "pad": math.inf, "scale": 0.9}
+        limits |= dict.fromkeys(("brightness", "contrast", "saturation"), math.inf)
+        for name, limit in limits.items():
+            if not 0 <= self.__dict__[name] <= limit:
+                at_most = f" and at most {limit:g}" if limit < math.inf else ""
+                raise ConfigError(f"data.augmentation.{name}: {self.__dict__[name]} is not at least 0{at_most}")
 
     def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise.
@@ -63,30 +94,42 @@ class Augmentation:
         Returns:
             float32 [B, 3, H, W], normalised.
         """
-        x = normalise_images(images)
         if generator is None:
             assert not self.is_random, "a random augmentation needs a generator"
-            return x
-        draws = torch.cat([torch.rand((n, 10), generator=generator, device=x.device) for n in sizes or (len(images),)])
-        x = self._move(x, draws[:, :5]) if self._moves else x
-        return self._erase(x, draws[:, 5:])
+            return normalise_images(images)
+        total, lengths = _MOVING + _COLOURS + _ERASING, sizes or (len(images),)
+        u = torch.cat([torch.rand((n, total), generator=generator, device=images.device) for n in lengths])
+        moving, colours, erasing = u.split((_MOVING, _COLOURS, _ERASING), dim=1)
+        x = images
+        if self._recolours:
+            x = jitter_colours(x, colours, self.brightness, self.contrast, self.saturation, self.hue)
+        if self._moves:
+            x = self._move(x, moving)
+        x = normalise_images(x)
+        return self._erase(x, erasing) if self.erase > 0.0 else x
 
     @property
     def is_random(self) -> bool:
         """Whether anything happens beyond normalisation."""
-        return self._moves or self.erase > 0.0
+        return self._moves or self._recolours or self.erase > 0.0
 
     @property
     def _moves(self) -> bool:
         return self.pad != 0 or any(share > 0.0 for share in (self.flip, self.rotate, self.scale))
 
+    @property
+    def _recolours(self) -> bool:
+        return any(share > 0.0 for share in (self.brightness, self.contrast, self.saturation, self.hue))
+
     def _move(self, x: Tensor, u: Tensor) -> Tensor:
         """Mirror, shift, rotate and scale; ``u`` [B, 5] uniform in [0, 1)."""
-        sign = torch.where(u[:, 0] < self.flip, -1.0, 1.0)
+        mirror = u[:, 0] < self.flip
         rows = _steps(u[:, 1], self.pad)
         columns = _steps(u[:, 2], self.pad)
         if self.rotate == 0.0 and self.scale == 0.0:
-            return _shift(x, sign, rows, columns)
+            shift = _shift_one_by_one if x.device.type == "cpu" else _shift_together
+            return shift(x, mirror, rows, columns)
+        sign = torch.where(mirror, -1.0, 1.0)
         _, _, height, width = x.shape
         angle = (2 * u[:, 3] - 1) * math.radians(self.rotate)
         zoom = 1 / (1 + (2 * u[:, 4] - 1) * self.scale)  # of the sampling grid: the inverse of the picture's
@@ -95,40 +138,84 @@ class Augmentation:
             [sign * cos, -sin * ratio, 2 * columns / width, sign * sin / ratio, cos, 2 * rows / height], dim=1
         ).view(-1, 2, 3)
         grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-        return F.grid_sample(x, grid, padding_mode="zeros", align_corners=False)
+        return F.grid_sample(x.float(), grid, padding_mode="zeros", align_corners=False)
 
     def _erase(self, x: Tensor, u: Tensor) -> Tensor:
-        """Set a rectangle to the mean (0 after normalisation); ``u`` [B, 5] uniform in [0, 1)."""
-        if self.erase == 0.0:
-            return x
+        """Set a rectangle to the mean (0 after normalisation), in place; ``u`` [B, 23] uniform in [0, 1)."""
         _, _, height, width = x.shape
-        area = (0.02 + 0.38 * u[:, 1]) * height * width
-        aspect = 0.3 * (1 / 0.09) ** u[:, 2]  # log-uniform in [0.3, 3.33]
-        box_h = (area * aspect).sqrt().round().clamp(1, height)
-        box_w = (area / aspect).sqrt().round().clamp(1, width)
-        top = (u[:, 3] * (height - box_h + 1)).floor()
-        left = (u[:, 4] * (width - box_w + 1)).floor()
-        row = torch.arange(height, device=x.device)
-        column = torch.arange(width, device=x.device)
-        in_rows = (row >= top[:, None]) & (row < (top + box_h)[:, None])
-        in_columns = (column >= left[:, None]) & (column < (left + box_w)[:, None])
-        hole = (u[:, 0] < self.erase)[:, None, None] & in_rows[:, :, None] & in_columns[:, None, :]
-        return x.masked_fill(hole[:, None], 0.0)
+        area = (0.02 + 0.38 * u[:, 3::2]) * height * width
+        aspect = 0.3 * (1 / 0.09) ** u[:, 4::2]  # log-uniform in [0.3, 3.33]
+        tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+        fits = (tall < height) & (wide < width)  # [B, attempts]
+        first = fits.int().argmax(1, keepdim=True)
+        box_h, box_w = tall.gather(1, first)[:, 0], wide.gather(1, first)[:, 0]
+        top = (u[:, 1] * (height - box_h + 1)).floor()
+        left = (u[:, 2] * (width - box_w + 1)).floor()
+        erase = _erase_one_by_one if x.device.type == "cpu" else _erase_together
+        chosen = (u[:, 0] < self.erase) & fits.any(1)
+        return erase(x, chosen, torch.stack([top, top + box_h, left, left + box_w]).long())
 
 
 def _steps(u: Tensor, pad: int) -> Tensor:
-    """Uniform integers in [-pad, pad], as float [B]."""
-    return (u * (2 * pad + 1)).floor() - pad
+    """Uniform integers in [-pad, pad], int64 [B]."""
+    return (u * (2 * pad + 1)).floor().long() - pad
 
 
-def _shift(x: Tensor, sign: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Mirror and shift by whole pixels: a gather, without resampling. Pixels from outside are 0."""
+def _shift_together(x: Tensor, mirror: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Shift by whole pixels, then mirror: a gather, without resampling. What was outside is 0.
+
+    Args:
+        x: [B, 3, H, W].
+        mirror: [B] bool.
+        rows: [B] int64; row r shows what was in row r + rows.
+        columns: [B] int64, in the same way.
+    """
     batch, channels, height, width = x.shape
-    row = torch.arange(height, device=x.device) + rows.long()[:, None]
+    row = torch.arange(height, device=x.device) + rows[:, None]
     column = torch.arange(width, device=x.device)
-    mirrored = torch.where(sign[:, None] < 0, width - 1 - column, column)
-    column = mirrored + columns.long()[:, None]
+    column = torch.where(mirror[:, None], width - 1 - column, column) + columns[:, None]
     inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
     index = (row.clamp(0, height - 1) * width)[:, :, None] + column.clamp(0, width - 1)[:, None, :]
     flat = index.view(batch, 1, -1).expand(-1, channels, -1)
     return x.flatten(2).gather(2, flat).view_as(x) * inside[:, None]
+
+
+def _shift_one_by_one(x: Tensor, mirror: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """:func:`_shift_together` image by image: the part that stays inside is copied."""
+    _, _, height, width = x.shape
+    out = torch.zeros_like(x)
+    for old, new, flipped, down, right in zip(
+        x.unbind(), out.unbind(), mirror.tolist(), rows.tolist(), columns.tolist(), strict=True
+    ):
+        if abs(down) >= height or abs(right) >= width:
+            continue  # nothing stays inside
+        rest = old[:, max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
+        if flipped:
+            rest, right = rest.flip(2), -right
+        new[:, max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)] = rest
+    return out
+
+
+def _erase_together(x: Tensor, chosen: Tensor, box: Tensor) -> Tensor:
+    """Set rectangles to 0, in place.
+
+    Args:
+        x: [B, 3, H, W].
+        chosen: [B] bool, which images have one.
+        box: [4, B] int64: first row, row after the last, first column, column after the last.
+    """
+    top, bottom, left, right = box[:, :, None]
+    row = torch.arange(x.shape[2], device=x.device)
+    column = torch.arange(x.shape[3], device=x.device)
+    in_rows, in_columns = (row >= top) & (row < bottom), (column >= left) & (column < right)
+    hole = chosen[:, None, None] & in_rows[:, :, None] & in_columns[:, None, :]
+    return x.masked_fill_(hole[:, None], 0.0)
+
+
+def _erase_one_by_one(x: Tensor, chosen: Tensor, box: Tensor) -> Tensor:
+    """:func:`_erase_together` image by image."""
+    corners = box.T.tolist()
+    for image in torch.nonzero(chosen).flatten().tolist():
+        top, bottom, left, right = corners[image]
+        x[image, :, top:bottom, left:right] = 0.0
+    return x
