@@ -131,7 +131,7 @@ def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
     )
     assert "holds no summary.json" in refuse(capsys, "report", tmp_path)
     assert "no such folder" in refuse(capsys, "data", "preview", "--root", tmp_path / "nowhere")
-    assert "choose from check, preview, splits" in refuse(capsys, "data", "nonsense")
+    assert "choose from check, prepare, preview, splits" in refuse(capsys, "data", "nonsense")
 
 
 @pytest.fixture(scope="module")
@@ -357,8 +357,11 @@ class NormsOnly(Method):
 
 
 def test_preview_draws_a_contact_sheet(capsys, tmp_path, market_tree):
-    config = ["--config", "configs/quickstart.yaml"]
-    for count, options in ((8, []), (3, ["--root", str(market_tree)]), (8, config)):
+    few = tmp_path / "few.yaml"
+    few.write_text(
+        "data:\n  source: {class_path: SyntheticReID, init_args: {clients: 4, unseen: 1}}\n  size: [64, 32]\n"
+    )
+    for count, options in ((8, []), (3, ["--root", str(market_tree)]), (5, ["--config", str(few)])):
         output = tmp_path / f"sheet{count}{len(options)}.png"
         output.unlink(missing_ok=True)
         assert main(["data", "preview", *options, "--output", str(output)]) == 0

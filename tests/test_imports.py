@@ -30,6 +30,7 @@ LEVELS = [
     {"strategy", "evaluation"},
     {
         "client",
+        "visit",
         "server",
         "method",
         "selection",

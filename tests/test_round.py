@@ -21,11 +21,27 @@ from small import LR, Some, fit, make_data, make_model, named, sgd, vector
 # -- against plain loops -----------------------------------------------------------------------------------------------
 
 
+class Smooth(torch.nn.Sequential):
+    """A backbone without kinks: where a maximum or a ReLU decides, a last bit soon makes another model."""
+
+    out_channels = 8
+
+    def __init__(self):
+        super().__init__(
+            torch.nn.Conv2d(3, 8, 3, stride=2), torch.nn.BatchNorm2d(8), torch.nn.Tanh(),
+            torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.BatchNorm2d(8), torch.nn.Tanh(),
+        )  # fmt: skip
+
+
+def smooth():
+    torch.manual_seed(0)
+    return Smooth()
+
+
 def reference_fedpav(data, rounds, weighting):
     """FedPav with nothing but torch modules, state dicts and loops (paper 003, Algorithm 1)."""
     clients = data.federated.clients
-    torch.manual_seed(0)
-    backbone = SmallCNN(width=8)
+    backbone = smooth()
     torch.manual_seed(0)
     w = ReIDModel(copy.deepcopy(backbone), Neck(kind="bnneck", dropout=0.0))
     heads = {}
@@ -58,11 +74,11 @@ def reference_fedpav(data, rounds, weighting):
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-@pytest.mark.parametrize(("rounds", "tolerance"), [(1, 1e-6), (2, 5e-3)])  # a last bit may decide a max-pooling later
+@pytest.mark.parametrize(("rounds", "tolerance"), [(1, 1e-6), (3, 2e-4)])
 def test_fedpav_equals_plain_loops(weighting, rounds, tolerance):
-    model = fit(make_model(FedPav(weighting=weighting)), rounds=rounds)
+    model = fit(make_model(FedPav(weighting=weighting), backbone=smooth()), rounds=rounds)
     expected = reference_fedpav(make_data(), rounds, weighting).state_dict()
-    for name, tensor in named(model).items():
+    for name, tensor in named(model, "smooth").items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance)
 
 

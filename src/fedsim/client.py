@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from lightning import LightningModule
@@ -17,12 +16,14 @@ from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
+from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.models.reid import Features
 from fedsim.resident import Head, Resident
 from fedsim.settings import LocalTraining, Objective, autocast
+from fedsim.visit import Batch, BatchReport, Outcome, Output, Visit
 
-__all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output", "Tally", "Visit"]
+__all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 
 _KEPT = "kept."
@@ -30,105 +31,6 @@ _KEPT = "kept."
 
 _GROUP = 2**18
 """Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
-
-
-class Batch(NamedTuple):
-    """A training batch on the device."""
-
-    images: Tensor
-    """[B, 3, H, W] float32, augmented and normalised"""
-    labels: Tensor
-    """[B] int64, 0 .. num_classes - 1"""
-
-
-class Output(NamedTuple):
-    """What the client's model says about a batch."""
-
-    features: Features
-    logits: Tensor
-    """[B, Z]"""
-
-
-class BatchReport(NamedTuple):
-    """Progress within a client's round, for progress displays."""
-
-    client: str
-    done: int
-    """batches of this local epoch that are done"""
-    total: int
-    """batches of this local epoch"""
-    share: float
-    """of the client's whole round that is done, in (0, 1]"""
-    loss: Tensor
-    """of the last batch; reading it waits for the device, so do that rarely"""
-
-
-class Tally:
-    """What a client's batches add up to; stays on the device until somebody reads it, so no batch waits."""
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._guesses: list[Tensor] = []
-        self._labels: list[Tensor] = []
-
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
-        self._losses.append(loss)
-        self._guesses.append(logits.argmax(1))
-        self._labels.append(labels)
-
-    def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
-        """Wait for the device, once.
-
-        Args:
-            more: other float32 scalars that are read on this occasion.
-
-        Returns:
-            sum of losses over images, correct images, images, and the values of ``more``.
-        """
-        if not self._losses:
-            return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
-        correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
-        correct, *values = torch.stack([correct, *self._losses, *more]).tolist()
-        sizes = [len(labels) for labels in self._labels]
-        loss = sum(mean * size for mean, size in zip(values, sizes, strict=False))
-        return loss, correct, float(sum(sizes)), values[len(sizes) :]
-
-
-class Outcome(NamedTuple):
-    """What the end of a visit tells."""
-
-    loss: float
-    """sum over images"""
-    correct: float
-    images: float
-    seconds: float
-
-
-class Visit:
-    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
-
-    Args:
-        client: who visits.
-        round_: from 0.
-        work: share of the local work that gets done.
-        precision: of forward passes.
-        listener: told about every batch.
-    """
-
-    def __init__(
-        self, client: Client, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]
-    ) -> None:
-        self.work, self.precision, self.listener = work, precision, listener
-        self.started = time.perf_counter()
-        self.tally = Tally()
-        self.progress = (0, 0, 0)
-        """local epoch, batches of it that have begun, batches of it in all"""
-        seed, name, device = client.seed, client.client_name, client.device
-        self.batch_stream = torch_generator(seed, round_, name, "batches")
-        self.augment_stream: torch.Generator | None = None
-        if client.augmentation.is_random:
-            self.augment_stream = torch_generator(seed, round_, name, "augment", device=device)
 
 
 class Client(LightningModule):
@@ -175,8 +77,8 @@ class Client(LightningModule):
         self.round = 0
         self.progress = (0, 0, 0)
         """of the last visit; see :class:`Visit`"""
-        self.images: Tensor | None = None
-        """[n, 3, H, W] uint8 in host memory, once decoded"""
+        self.pixels: Pixels | None = None
+        """the training images, once they can be read"""
         self.labels = torch.from_numpy(data.labels)
         """[n] int64"""
         # at once, for all clients: memory that does not suffice is noticed before the first round
@@ -208,23 +110,28 @@ class Client(LightningModule):
         self.resident.model.train()  # also what another client's method may have frozen
         self.snapshot = None
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work."""
-        assert self.images is not None
+    def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
+        """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work.
+
+        Args:
+            epoch: from 0.
+            views: how many augmented versions of each image; the first is the same for any number.
+        """
+        assert self.pixels is not None
         visit, device = self.visit, self.device
         order = self._epoch_order()
         share = min(max(visit.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
         count = max(int(share * len(order)), 1 if epoch == 0 else 0)
+        groups = self._groups(order[:count])
         position = 0
-        for group in self._groups(order[:count]):
-            index, sizes = torch.cat(group), [len(batch) for batch in group]
-            images = self.images.index_select(0, index).to(device, non_blocking=True)
-            labels = self.labels.index_select(0, index).to(device, non_blocking=True)
-            augmented = self.augmentation(images, visit.augment_stream, sizes)
-            for batch in map(Batch, augmented.split(sizes), labels.split(sizes)):
+        for group, images in zip(groups, self.pixels.batches([torch.cat(group) for group in groups]), strict=True):
+            sizes = [len(batch) for batch in group]
+            labels = self.labels.index_select(0, torch.cat(group)).to(device, non_blocking=True).split(sizes)
+            augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
+            for label, image, *others in zip(labels, *augmented, strict=True):
                 position += 1
                 visit.progress = (epoch, position, count)
-                yield batch
+                yield Batch(image, label, tuple(others))
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -384,12 +291,12 @@ class Client(LightningModule):
             )
         return order[: self._limit(len(order))]
 
-    def _groups(self, order: list[Tensor]) -> Iterator[list[Tensor]]:
+    def _groups(self, order: list[Tensor]) -> list[list[Tensor]]:
         """Join small batches: an operation on several of them takes hardly longer than on one."""
-        assert self.images is not None
-        num_values = max(1, self.images[:1].numel() * self.training_settings.batch_size)
+        assert self.pixels is not None
+        num_values = max(1, self.pixels.num_values * self.training_settings.batch_size)
         step = max(1, _GROUP // num_values)
-        yield from (order[start : start + step] for start in range(0, len(order), step))
+        return [order[start : start + step] for start in range(0, len(order), step)]
 
     def _limit(self, num_batches: int) -> int:
         limit = self.limit_batches

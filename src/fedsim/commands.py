@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import ArgumentParser
 
 from fedsim.config_files import read_config
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.data.check import check_data
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.market import MarketFolders, write_market_splits
+from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
@@ -22,7 +24,7 @@ from fedsim.rank import rank
 from fedsim.report import report
 from fedsim.sweep import read_sweep
 
-__all__ = ["check", "preview", "run_plain_command", "splits"]
+__all__ = ["check", "prepare", "preview", "run_plain_command", "splits"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
@@ -43,19 +45,24 @@ def run_plain_command(command: str, args: list[str]) -> str:
         return _sweep(args)
     if command == "export":
         return _call(export, args, "export")
-    commands = {"check": check, "preview": preview, "splits": splits}
-    if not args or args[0] not in (*commands, "-h", "--help"):
+    commands: dict[str, Callable[..., str]] = {"check": check, "prepare": prepare, "preview": preview, "splits": splits}
+    if args and args[0] in ("-h", "--help"):
+        return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
+    if not args or args[0] not in commands:
         raise ConfigError(
             f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
         )
     if args[0] == "check" and args[1:] and not args[1].startswith("-"):
         args = ["check", "--root", *args[1:]]
-    return _call(commands, args, "data")
+    return _call(commands[args[0]], args[1:], f"data {args[0]}")
 
 
-def _call(what: Any, args: list[str], name: str) -> str:
-    said = auto_cli(what, args=args, as_positional=False, exit_on_error=False, prog=f"fedsim {name}")
-    return str(said or "")
+def _call(command: Callable[..., Any], args: list[str], name: str) -> str:
+    # not jsonargparse's auto_cli: that keeps an argument called config for itself
+    description = (command.__doc__ or "").partition("\n\n    Args:")[0]
+    parser = ArgumentParser(exit_on_error=False, prog=f"fedsim {name}", description=description)
+    parser.add_function_arguments(command, as_group=False)
+    return str(command(**parser.parse_args(args).as_dict()) or "")
 
 
 def check(root: str) -> str:
@@ -68,6 +75,23 @@ def check(root: str) -> str:
         a table.
     """
     return check_data(Path(root).expanduser())
+
+
+def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
+    """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
+
+    Can be interrupted and started again.
+
+    Args:
+        config: a config file whose data section names the data sets.
+        cache_dir: a folder for decoded images; null: data.cache_dir of the config.
+        workers: processes that decode.
+        verify: compare files that are there already with their checksums.
+
+    Returns:
+        a table.
+    """
+    return prepare_data(_data_of(config), None if cache_dir is None else Path(cache_dir), workers, verify)
 
 
 def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:

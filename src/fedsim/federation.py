@@ -27,6 +27,7 @@ from fedsim.assembly import (
 from fedsim.callbacks.events import RoundCallback
 from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, check_content, describe_content, load_states
 from fedsim.compatibility import check_trainer
+from fedsim.core.allocator import keep_freed_memory
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
 from fedsim.core.seeding import derive_seed
@@ -228,6 +229,8 @@ class Federation(LightningModule):
         """Assemble server and clients, and read this rank's images; if a rank cannot, all stop."""
         check_trainer(self.trainer)
         torch.set_num_threads(self.threads)
+        if self.strategy.root_device.type == "cpu":
+            keep_freed_memory()
         with self.strategy.together():
             data = self.trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
             if not isinstance(data, FederatedDataModule):
@@ -297,12 +300,12 @@ class Federation(LightningModule):
             federated=self.federated,
             placement=self.placement,
             strategy=self.strategy,
-            decode=data.decode_for_test,
+            open_images=data.open_test,
             progress=self._on_scoring,
         )
         if stage == "fit":
             for client in self.clients.values():
-                client.images = data.decode(client.data.train.images, client.client_name)
+                client.pixels = data.open_train(client.data.train.images, client.client_name, client.device)
             if self.federated.public is not None:
                 self._server.public_images = data.decode(self.federated.public.images, "public images")
         trained = self._names if stage == "fit" else ()

@@ -14,6 +14,7 @@ from fedsim.__main__ import main
 from fedsim.checkpoint import read_checkpoint
 from fedsim.core.errors import ConfigError
 from fedsim.data.market import MarketFolders
+from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
 from fedsim.evaluation.extraction import extract_features, shard_of
 from fedsim.evaluation.labels import RetrievalLabels
@@ -131,7 +132,7 @@ def features(finished, tree):
     found = {}
     for domain in MarketFolders(str(tree)).domains():
         q, g = (
-            extract_features(model, split.images.decode(SIZE), settings, CPU)
+            extract_features(model, HeldPixels(split.images.decode(SIZE), CPU), settings, CPU)
             for split in (domain.query, domain.gallery)
         )
         found[domain.name] = (domain, q, g)
@@ -335,9 +336,9 @@ def federation(tree):
     return fit(make_model(FedPav()), make_data(MarketFolders(str(tree))), rounds=1)
 
 
-def rescore(federation, decode=None, **settings):
+def rescore(federation, open_images=None, **settings):
     """Scores of the global model under other settings."""
-    changed = {"settings": Evaluation(**settings)} | ({"decode": decode} if decode else {})
+    changed = {"settings": Evaluation(**settings)} | ({"open_images": open_images} if open_images else {})
     return replace(federation.evaluator, **changed).score("test")
 
 
@@ -347,7 +348,7 @@ def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings)
     resident.flat.shared.copy_(federation.server.model("smallcnn"))
     sets = federation.federated.tests[domain]
     features = (
-        extract_features(resident.model, split.images.decode(size), Evaluation(**settings), CPU)
+        extract_features(resident.model, HeldPixels(split.images.decode(size), CPU), Evaluation(**settings), CPU)
         for split in (sets.query, sets.gallery)
     )
     return trials_of(sets, *features, **(rules or {}))
@@ -412,11 +413,13 @@ def test_test_images_have_their_own_size(tree):
     size = (48, 20)
     data = make_data(MarketFolders(str(tree)), test_size=size)
     model = fit(make_model(FedPav(), evaluation=Evaluation()), data, rounds=1)
-    assert {client.images.shape[2:] for client in model.clients.values()} == {SIZE}  # training images do not change
+    assert {client.pixels.pixels.shape[2:] for client in model.clients.values()} == {
+        SIZE
+    }  # training images do not change
     scores = replace(model.evaluator).score("test")
     for domain in ("north", "viper"):
         compare(scores, domain, [Ranker().score(*trial) for trial in direct_trials(model, size, domain)])
-    other = replace(model.evaluator, decode=make_data(MarketFolders(str(tree))).decode_for_test).score("test")
+    other = replace(model.evaluator, open_images=make_data(MarketFolders(str(tree))).open_test).score("test")
     compare(other, "north", [Ranker().score(*trial) for trial in direct_trials(model, SIZE)])
     assert other != scores
 
@@ -424,7 +427,7 @@ def test_test_images_have_their_own_size(tree):
 def test_validation_images_have_that_size_too(tree):
     data = make_data(MarketFolders(str(tree)), test_size=(48, 20), val="identities", val_fraction=0.4)
     model = fit(make_model(FedPav()), data, rounds=1, limit_val_batches=1)
-    assert {images.shape[2:] for images in model.evaluator._decoded.values()} == {(48, 20)}
+    assert {pixels.pixels.shape[2:] for pixels in model.evaluator._opened.values()} == {(48, 20)}
 
 
 @pytest.mark.parametrize("wrong", ["[0, 5]", "[-3, 4]", "[2, 2]", "[16]", "[16, 8, 3]", "48", "large", "[16.5, 8]"])

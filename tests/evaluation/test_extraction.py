@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedsim.evaluation.extraction import extract_features
+from fedsim.data.pixels import HeldPixels
+from fedsim.evaluation import extraction
 from fedsim.models.backbones import SmallCNN
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.settings import Evaluation
@@ -11,6 +12,10 @@ from fedsim.settings import Evaluation
 CPU = torch.device("cpu")
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+
+
+def extract_features(model, images, settings, device):
+    return extraction.extract_features(model, HeldPixels(images, device), settings, device)
 
 
 @pytest.fixture(scope="module")

@@ -6,23 +6,29 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from tqdm import tqdm
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
+from fedsim.data.decoded import Wanted
 from fedsim.data.federations import FederatedData, Validation, build_federation
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.partitions import Partition
+from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.standins import standin_of
 
 __all__ = ["FederatedDataModule", "OncePerRound"]
 
 log = logging.getLogger(__name__)
+
+Cache = Literal["device", "host", "none"]
+"""Where decoded images wait."""
 
 
 class OncePerRound:
@@ -56,6 +62,13 @@ class FederatedDataModule(LightningDataModule):
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
         augmentation: of training images.
+        cache: where decoded training images wait. device: beside the model; host: in host memory, or with a cache_dir
+            in mapped files; none: nowhere, they are read again for every batch by ``workers``.
+        cache_dir: a folder of decoded images, which fedsim data prepare or the first fit fills and later runs map into
+            memory; null decodes at the start of each run.
+        workers: processes that read images for cache: none, and that fill the cache_dir.
+        on_corrupt: what to do with images that cannot be read: stop, or skip them (needs a cache_dir: which they are
+            must be known before the start).
         dry_run: replace the papers' data sets by small drawn ones in the same layouts, with as many clients; to see
             whether a config works before the data are there.
         limit_client_batches: at most so many batches per client and local epoch (1, 2, ...), or, below 1, this share of
@@ -75,6 +88,10 @@ class FederatedDataModule(LightningDataModule):
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        cache: Cache = "device",
+        cache_dir: str | None = None,
+        workers: int = 2,
+        on_corrupt: Literal["stop", "skip"] = "stop",
         dry_run: bool = False,
         limit_client_batches: float | None = None,
     ) -> None:
@@ -88,6 +105,13 @@ class FederatedDataModule(LightningDataModule):
                 f"data.limit_client_batches: {limit_client_batches} is neither a number of batches (1, 2, ...) "
                 "nor a share between 0 and 1"
             )
+        if workers < 0 or (cache == "none" and workers < 1):
+            raise ConfigError(f"data.workers: {workers} is less than {int(cache == 'none')}")
+        if on_corrupt == "skip" and cache_dir is None:
+            raise ConfigError(
+                "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
+                "which cannot be read must be known before the start"
+            )
         self.sources = source if isinstance(source, list) else [source]
         self.partition = partition
         self.parts = parts
@@ -99,6 +123,10 @@ class FederatedDataModule(LightningDataModule):
         self.size = size
         self.test_size = test_size or size
         self.augmentation = augmentation
+        self.cache: Cache = cache
+        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
+        self.workers = workers
+        self.on_corrupt = on_corrupt
         self.dry_run = dry_run
         self.limit_client_batches = limit_client_batches
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
@@ -121,13 +149,90 @@ class FederatedDataModule(LightningDataModule):
         return self._federated
 
     def list_domains(self) -> list[Domain]:
-        """Return all data sets of all sources, in their order."""
+        """Return all data sets of all sources, in their order; decoded images are used where they are there."""
+        domains = self._list_files()
+        if self.cache_dir is None:
+            return domains
+        return [self._look_up(domain, self.cache_dir) for domain in domains]
+
+    def _list_files(self) -> list[Domain]:
         if not self.dry_run:
             return [domain for source in self.sources for domain in source.domains()]
         if self._standins is None:
             self._standins = TemporaryDirectory(prefix="fedsim-standins-")
         root = Path(self._standins.name)
         return [domain for source in self.sources for domain in standin_of(source, root).domains()]
+
+    # -- decoded images ------------------------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Fill the cache_dir; Lightning calls this in one process of each machine."""
+        if self.cache_dir is not None:
+            for wanted in self.wanted():
+                decoded.build(self.cache_dir, wanted, self.workers)
+
+    def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's
+        """Look again what is decoded, now that the cache_dir is filled."""
+        if self.cache_dir is None:
+            return
+        for wanted in self.wanted():
+            if not (path := decoded.find(self.cache_dir, wanted)).is_file():
+                raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
+        self._federated = None
+
+    def wanted(self) -> list[Wanted]:
+        """Return which image files a run needs in which size."""
+        return [wanted for domain in self._list_files() for wanted in self._wanted_of(domain)]
+
+    def _wanted_of(self, domain: Domain) -> list[Wanted]:
+        """Training images of clients in the size of training, what is scored in the size of tests."""
+        trains, is_public = domain.name not in self.unseen, domain.name == self.public
+        train = [] if domain.train is None else domain.train.images.locations()
+        tests = [*domain.query.images.locations(), *domain.gallery.images.locations()]
+        parts: dict[Size, list[Path | None]] = {self.size: [], self.test_size: []}
+        parts[self.size] += [*train, *tests] if is_public else train if trains else []
+        parts[self.test_size] += [] if is_public else [*(train if trains and self.val != "none" else []), *tests]
+        found = ((size, [path for path in dict.fromkeys(paths) if path is not None]) for size, paths in parts.items())
+        return [Wanted(domain.name, tuple(paths), size) for size, paths in found if paths]
+
+    def _look_up(self, domain: Domain, folder: Path) -> Domain:
+        opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain))
+        found = [one for one in opened if one is not None]
+        bad = {path: why for one in found for path, why in one.unreadable.items()}
+        if bad and self.on_corrupt == "stop":
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise DataError(f"{next(iter(bad.values()))}{more}, or leave such images out with data.on_corrupt: skip")
+        for why in bad.values():
+            log.warning("left out: %s", why)
+        return decoded.use(decoded.without(domain, bad) if bad else domain, found)
+
+    def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
+        """Return training images as batches for ``device``; see ``cache``."""
+        is_decoded = images.is_decoded(self.size)
+        if self.cache == "none" or (self.cache == "host" and is_decoded):
+            return ReadPixels(images, self.size, device, workers=0 if is_decoded else self.workers)
+        pixels = self.decode(images, what)
+        if self.cache == "host":
+            return HeldPixels(pixels, device)
+        try:
+            return HeldPixels(pixels.to(device), device)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"data.cache: the {len(pixels)} images of {what} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
+                "device; set it to host"
+            ) from error
+
+    def open_test(self, images: Images, what: str, device: torch.device) -> Pixels:
+        """Return images for validation or test, in their size, as batches for ``device``."""
+        is_decoded = images.is_decoded(self.test_size)
+        if self.cache == "none" or (self.cache == "host" and is_decoded):
+            return ReadPixels(images, self.test_size, device, workers=0 if is_decoded else self.workers)
+        try:
+            return HeldPixels(self.decode(images, what, self.test_size), device)
+        except ConfigError as error:
+            if self.test_size == self.size:
+                raise
+            raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # sources know of one size
 
     def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.
@@ -138,20 +243,14 @@ class FederatedDataModule(LightningDataModule):
             size: (H, W); None: that of training images.
         """
         size = size or self.size
-        parts = [
-            part.decode(size)
-            for part in tqdm(images.chunks(), desc=f"reading {what}", delay=2.0, disable=None, leave=False)
-        ]
-        return torch.cat(parts) if parts else torch.empty((0, 3, *size), dtype=torch.uint8)
-
-    def decode_for_test(self, images: Images, what: str) -> Tensor:
-        """:meth:`decode` in the size of validation and test images."""
-        try:
-            return self.decode(images, what, self.test_size)
-        except ConfigError as error:
-            if self.test_size == self.size:
-                raise
-            raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # sources know of one size
+        if images.is_decoded(size):
+            return images.decode(size)
+        pixels = torch.empty((len(images), 3, *size), dtype=torch.uint8)
+        done = 0
+        for part in tqdm(list(images.chunks()), desc=f"reading {what}", delay=2.0, disable=None, leave=False):
+            pixels[done : done + len(part)] = part.decode(size)
+            done += len(part)
+        return pixels
 
     def train_dataloader(self) -> OncePerRound:
         """One step per round."""

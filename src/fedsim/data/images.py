@@ -45,6 +45,14 @@ class Images(ABC):
             DataError: if an image cannot be read; the message names it.
         """
 
+    def locations(self) -> list[Path | None]:
+        """Return where each image lies; None for those that lie nowhere."""
+        return [None] * len(self)
+
+    def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - for those that are
+        """Whether :meth:`decode` is no more than a copy."""
+        return False
+
     def chunks(self) -> Iterator[Images]:
         """Cut into short lists, so that a caller can show progress between them."""
         for start in range(0, len(self), _CHUNK):
@@ -68,6 +76,10 @@ class ImageFiles(Images):
     def take(self, index: Index) -> ImageFiles:
         """Return the files at the positions ``index``."""
         return ImageFiles([self.paths[i] for i in index])
+
+    def locations(self) -> list[Path | None]:
+        """Return the files."""
+        return list(self.paths)
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
@@ -100,6 +112,14 @@ class ImagesInParts(Images):
         cuts = np.flatnonzero(np.diff(part_of)) + 1
         runs = np.split(np.arange(len(index)), cuts) if len(index) else []
         return ImagesInParts([self.parts[part_of[run[0]]].take(index[run] - bounds[part_of[run[0]]]) for run in runs])
+
+    def locations(self) -> list[Path | None]:
+        """Return where each image lies."""
+        return [path for part in self.parts for path in part.locations()]
+
+    def is_decoded(self, size: Size) -> bool:
+        """Whether all parts are decoded."""
+        return all(part.is_decoded(size) for part in self.parts)
 
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""

@@ -26,6 +26,7 @@ from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
 from fedsim.data.images import Images
+from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.extraction import extract_features, shard_of
 from fedsim.evaluation.feature_file import write_features
@@ -78,7 +79,7 @@ class Evaluator:
         federated: all clients' data, not decoded.
         placement: who hosts whom.
         strategy: the collectives.
-        decode: images, name -> uint8 tensor.
+        open_images: images, name, device -> their pixels.
         progress: told the name of each set before it is scored.
     """
 
@@ -91,14 +92,14 @@ class Evaluator:
     federated: FederatedData
     placement: Placement
     strategy: FederatedStrategy
-    decode: Callable[[Images, str], Tensor]
+    open_images: Callable[[Images, str, torch.device], Pixels]
     progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        """Start with nothing decoded."""
+        """Start with nothing read."""
         self.curves: dict[Curve, list[float]] = {}
         """CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
-        self._decoded: dict[tuple[str, int, int], Tensor] = {}
+        self._opened: dict[tuple[str, int, int], Pixels] = {}
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
         self._ranker = Ranker(how.distance, make_backend(how.backend), how.single_gallery_shot, how.invalid_as_zero)
@@ -114,7 +115,7 @@ class Evaluator:
         return "global" if self.has_global else "personalised"
 
     def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
-        """Check and decode what this rank needs now, so that a damaged image is reported before hours of training.
+        """Check and read what this rank needs now, so that a damaged image is reported before hours of training.
 
         Args:
             split: ``val`` or ``test``.
@@ -294,15 +295,16 @@ class Evaluator:
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
-    def _read(self, images: Images, what: str, rows: slice) -> Tensor:
-        """Decode some of a list of images, once."""
-        key, whole = (what, rows.start, rows.stop), self._decoded.get((what, 0, len(images)))
+    def _read(self, images: Images, what: str, rows: slice) -> Pixels:
+        """Open some of a list of images, once."""
+        key, whole = (what, rows.start, rows.stop), self._opened.get((what, 0, len(images)))
         if whole is not None:
-            return whole[rows]
-        if key not in self._decoded:
+            return whole.part(rows)
+        if key not in self._opened:
             index = np.arange(rows.start, rows.stop, dtype=np.int64)
-            self._decoded[key] = self.decode(images.take(index), what)
-        return self._decoded[key]
+            device = next(iter(self.residents.values())).device
+            self._opened[key] = self.open_images(images.take(index), what, device)
+        return self._opened[key]
 
     def _sets(self, split: SplitName, domain: str) -> RetrievalSet:
         if split == "test":

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.data.augmentation import normalise_images
+from fedsim.data.pixels import Pixels
 from fedsim.models.reid import Features, ReIDModel
 from fedsim.settings import Evaluation
 
@@ -24,7 +25,7 @@ def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> sl
 
 
 @torch.no_grad()
-def extract_features(model: ReIDModel, images: Tensor, settings: Evaluation, device: torch.device) -> Tensor:
+def extract_features(model: ReIDModel, images: Pixels, settings: Evaluation, device: torch.device) -> Tensor:
     """Run a model in evaluation mode, in float32.
 
     Batch boundaries depend on the number of images only: matrix products with another number of rows may differ in
@@ -32,7 +33,7 @@ def extract_features(model: ReIDModel, images: Tensor, settings: Evaluation, dev
 
     Args:
         model: on ``device``.
-        images: uint8 [n, 3, H, W] in host memory.
+        images: n images; their batches are on ``device``.
         settings: which layer, mirror images, batch size.
         device: where the model is.
 
@@ -42,8 +43,9 @@ def extract_features(model: ReIDModel, images: Tensor, settings: Evaluation, dev
     model.eval()
     features = torch.empty(len(images), model.width_of(settings.layer), device=device)
     with torch.autocast(device.type, enabled=False):
-        for batch, out in zip(images.split(settings.batch_size), features.split(settings.batch_size), strict=True):
-            x = normalise_images(batch.to(device, non_blocking=True))
+        order = torch.arange(len(images)).split(settings.batch_size)
+        for batch, out in zip(images.batches(order), features.split(settings.batch_size), strict=False):
+            x = normalise_images(batch)
             out.copy_(_layer(model(x), settings))
             if settings.flip:
                 out += _layer(model(x.flip(-1)), settings)

@@ -1,0 +1,179 @@
+"""Images on their way to a model, batch by batch: out of memory, out of a mapped file, or read by worker processes."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fedsim.core.errors import DataError
+from fedsim.data.images import Images, Size
+
+__all__ = ["HeldPixels", "Pixels", "ReadBatch", "ReadPixels", "read_batches"]
+
+
+class Pixels(ABC):
+    """n decoded images: uint8 [n, 3, H, W], RGB."""
+
+    num_values: int
+    """per image: 3 H W"""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield one batch after the other, on the device.
+
+        Args:
+            order: positions [m] int64 of each batch's images.
+
+        Raises:
+            DataError: if an image cannot be read; the message names it.
+        """
+
+    @abstractmethod
+    def part(self, rows: slice) -> Pixels:
+        """Return some of the images."""
+
+
+class HeldPixels(Pixels):
+    """Images that lie decoded in memory.
+
+    Args:
+        pixels: uint8 [n, 3, H, W], on the device or in host memory.
+        device: where batches go.
+    """
+
+    def __init__(self, pixels: Tensor, device: torch.device) -> None:
+        self.pixels = pixels
+        self.device = device
+        self.num_values = pixels[0].numel() if len(pixels) else 0
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.pixels)
+
+    def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Gather each batch; see :meth:`Pixels.batches`."""
+        for index in order:
+            where = index.to(self.pixels.device, non_blocking=True)
+            yield _send(self.pixels.index_select(0, where), self.device)
+
+    def part(self, rows: slice) -> HeldPixels:
+        """Return a view of some of the images."""
+        return HeldPixels(self.pixels[rows], self.device)
+
+
+class ReadPixels(Pixels):
+    """Images that are read anew for every batch.
+
+    Args:
+        images: image files, or what lies decoded in a mapped file.
+        size: height and width, pixels.
+        device: where batches go.
+        workers: processes that read ahead; 0 reads in this one, right for mapped files.
+    """
+
+    def __init__(self, images: Images, size: Size, device: torch.device, workers: int) -> None:
+        self.images = images
+        self.size = size
+        self.device = device
+        self.workers = workers
+        self.num_values = 3 * size[0] * size[1]
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.images)
+
+    def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Read each batch; see :meth:`Pixels.batches`."""
+        for batch in read_batches(self.images, self.size, [index.tolist() for index in order], self.workers):
+            if batch.problems:
+                raise DataError(next(iter(batch.problems.values())))
+            yield _send(batch.pixels, self.device)
+
+    def part(self, rows: slice) -> ReadPixels:
+        """Return some of the images."""
+        index = np.arange(len(self.images))[rows]
+        return ReadPixels(self.images.take(index), self.size, self.device, self.workers)
+
+
+class ReadBatch(NamedTuple):
+    """Some images, and which of them could not be read."""
+
+    pixels: Tensor
+    """uint8 [m, 3, H, W]; black where an image could not be read"""
+    problems: dict[int, str]
+    """position in the whole list -> why"""
+
+
+def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], workers: int) -> Iterator[ReadBatch]:
+    """Read batches of images, in order.
+
+    Args:
+        images: the whole list.
+        size: height and width, pixels.
+        order: positions of each batch's images.
+        workers: processes that read ahead; 0 reads in this one.
+    """
+    reader = _Reader(images, size)
+    if workers == 0:
+        yield from map(reader.__getitems__, order)
+        return
+    yield from DataLoader(
+        reader,
+        batch_sampler=order,  # type: ignore[arg-type] # any iterable of lists will do
+        num_workers=min(workers, max(len(order), 1)),
+        collate_fn=_as_it_is,  # type: ignore[arg-type] # gets what __getitems__ returns
+        worker_init_fn=_leave_signals_to_the_parent,
+    )
+
+
+class _Reader(Dataset[ReadBatch]):
+    def __init__(self, images: Images, size: Size) -> None:
+        self.images = images
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, positions: Sequence[int]) -> ReadBatch:
+        index = np.asarray(positions, dtype=np.int64)
+        try:
+            return ReadBatch(self.images.take(index).decode(self.size), {})
+        except DataError:
+            return self._one_by_one(index.tolist())
+
+    def _one_by_one(self, positions: list[int]) -> ReadBatch:
+        """An error is returned, not raised: from a worker it would arrive with a traceback in its message."""
+        pixels = torch.zeros((len(positions), 3, *self.size), dtype=torch.uint8)
+        problems = {}
+        for row, position in enumerate(positions):
+            try:
+                pixels[row] = self.images.take(np.array([position])).decode(self.size)[0]
+            except DataError as error:
+                problems[position] = str(error)
+        return ReadBatch(pixels, problems)
+
+
+def _as_it_is(batch: ReadBatch) -> ReadBatch:
+    return batch
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
+    """A worker that inherited the parent's handlers would take part in its shutdown."""
+    for number, handler in (("SIGINT", signal.SIG_IGN), ("SIGUSR1", signal.SIG_IGN), ("SIGTERM", signal.SIG_DFL)):
+        signal.signal(getattr(signal, number), handler)
+
+
+def _send(batch: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and batch.device.type == "cpu":
+        batch = batch.pin_memory()  # torch keeps pinned blocks for the next batch; only from them a copy runs along
+    return batch.to(device, non_blocking=True)

@@ -1,0 +1,127 @@
+"""What happens between a client's arrival at the resident model and its leaving: batches, reports, random streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsim.core.seeding import torch_generator
+from fedsim.models.reid import Features
+
+if TYPE_CHECKING:
+    from fedsim.client import Client
+
+__all__ = ["Batch", "BatchReport", "Outcome", "Output", "Tally", "Visit"]
+
+
+class Batch(NamedTuple):
+    """A training batch on the device."""
+
+    images: Tensor
+    """[B, 3, H, W] float32, augmented and normalised"""
+    labels: Tensor
+    """[B] int64, 0 .. num_classes - 1"""
+    views: tuple[Tensor, ...] = ()
+    """further views of the same images, augmented independently, each like ``images``"""
+
+
+class Output(NamedTuple):
+    """What the client's model says about a batch."""
+
+    features: Features
+    logits: Tensor
+    """[B, Z]"""
+
+
+class BatchReport(NamedTuple):
+    """Progress within a client's round, for progress displays."""
+
+    client: str
+    done: int
+    """batches of this local epoch that are done"""
+    total: int
+    """batches of this local epoch"""
+    share: float
+    """of the client's whole round that is done, in (0, 1]"""
+    loss: Tensor
+    """of the last batch; reading it waits for the device, so do that rarely"""
+
+
+class Tally:
+    """What a client's batches add up to; stays on the device until somebody reads it, so no batch waits."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._guesses: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
+        self._losses.append(loss)
+        self._guesses.append(logits.argmax(1))
+        self._labels.append(labels)
+
+    def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
+        """Wait for the device, once.
+
+        Args:
+            more: other float32 scalars that are read on this occasion.
+
+        Returns:
+            sum of losses over images, correct images, images, and the values of ``more``.
+        """
+        if not self._losses:
+            return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
+        correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
+        correct, *values = torch.stack([correct, *self._losses, *more]).tolist()
+        sizes = [len(labels) for labels in self._labels]
+        loss = sum(mean * size for mean, size in zip(values, sizes, strict=False))
+        return loss, correct, float(sum(sizes)), values[len(sizes) :]
+
+
+class Outcome(NamedTuple):
+    """What the end of a visit tells."""
+
+    loss: float
+    """sum over images"""
+    correct: float
+    images: float
+    seconds: float
+
+
+class Visit:
+    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
+
+    Args:
+        client: who visits.
+        round_: from 0.
+        work: share of the local work that gets done.
+        precision: of forward passes.
+        listener: told about every batch.
+    """
+
+    def __init__(
+        self, client: Client, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]
+    ) -> None:
+        self.work, self.precision, self.listener = work, precision, listener
+        self.started = time.perf_counter()
+        self.tally = Tally()
+        self.progress = (0, 0, 0)
+        """local epoch, batches of it that have begun, batches of it in all"""
+        self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
+        self._client = client
+        self._augment_streams: list[torch.Generator] = []
+
+    def augment_stream(self, view: int) -> torch.Generator | None:
+        """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""
+        client, streams = self._client, self._augment_streams
+        if not client.augmentation.is_random:
+            return None
+        while len(streams) <= view:
+            purpose = f"augment {len(streams)}" if streams else "augment"
+            streams.append(client.generator(purpose, device=client.device))
+        return streams[view]

@@ -1,0 +1,285 @@
+"""Images decoded once: building, continuing, finding out what changed; and that no run sees a difference."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedsim.commands import run_plain_command
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data import MarketFolders, decoded
+from fedsim.data.decoded import DecodedImages, Wanted
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Split
+from fedsim.data.standins import write_standin
+from fedsim.methods import FedPav
+from small import fit, make_data, make_model, vector
+
+SIZE = (8, 4)
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{i:03d}.png" for i in range(11)]
+    for path in paths:
+        Image.fromarray(rng.integers(0, 256, (10, 6, 3), dtype=np.uint8)).save(path)
+    return paths
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(decoded, "_BLOCK", 4)
+    monkeypatch.setattr(decoded, "_BATCH", 2)
+
+
+def built(tmp_path, files, workers=0):
+    wanted = Wanted("set", tuple(files), SIZE)
+    return wanted, decoded.build(tmp_path / "cache", wanted, workers)
+
+
+def opened(tmp_path, files):
+    wanted, _ = built(tmp_path, files)
+    return decoded.open_decoded(tmp_path / "cache", wanted)
+
+
+def domain_of(files, splits=()):
+    pids = np.arange(len(files)) // 2 + 1
+    half = len(files) // 2
+    split = Split(ImageFiles(files), pids, np.zeros(len(files), dtype=np.int64))
+    return Domain("set", split, split.take(np.arange(half)), split.take(np.arange(half, len(files))), splits)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_the_decoded_images(tmp_path, files, small_blocks, workers):
+    wanted, path = built(tmp_path, files, workers)
+    one = decoded.open_decoded(tmp_path / "cache", wanted)
+    assert torch.equal(torch.from_numpy(np.array(one.pixels)), ImageFiles(files).decode(SIZE))
+    assert one.unreadable == {}
+    assert decoded.verify(path) == 11
+    assert sorted(p.name for p in path.parent.iterdir()) == sorted([path.name, path.with_suffix(".json").name])
+
+
+def test_the_same_images_elsewhere_have_the_same_file(tmp_path, files):
+    _, path = built(tmp_path, files)
+    moved = tmp_path / "elsewhere" / "images"
+    moved.parent.mkdir()
+    files[0].parent.rename(moved)
+    again = Wanted("set", tuple(moved / p.name for p in files), SIZE)
+    assert decoded.find(tmp_path / "cache", again) == path
+    assert decoded.open_decoded(tmp_path / "cache", again) is not None
+
+
+def test_other_images_and_other_sizes_have_other_files(tmp_path, files):
+    wanted, path = built(tmp_path, files)
+    assert decoded.find(path.parent, wanted._replace(size=(4, 8))) != path
+    assert decoded.find(path.parent, wanted._replace(files=wanted.files[:-1])) != path
+    Image.new("RGB", (50, 50), "red").save(files[3])
+    assert decoded.find(path.parent, wanted) != path
+    assert decoded.open_decoded(path.parent, wanted) is None
+
+
+def test_building_continues_where_it_was_left(tmp_path, files, small_blocks, monkeypatch):
+    wanted = Wanted("set", tuple(files), SIZE)
+    read, seen = decoded.read_batches, []
+
+    def break_off(images, size, order, workers):
+        for number, batch in enumerate(read(images, size, order, workers)):
+            seen.append(len(batch.pixels))
+            if number == 3:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(decoded, "read_batches", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        decoded.build(tmp_path / "cache", wanted)
+    assert decoded.open_decoded(tmp_path / "cache", wanted) is None
+    monkeypatch.setattr(decoded, "read_batches", lambda *args: (seen.append(len(b.pixels)) or b for b in read(*args)))
+    seen.clear()
+    decoded.build(tmp_path / "cache", wanted)
+    assert sum(seen) == 7  # one block of four was complete
+    one = decoded.open_decoded(tmp_path / "cache", wanted)
+    assert torch.equal(torch.from_numpy(np.array(one.pixels)), ImageFiles(files).decode(SIZE))
+
+
+def test_a_damaged_part_is_decoded_again(tmp_path, files, small_blocks, monkeypatch):
+    wanted = Wanted("set", tuple(files), SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            decoded.build(tmp_path / "cache", wanted)
+    [partial] = [p for p in (tmp_path / "cache").glob("*.partial-*") if p.suffix != ".json"]
+    content = bytearray(partial.read_bytes())
+    content[-1] ^= 1
+    partial.write_bytes(content)
+    one = opened(tmp_path, files)
+    assert torch.equal(torch.from_numpy(np.array(one.pixels)), ImageFiles(files).decode(SIZE))
+
+
+def test_a_damaged_file_is_found_by_its_checksum(tmp_path, files):
+    _, path = built(tmp_path, files)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"npy: is damaged \(checksum\); remove it and run fedsim data prepare again"):
+        decoded.verify(path)
+
+
+@pytest.mark.parametrize("part", ["npy", "json"])
+def test_a_file_of_something_else_is_refused(tmp_path, files, part):
+    wanted, path = built(tmp_path, files)
+    path.with_suffix(f".{part}").write_text("[1, 2]")
+    with pytest.raises(DataError, match=r"cannot be read .* remove it"):
+        decoded.open_decoded(path.parent, wanted)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, files):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match=r"cache/set-8x4-.*cannot write decoded images .* data\.cache_dir"):
+        built(tmp_path, files)
+
+
+def test_lists_of_images_are_looked_up(tmp_path, files):
+    one = opened(tmp_path, files)
+    domain = domain_of(files)
+    changed = decoded.use(domain, [one])
+    assert changed.train.images.is_decoded(SIZE)
+    assert not changed.train.images.is_decoded((9, 9))
+    index = np.array([3, 3, 0, 10])
+    for size in (SIZE, (9, 9)):  # another size comes from the image files
+        picked = changed.train.images.take(index).decode(size)
+        assert torch.equal(picked, domain.train.images.take(index).decode(size))
+    assert np.shares_memory(changed.query.images.decode(SIZE).numpy(), one.pixels)  # neighbours are not copied
+
+
+def test_parts_are_looked_up_part_by_part(tmp_path, files):
+    one = opened(tmp_path, files[:6])
+    both = ImagesInParts([ImageFiles(files[:6]), ImageFiles(files[6:])])
+    split = Split(both, np.arange(11), np.zeros(11, dtype=np.int64))
+    changed = decoded.use(Domain("set", None, split, split), [one]).query.images
+    assert [type(part) for part in changed.parts] == [DecodedImages, ImageFiles]
+    assert not changed.is_decoded(SIZE)
+    assert changed.locations() == files
+    assert torch.equal(changed.decode(SIZE), both.decode(SIZE))
+
+
+def test_without_bad_images_splits_keep_their_meaning(files):
+    pool = domain_of(files)
+    splits = (GallerySplit(np.array([0, 3]), np.array([1, 2, 4])), GallerySplit(np.array([4]), np.array([5, 0])))
+    pool = Domain("set", None, pool.query.take(np.array([], dtype=np.int64)), pool.gallery, splits)
+    bad = {files[5 + 1], files[5 + 4]}
+    left = decoded.without(pool, bad)
+    assert len(left.gallery) == 4
+    before, after = pool.gallery.images.locations(), left.gallery.images.locations()
+    for old, new in zip(pool.splits, left.splits, strict=True):
+        for rows, new_rows in zip(old, new, strict=True):
+            assert [before[i] for i in rows if before[i] not in bad] == [after[i] for i in new_rows]
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sets")
+    for name in ("market1501", "cuhk03np"):
+        write_standin(name, root, people=6, size=(20, 10))
+    (root / "cuhk03-np" / "detected").rename(root / "cuhk03")
+    return root
+
+
+def data_of(tree, **options):
+    return make_data(MarketFolders(str(tree), ["Market-1501-v15.09.15", "cuhk03"]), val="none", **options)
+
+
+@pytest.fixture(scope="module")
+def plain(tree):
+    return fit(make_model(FedPav()), data_of(tree), rounds=2)
+
+
+@pytest.mark.parametrize("cache", ["device", "host", "none"])
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_where_images_wait_changes_no_bit(tree, plain, tmp_path, cache, has_folder):
+    folder = str(tmp_path / "cache") if has_folder else None
+    model = fit(make_model(FedPav()), data_of(tree, cache=cache, cache_dir=folder, workers=1), rounds=2)
+    assert torch.equal(vector(model), vector(plain))
+    assert len(list(tmp_path.glob("cache/*.npy"))) == 2 * has_folder
+
+
+@pytest.fixture
+def damaged(tree, tmp_path):
+    """A data set with two images that cannot be read."""
+    root = tmp_path / "sets"
+    for path in (tree / "cuhk03").rglob("*.png"):
+        (root / path.relative_to(tree)).parent.mkdir(parents=True, exist_ok=True)
+        (root / path.relative_to(tree)).write_bytes(path.read_bytes())
+    bad = [sorted((root / "cuhk03" / part).iterdir())[1] for part in ("bounding_box_train", "bounding_box_test")]
+    for path in bad:
+        path.write_bytes(b"not an image")
+    return root, bad
+
+
+def test_images_that_cannot_be_read_are_left_out_when_asked_for(damaged, tmp_path, caplog):
+    root, bad = damaged
+    options = {"val": "none", "cache_dir": str(tmp_path / "cache"), "workers": 0}
+    data = make_data(MarketFolders(str(root)), on_corrupt="skip", **options)
+    model = fit(make_model(FedPav()), data, rounds=1)
+    [client] = model.clients.values()
+    assert len(client.pixels) == len(client.labels) == 23
+    assert bad[0] not in client.data.train.images.locations()
+    for path in bad:
+        assert f"left out: {path}: cannot read this image" in caplog.text
+    stopping = make_data(MarketFolders(str(root)), **options)
+    with pytest.raises(DataError, match=r"(?s)cannot read this image .*on_corrupt: skip"):
+        _ = stopping.federated
+
+
+def test_reading_again_names_a_damaged_image(damaged):
+    root, bad = damaged
+    data = make_data(MarketFolders(str(root)), val="none", cache="none", workers=1)
+    with pytest.raises(DataError, match=f"^{bad[0]}: cannot read this image") as caught:
+        fit(make_model(FedPav()), data, rounds=1)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_options_that_do_not_go_together_are_refused(tree):
+    with pytest.raises(ConfigError, match=r"data\.on_corrupt: skip needs data\.cache_dir"):
+        data_of(tree, on_corrupt="skip")
+    with pytest.raises(ConfigError, match=r"data\.workers: 0 is less than 1"):
+        data_of(tree, cache="none", workers=0)
+
+
+def config(tmp_path, root, **options):
+    path = tmp_path / "config.yaml"
+    source = {"class_path": "MarketFolders", "init_args": {"root": str(root)}}
+    path.write_text(json.dumps({"data": {"source": source, "size": [20, 10], "val": "none", **options}}))
+    return str(path)
+
+
+def test_prepare_prints_what_it_did(tree, tmp_path):
+    args = ["prepare", "--config", config(tmp_path, tree), "--cache_dir", str(tmp_path / "cache"), "--workers", "0"]
+    first = run_plain_command("data", args)
+    assert "cuhk03 " in first
+    assert first.count("decoded") == 2
+    assert run_plain_command("data", args).count("was there") == 2
+    assert run_plain_command("data", [*args, "--verify", "true"]).count("verified") == 2
+
+
+def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
+    root, bad = damaged
+    args = ["prepare", "--workers", "0", "--config"]
+    options = {"cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(DataError) as caught:
+        run_plain_command("data", [*args, config(tmp_path, root, **options)])
+    said = run_plain_command("data", [*args, config(tmp_path, root, **options, on_corrupt="skip")])
+    for path in bad:
+        assert f"{path}: cannot read this image" in str(caught.value)
+        assert f"{path}: cannot read this image" in said
+
+
+def test_prepare_needs_a_folder(tree, tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.cache_dir: name a folder"):
+        run_plain_command("data", ["prepare", "--config", config(tmp_path, tree)])
