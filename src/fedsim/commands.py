@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser
 from fedsim.config_files import read_config
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.data.check import check_data
+from fedsim.data.cuhk03 import Variant, convert_cuhk03
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.market import MarketFolders, write_market_splits
 from fedsim.data.prepare import prepare_data
@@ -24,7 +25,7 @@ from fedsim.rank import rank
 from fedsim.report import report
 from fedsim.sweep import read_sweep
 
-__all__ = ["check", "prepare", "preview", "run_plain_command", "splits"]
+__all__ = ["check", "convert", "prepare", "preview", "run_plain_command", "splits"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
@@ -45,7 +46,9 @@ def run_plain_command(command: str, args: list[str]) -> str:
         return _sweep(args)
     if command == "export":
         return _call(export, args, "export")
-    commands: dict[str, Callable[..., str]] = {"check": check, "prepare": prepare, "preview": preview, "splits": splits}
+    commands: dict[str, Callable[..., str]] = {
+        "check": check, "convert": convert, "prepare": prepare, "preview": preview, "splits": splits,
+    }  # fmt: skip
     if args and args[0] in ("-h", "--help"):
         return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
     if not args or args[0] not in commands:
@@ -92,6 +95,23 @@ def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify:
         a table.
     """
     return prepare_data(_data_of(config), None if cache_dir is None else Path(cache_dir), workers, verify)
+
+
+def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
+    """Turn CUHK03's original file into folders that CUHK03NP reads.
+
+    Args:
+        mat: cuhk-03.mat.
+        protocol: cuhk03_new_protocol_config_detected.mat, or ..._labeled.mat.
+        output: the folder of data sets, which gets cuhk03-np.
+        variant: boxes by a detector or by hand.
+
+    Returns:
+        what was written.
+    """
+    source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
+    folder, counts = convert_cuhk03(source, rules, target, variant)
+    return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
 def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:

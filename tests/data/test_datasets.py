@@ -11,9 +11,11 @@ from fedsim.data.check import check_data, find_data
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import (
     CAVIAR4REID,
+    CIFAR10,
     CUHK01,
     CUHK02,
     CUHK03NP,
+    CUHKSYSU,
     GRID,
     ILIDS,
     MSMT17,
@@ -21,6 +23,7 @@ from fedsim.data.datasets import (
     Counts,
     DukeMTMC,
     Market1501,
+    Omniglot,
     ThreeDPeS,
     VIPeR,
 )
@@ -29,6 +32,7 @@ from fedsim.data.standins import STANDINS, write_standin
 from fedsim.data.synthetic import SyntheticReID
 
 SMALL = (CUHK01, PRID2011, VIPeR, ThreeDPeS, ILIDS, GRID, CAVIAR4REID)
+KINDS = (Market1501, CUHK03NP, MSMT17, CUHK02, CUHKSYSU, *SMALL)
 PEOPLE = 8
 
 
@@ -67,10 +71,11 @@ def expected_of(name, people=PEOPLE):
         "ilids": (half, 4 * half, 2 * half, 2 * half),
         "grid": (half, 2 * half, half, half + 4),  # four distractors
         "caviar4reid": (half, 20 * half, 10 * half, 10 * half),
+        "cuhksysu": (people, 3 * people, people, 2 * people),
     }[name]
 
 
-@pytest.mark.parametrize("kind", [Market1501, CUHK03NP, MSMT17, CUHK02, *SMALL], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_data_set_is_read_from_its_layout(root, kind):
     domain = only(kind(str(root)))
     assert domain.name == kind.name
@@ -161,6 +166,61 @@ def test_prid_multi_shot_trains_on_ten_frames_also_of_people_in_one_camera(root)
     assert not np.intersect1d(domain.train.pids, domain.query.pids).size
 
 
+def test_cuhk_sysu_without_training_images_is_only_tested_on(root, tmp_path):
+    shutil.copytree(root / "cuhksysu4reid", tmp_path / "CUHK-SYSU")
+    shutil.rmtree(tmp_path / "CUHK-SYSU" / "train")
+    domain = only(CUHKSYSU(str(tmp_path)))
+    assert sizes(domain) == (None, None, *expected_of("cuhksysu")[2:])
+    assert set(domain.query.camids.tolist()) == {0}
+    assert set(domain.gallery.camids.tolist()) == {1}
+
+
+def test_cuhk_sysu_may_leave_out_the_letter_of_an_identity(root, tmp_path):
+    shutil.copytree(root / "cuhksysu4reid", tmp_path / "cuhksysu4reid")
+    for path in (tmp_path / "cuhksysu4reid").rglob("p*.jpg"):
+        pid, rest = path.name[1:].split("_", 1)
+        path.rename(path.with_name(f"{int(pid):05d}_{rest}"))
+    ours, theirs = only(CUHKSYSU(str(tmp_path))), only(CUHKSYSU(str(root)))
+    assert sorted(ours.gallery.pids) == sorted(theirs.gallery.pids)
+    assert sizes(ours) == sizes(theirs)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "message"),
+    [("train", "p9_s900_3.jpg", r"cuhksysu4reid: identity 0009 is both in train and in query; test identities must be"),
+     ("query", "p99_s1_1.jpg", r"cuhksysu4reid/query: identity 0099 has no image in gallery"),
+     ("gallery", "p0_s1_1.jpg", r"gallery/p0_s1_1\.jpg: the name does not begin like p11422_s16929")],
+)  # fmt: skip
+def test_rules_of_cuhk_sysu_are_named(root, tmp_path, part, name, message):
+    shutil.copytree(root / "cuhksysu4reid", tmp_path / "cuhksysu4reid")
+    Image.new("RGB", (8, 16)).save(tmp_path / "cuhksysu4reid" / part / name)
+    with pytest.raises(DataError, match=message) as error:
+        CUHKSYSU(str(tmp_path)).domains()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["iLIDS-VID", "i-LIDS-VID"])
+def test_ilids_under_the_papers_name_is_read_with_a_warning(root, tmp_path, caplog, name):
+    assert sizes(only(ILIDS(str(root)))) == expected_of("ilids")
+    assert not caplog.records
+    shutil.copytree(root / "i-LIDS_Pedestrian", tmp_path / name)
+    for given in (tmp_path, tmp_path / name):
+        caplog.clear()
+        assert sizes(only(ILIDS(str(given)))) == expected_of("ilids")
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert f"{tmp_path / name} holds images of QMUL i-LIDS" in record.getMessage()
+
+
+def test_the_videos_of_ilids_vid_are_refused(root, tmp_path):
+    (tmp_path / "i-LIDS-VID" / "sequences" / "cam1").mkdir(parents=True)
+    for given in (tmp_path, tmp_path / "i-LIDS-VID"):
+        with pytest.raises(DataError, match=r"i-LIDS-VID: holds the videos of iLIDS-VID .* mean QMUL i-LIDS"):
+            ILIDS(str(given)).domains()
+    shutil.copytree(root / "i-LIDS_Pedestrian", tmp_path / "i-LIDS_Pedestrian")  # beside it, the right one is found
+    assert sizes(only(ILIDS(str(tmp_path)))) == expected_of("ilids")
+
+
 def test_official_splits_of_grid_need_their_file(root, tmp_path):
     shutil.copytree(root / "underground_reid", tmp_path / "grid")
     (tmp_path / "grid" / "features_and_partitions.mat").unlink()
@@ -168,7 +228,7 @@ def test_official_splits_of_grid_need_their_file(root, tmp_path):
         only(GRID(str(tmp_path), protocol="splits"))
 
 
-@pytest.mark.parametrize("kind", [Market1501, CUHK03NP, MSMT17, CUHK02, *SMALL], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, Omniglot, CIFAR10], ids=lambda kind: kind.__name__)
 def test_a_missing_data_set_is_one_line_that_says_whom_to_ask(tmp_path, kind):
     data_set = kind(str(tmp_path / "nothing"))
     with pytest.raises(DataError) as error:
@@ -182,7 +242,8 @@ def test_a_missing_data_set_is_one_line_that_says_whom_to_ask(tmp_path, kind):
     ("kind", "folder"),
     [(VIPeR, "VIPeR/cam_a"), (CUHK01, "CUHK01/campus"), (ILIDS, "i-LIDS_Pedestrian/Persons"),
      (GRID, "underground_reid/probe"), (Market1501, "Market-1501-v15.09.15/query"),
-     (PRID2011, "prid_2011/single_shot/cam_a")],
+     (PRID2011, "prid_2011/single_shot/cam_a"), (CUHKSYSU, "cuhksysu4reid/query"),
+     (Omniglot, "omniglot-py/images_background/Latin/character02")],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
 def test_a_name_that_does_not_fit_is_named(root, tmp_path, kind, folder):
@@ -201,10 +262,7 @@ def test_a_broken_list_is_named_with_its_line(root, tmp_path):
         MSMT17(str(tmp_path)).domains()
 
 
-ALL = (Market1501, DukeMTMC, CUHK03NP, MSMT17, CUHK02, *SMALL)
-
-
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, DukeMTMC, CIFAR10], ids=lambda kind: kind.__name__)
 def test_a_dry_run_needs_no_data_and_no_word_about_duke(tmp_path, kind):
     source = kind(str(tmp_path / "nowhere"))
     data = FederatedDataModule(source, val="none", size=(32, 16), dry_run=True)
@@ -213,6 +271,18 @@ def test_a_dry_run_needs_no_data_and_no_word_about_duke(tmp_path, kind):
     assert client.num_images >= 32  # a batch
     assert data.decode(client.train.images.take(np.arange(2)), "two").shape == (2, 3, 32, 16)
     assert source.root == tmp_path / "nowhere"  # the source itself stays what it was
+
+
+def test_a_dry_run_has_the_alphabets_that_were_asked_for():
+    some = Omniglot("nowhere", alphabets=["Tengwar", "Japanese_(katakana)"])
+    more = Omniglot("nowhere", alphabets=["Korean"])
+    data = FederatedDataModule([some, more], val="none", size=(32, 32), dry_run=True)
+    assert [client.name for client in data.federated.clients] == ["Japanese_katakana", "Korean"]
+    assert data.federated.unseen == ("Tengwar",)
+    assert min(client.num_images for client in data.federated.clients) >= 32
+    assert some.alphabets == ["Tengwar", "Japanese_(katakana)"]
+    few = FederatedDataModule(Omniglot("nowhere"), val="none", dry_run=True).federated
+    assert ([client.name for client in few.clients], few.unseen) == (["Latin", "Greek"], ("Angelic",))
 
 
 def test_a_dry_run_leaves_nothing_behind():
@@ -309,6 +379,22 @@ def test_market1501_of_official_size_is_complete(tmp_path):
     )
     next((root / "query").iterdir()).unlink()
     (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "market1501")
+    assert finding.problem == "not complete: compare the numbers"
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_cuhk_sysu_of_official_size_is_complete(tmp_path, trains):
+    """How many training images there are is left open."""
+    root = tmp_path / "cuhksysu4reid"
+    fill(root / "query", [f"p{pid}_s{pid}_1.jpg" for pid in range(1, 2_901)])
+    fill(root / "gallery", [f"p{i % 2_900 + 1}_s{i}_1.jpg" for i in range(5_447)])
+    if trains:
+        fill(root / "train", [f"p{pid}_s{pid}_1.jpg" for pid in range(3_000, 3_010)])
+    (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "cuhksysu")
+    assert finding.found == Counts(*((10, 10) if trains else (None, None)), 2_900, 5_447)
+    assert finding.problem == ""
+    next((root / "query").iterdir()).unlink()
+    (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "cuhksysu")
     assert finding.problem == "not complete: compare the numbers"
 
 

@@ -16,7 +16,17 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 
-__all__ = ["Domain", "GallerySplit", "ImageFiles", "Images", "ImagesInParts", "ReIDSource", "Size", "Split"]
+__all__ = [
+    "Domain",
+    "GallerySplit",
+    "ImageArray",
+    "ImageFiles",
+    "Images",
+    "ImagesInParts",
+    "ReIDSource",
+    "Size",
+    "Split",
+]
 
 Size = tuple[int, int]
 """(height, width) in pixels"""
@@ -91,6 +101,34 @@ class ImageFiles(Images):
                     resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
                 raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
+            out[row] = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+        return out
+
+
+class ImageArray(Images):
+    """Images in memory, resized like :class:`ImageFiles`.
+
+    Args:
+        pixels: uint8 [n, H, W, 3], RGB.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.pixels)
+
+    def take(self, index: Index) -> ImageArray:
+        """Return a copy of the images at the positions ``index``."""
+        return ImageArray(self.pixels[index])
+
+    def decode(self, size: Size) -> Tensor:
+        """Resize all images; see :meth:`Images.decode`."""
+        height, width = size
+        out = torch.empty((len(self), 3, height, width), dtype=torch.uint8)
+        for row, pixels in enumerate(self.pixels):
+            resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
             out[row] = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
         return out
 

@@ -14,7 +14,7 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Spl
 from fedsim.data.listing import Label, label_images, list_images
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
-__all__ = ["MarketFolders", "read_market_domain", "write_market_splits"]
+__all__ = ["MarketFolders", "check_identities", "read_market_domain", "write_market_splits"]
 
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
@@ -93,28 +93,46 @@ def read_market_domain(
     gallery = read(GALLERY)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
-        _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), GALLERY)
+        _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), (TRAIN, GALLERY))
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
     query = read(QUERY)
-    _check_identities(folder, train, query, gallery)
+    check_identities(folder, train, query, gallery)
     return Domain(name, train, query, gallery)
 
 
-def _check_identities(folder: Path, train: Split | None, query: Split, gallery: Split) -> None:
+def check_identities(
+    folder: Path,
+    train: Split | None,
+    query: Split,
+    gallery: Split,
+    parts: tuple[str, str, str] = (TRAIN, QUERY, GALLERY),
+) -> None:
+    """Check that queries can be found, and that test identities are new.
+
+    Args:
+        folder: of the data set.
+        train: its training images, if there are any.
+        query: its queries.
+        gallery: its gallery.
+        parts: names of these three, for messages.
+
+    Raises:
+        DataError: naming folder, identity and rule.
+    """
     lonely = np.setdiff1d(query.pids, gallery.pids)
     if len(lonely):
         raise DataError(
-            f"{folder / QUERY}: identity {lonely[0]:04d} has no image in {GALLERY}"
+            f"{folder / parts[1]}: identity {lonely[0]:04d} has no image in {parts[2]}"
             f"{f' (and {len(lonely) - 1} more)' if len(lonely) > 1 else ''}; add gallery images or remove the queries"
         )
-    _check_new(folder, train, query, QUERY)
+    _check_new(folder, train, query, (parts[0], parts[1]))
 
 
-def _check_new(folder: Path, train: Split | None, test: Split, part: str) -> None:
+def _check_new(folder: Path, train: Split | None, test: Split, parts: tuple[str, str]) -> None:
     if train is not None and len(common := np.intersect1d(train.pids, test.pids)):
         raise DataError(
-            f"{folder}: identity {common[0]:04d} is both in {TRAIN} and in {part}; test identities must be new"
+            f"{folder}: identity {common[0]:04d} is both in {parts[0]} and in {parts[1]}; test identities must be new"
         )
 
 

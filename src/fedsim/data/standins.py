@@ -6,6 +6,8 @@ They hold nothing of the originals but names of folders and files. The number of
 from __future__ import annotations
 
 import copy
+import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from PIL import Image
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.base import DataSet
+from fedsim.data.datasets.omniglot import Omniglot, alphabet_name
 from fedsim.data.images import ReIDSource, Size
 from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 
@@ -53,15 +56,19 @@ def write_standin(name: str, root: Path, people: int = 8, size: Size = (32, 16))
         raise ConfigError(f"name: there is no stand-in for {name}; choose from {', '.join(STANDINS)}")
     folder, layout, complete = STANDINS[name]
     pictures = list(layout(people))
-    columns = (np.array([picture[i] for picture in pictures], dtype=np.int64) for i in (1, 2, 3))
-    pixels = SyntheticImages(0, f"stand-in/{name}", *columns).decode(size)
-    for picture, image in zip(pictures, pixels, strict=True):
-        path = root / folder / picture.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    _draw(root / folder, name, pictures, size)
     if complete is not None:
         complete(root / folder, pictures)
     return root / folder
+
+
+def _draw(folder: Path, name: str, pictures: list[_Picture], size: Size) -> None:
+    columns = (np.array([picture[i] for picture in pictures], dtype=np.int64) for i in (1, 2, 3))
+    pixels = SyntheticImages(0, f"stand-in/{name}", *columns).decode(size)
+    for picture, image in zip(pictures, pixels, strict=True):
+        path = folder / picture.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
 
 
 def standin_of(source: ReIDSource, root: Path, people: int = 48) -> ReIDSource:
@@ -79,11 +86,23 @@ def standin_of(source: ReIDSource, root: Path, people: int = 48) -> ReIDSource:
         return source
     if not isinstance(source, DataSet) or source.name not in STANDINS:
         raise ConfigError(f"data.dry_run: there is no stand-in for {type(source).__name__}; see fedsim.data.standins")
-    if not (root / STANDINS[source.name][0]).is_dir():
-        write_standin(source.name, root, people, size=(64, 32))
     other = copy.copy(source)
     other.root, other.is_standin = root, True
+    if isinstance(other, Omniglot):
+        _write_alphabets(other, people)
+    elif not (root / STANDINS[source.name][0]).is_dir():
+        write_standin(source.name, root, people, size=(64, 32))
     return other
+
+
+def _write_alphabets(source: Omniglot, people: int) -> None:
+    """Write those of the source's alphabets that are not there; all would be too many: of all, a few."""
+    source.alphabets = list(_ALPHABETS) if source.alphabets is None else source.alphabets
+    folder = source.root / STANDINS[source.name][0]
+    for name in source.alphabets:
+        pictures = list(_omniglot((name,))(people))
+        if not (folder / pictures[0].path).exists():
+            _draw(folder, f"{source.name}/{name}", pictures, (32, 32))
 
 
 # -- one function per layout -------------------------------------------------------------------------------------------
@@ -135,6 +154,58 @@ def _write_lists(folder: Path, pictures: list[_Picture]) -> None:
         lists[name].append(f"{path} {int(path[:4])}")
     for name, lines in lists.items():
         (folder / f"list_{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _cuhksysu(people: int) -> Iterator[_Picture]:
+    for part, first, shots in (("train", 1, (0, 1, 2)), ("query", people + 1, (3,)), ("gallery", people + 1, (4, 5))):
+        for pid in range(first, first + people):
+            for shot in shots:
+                yield _Picture(f"{part}/p{pid}_s{100 * pid + shot}_{shot}.jpg", pid, 0, shot)
+
+
+_ALPHABETS = ("Latin", "Greek", "Angelic")
+"""two to train on, one unseen"""
+_UNSEEN_ALPHABETS = {
+    "Angelic", "Atemayar_Qelisayer", "Atlantean", "Aurek-Besh", "Avesta", "Ge_ez", "Glagolitic", "Gurmukhi", "Kannada",
+    "Keble", "Malayalam", "Manipuri", "Mongolian", "Old_Church_Slavonic_Cyrillic", "Oriya", "Sylheti", "Syriac_Serto",
+    "Tengwar", "Tibetan", "ULOG",
+}  # fmt: skip
+"""those of images_evaluation"""
+
+
+def _omniglot(alphabets: tuple[str, ...]) -> Layout:
+    """Twenty drawers per character; so there are fewer characters than people elsewhere."""
+
+    def layout(people: int) -> Iterator[_Picture]:
+        for number, alphabet in enumerate(alphabets):
+            part = "evaluation" if alphabet_name(alphabet) in _UNSEEN_ALPHABETS else "background"
+            for character in range(1, 1 + max(4, people // 4)):
+                for drawer in range(20):
+                    path = f"images_{part}/{alphabet}/character{character:02d}/{character:04d}_{drawer + 1:02d}.png"
+                    yield _Picture(path, 1000 * number + character, drawer)
+
+    return layout
+
+
+def _cifar10(people: int) -> Iterator[_Picture]:
+    """Ten classes at most; four images of each per batch."""
+    for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        for shot in range(4):
+            for label in range(min(people, 10)):
+                yield _Picture(f"{batch}.images/{shot}_{label}.png", label, 0, shot)
+
+
+def _write_batches(folder: Path, pictures: list[_Picture]) -> None:
+    """CIFAR-10's pickles, in place of the folders of images."""
+    for part in dict.fromkeys(picture.path.split("/")[0] for picture in pictures):
+        own = [picture for picture in pictures if picture.path.startswith(part)]
+        pixels = [np.asarray(Image.open(folder / picture.path).resize((32, 32))) for picture in own]
+        content = {
+            b"data": np.stack(pixels).transpose(0, 3, 1, 2).reshape(len(own), -1),
+            b"labels": [picture.pid for picture in own],
+        }
+        (folder / part.removesuffix(".images")).write_bytes(pickle.dumps(content, protocol=2))
+        shutil.rmtree(folder / part)
 
 
 def _cuhk01(people: int) -> Iterator[_Picture]:
@@ -218,5 +289,8 @@ STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | 
     "ilids": ("i-LIDS_Pedestrian", _numbered("Persons/", ".jpg", 4), None),
     "grid": ("underground_reid", _grid, _write_partitions),
     "caviar4reid": ("CAVIAR4REID", _numbered("", ".jpg", 20), None),
+    "cuhksysu": ("cuhksysu4reid", _cuhksysu, None),
+    "omniglot": ("omniglot-py", _omniglot(_ALPHABETS), None),
+    "cifar10": ("cifar-10-batches-py", _cifar10, _write_batches),
 }
 """Name of the data set -> its folder, its files, and what else it needs."""

@@ -1,14 +1,18 @@
 """The papers' data sets: where their files are, what names mean, how many there should be."""
 
 from fedsim.data.datasets.base import Counts, DataSet
-from fedsim.data.datasets.large import CUHK03NP, MSMT17, DukeMTMC, Market1501
+from fedsim.data.datasets.cifar10 import CIFAR10
+from fedsim.data.datasets.large import CUHK03NP, CUHKSYSU, MSMT17, DukeMTMC, Market1501
+from fedsim.data.datasets.omniglot import Omniglot
 from fedsim.data.datasets.small import CAVIAR4REID, CUHK01, CUHK02, GRID, ILIDS, PRID2011, ThreeDPeS, VIPeR
 
 __all__ = [
     "CAVIAR4REID",
+    "CIFAR10",
     "CUHK01",
     "CUHK02",
     "CUHK03NP",
+    "CUHKSYSU",
     "GRID",
     "ILIDS",
     "MSMT17",
@@ -17,6 +21,7 @@ __all__ = [
     "DataSet",
     "DukeMTMC",
     "Market1501",
+    "Omniglot",
     "ThreeDPeS",
     "VIPeR",
 ]

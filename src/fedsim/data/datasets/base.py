@@ -52,7 +52,11 @@ class DataSet(ReIDSource):
 
     def domains(self) -> list[Domain]:
         """Return the data set; see :meth:`ReIDSource.domains`."""
-        return [self.read(self.find())]
+        return self.domains_in(self.find())
+
+    def domains_in(self, folder: Path) -> list[Domain]:
+        """Return the data set that is in ``folder``; a few are several domains."""
+        return [self.read(folder)]
 
     def find(self) -> Path:
         """Return its folder.

@@ -1,4 +1,4 @@
-"""The four large data sets of the papers."""
+"""The large data sets of the papers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, ImageFiles, Split
-from fedsim.data.listing import Label, label_images
-from fedsim.data.market import read_market_domain
+from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.market import check_identities, read_market_domain
 
-__all__ = ["CUHK03NP", "MSMT17", "DukeMTMC", "Market1501"]
+__all__ = ["CUHK03NP", "CUHKSYSU", "MSMT17", "DukeMTMC", "Market1501"]
 
 _MARKET_FOLDERS = ("bounding_box_train", "query", "bounding_box_test")
 
@@ -143,6 +143,36 @@ class MSMT17(DataSet):
         # both parts count their people from 0, which means a distractor elsewhere
         asked, searched = (_split(test, part, first=10_001) for part in (query, gallery))
         return Domain(self.name, _split(train, entries, first=1), asked, searched)
+
+
+class CUHKSYSU(DataSet):
+    """CUHK-SYSU (Xiao et al., CVPR 2017), people cut out of its pictures: paper 001's test with a fixed gallery.
+
+    2,900 queries, gallery 5,447, 2,900 identities. There are no cameras: queries are camera 0 and the gallery is camera
+    1, so that no match is junk. A folder ``train``, if there is one, holds training images (camera 0); paper 001 does
+    not train on them: name the data set in ``data.unseen``. Names like ``p11422_s16929_1.jpg``; some programs that cut
+    the people out leave the ``p`` away.
+    """
+
+    name = "cuhksysu"
+    folders = ("cuhksysu4reid", "CUHK-SYSU/cuhksysu4reid", "CUHK-SYSU", "cuhk-sysu", "cuhk_sysu", "cuhksysu")
+    holds: tuple[str, ...] = ("query", "gallery")
+    official: Counts | None = Counts(None, None, 2_900, 5_447)
+    ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
+        train = self._part(folder / "train", 0) if (folder / "train").is_dir() else None
+        query, gallery = self._part(folder / "query", 0), self._part(folder / "gallery", 1)
+        check_identities(folder, train, query, gallery, ("train", "query", "gallery"))
+        return Domain(self.name, train, query, gallery)
+
+    @staticmethod
+    def _part(folder: Path, camera: int) -> Split:
+        expected = "p11422_s16929"
+        paths = list_images(folder, expected)
+        # the file of identity 0 would be taken for a distractor
+        return label_images(paths, r"p?0*([1-9]\d*)_s\d+", expected, lambda m: Label(int(m[1]), camera))
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:

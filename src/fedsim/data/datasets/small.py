@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import abstractmethod
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedsim.data.splits import SplitStyle, official_grid_splits
 __all__ = ["CAVIAR4REID", "CUHK01", "CUHK02", "GRID", "ILIDS", "PRID2011", "ThreeDPeS", "VIPeR"]
 
 Protocol = Literal["half", "splits"]
+
+log = logging.getLogger(__name__)
 
 
 class SmallDataSet(DataSet):
@@ -212,14 +215,35 @@ class ThreeDPeS(SmallDataSet):
 class ILIDS(SmallDataSet):
     """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Not iLIDS-VID, as papers 003 and 004 call it.
 
-    Names like ``0001001.jpg``: identity and number, no camera: images are dealt to two made-up cameras in turn.
+    A folder of that name is read with a warning if it holds these images, and refused if it holds the videos. Names
+    like ``0001001.jpg``: identity and number, no camera: images are dealt to two made-up cameras in turn.
     """
 
     name = "ilids"
-    folders = ("i-LIDS_Pedestrian", "ilids", "i-LIDS", "iLIDS-VID", "i-LIDS-VID")
+    video_folders = ("iLIDS-VID", "i-LIDS-VID")
+    """names of another data set, of 300 people, whose name papers 003 and 004 gave to this one"""
+    folders = ("i-LIDS_Pedestrian", "ilids", "i-LIDS", *video_folders)
     holds: tuple[str, ...] = ("Persons",)
     ask = "ask Queen Mary University of London"
     num_train = 59
+
+    def find(self) -> Path:
+        """Return its folder; see :meth:`DataSet.find`."""
+        try:
+            folder = super().find()
+        except DataError as error:
+            for folder in (*(self.root / name for name in self.video_folders), self.root):
+                if (folder / "sequences").is_dir():
+                    raise DataError(
+                        f"{folder}: holds the videos of iLIDS-VID (a folder sequences); papers 003 and 004 mean QMUL "
+                        f"i-LIDS, a folder {self.folders[0]} with Persons; {self.ask}"
+                    ) from error
+            raise
+        if folder.absolute().name in self.video_folders:
+            log.warning(
+                "%s holds images of QMUL i-LIDS, which papers 003 and 004 call iLIDS-VID; it is read as ilids", folder
+            )
+        return folder
 
     def images(self, folder: Path) -> Split:
         """List all of its images."""

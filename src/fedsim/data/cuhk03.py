@@ -1,0 +1,158 @@
+"""CUHK03's original file, turned into the folders of its new protocol (Zhong et al., CVPR 2017)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from fedsim.core.errors import ConfigError, DataError
+
+__all__ = ["Variant", "convert_cuhk03"]
+
+Variant = Literal["detected", "labeled"]
+
+_PARTS = {"bounding_box_train": "train_idx", "query": "query_idx", "bounding_box_test": "gallery_idx"}
+"""folder -> variable of the protocol"""
+_VIEWS, _PER_VIEW = 2, 5
+
+
+class _Name(NamedTuple):
+    """Where an image stands in the file; all are numbered from 1."""
+
+    pair: int
+    person: int
+    view: int
+    image: int
+
+    def __str__(self) -> str:
+        return f"{self.pair}_{self.person:03d}_{self.view}_{self.image:02d}.png"
+
+
+def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) -> tuple[Path, dict[str, int]]:
+    """Write ``output``/cuhk03-np/``variant``, which :class:`fedsim.data.datasets.CUHK03NP` reads.
+
+    Args:
+        mat: ``cuhk-03.mat``, in the format of MATLAB 7.3 (HDF5). ``detected`` and ``labeled`` are cells of five pairs
+            of cameras; each is a cell of people x 10 images, five from each camera, empty where there are fewer.
+        protocol: ``cuhk03_new_protocol_config_detected.mat`` or ``..._labeled.mat``: names (``filelist``), and which of
+            them are for training, queries and gallery (positions from 1).
+        output: the folder of data sets.
+        variant: boxes by a detector or by hand.
+
+    Returns:
+        (the folder, its parts' numbers of images).
+
+    Raises:
+        ConfigError: if the folder exists, the protocol is the other variant's, or h5py is not installed.
+        DataError: if a file is not what it should be.
+    """
+    target = output / "cuhk03-np" / variant
+    if target.exists():
+        raise ConfigError(f"--output: {target} is there already; remove it, or choose another folder")
+    other = "labeled" if variant == "detected" else "detected"
+    if other in protocol.name:
+        raise ConfigError(f"--variant: {protocol.name} is the protocol of the {other} boxes, not of the {variant} ones")
+    parts = _read_protocol(protocol)
+    with _open(mat) as file:
+        images = _Images(mat, file, variant)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{variant}-", dir=target.parent) as temporary:
+            folder = Path(temporary) / variant
+            _write(folder, parts, images)
+            folder.rename(target)
+    return target, {part: len(names) for part, names in parts.items()}
+
+
+def _write(folder: Path, parts: dict[str, list[_Name]], images: _Images) -> None:
+    for part in parts:
+        (folder / part).mkdir(parents=True)
+    everything = [(part, name) for part, names in parts.items() for name in names]
+    for part, name in tqdm(everything, desc=f"writing {folder.name} images", disable=None):
+        Image.fromarray(images.read(name)).save(folder / part / str(name))
+
+
+def _open(mat: Path) -> Any:
+    """Open an HDF5 file; h5py has no types."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError("--mat: reading it needs h5py; pip install 'fedsim[cuhk03]'") from error
+    try:
+        return h5py.File(mat, "r")
+    except OSError as error:
+        raise DataError(f"{mat}: cannot be read as cuhk-03.mat ({error})") from error
+
+
+class _Images:
+    """The images of one variant.
+
+    Args:
+        path: of the file, for messages.
+        file: opened.
+        variant: which.
+    """
+
+    def __init__(self, path: Path, file: Any, variant: Variant) -> None:
+        self.path, self.file = path, file
+        try:
+            # MATLAB puts columns first: what it calls people x 10 is 10 x people here
+            self.pairs = [file[pair][()] for pair in file[variant][()].ravel()]
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: holds no cell {variant} of pairs of cameras, as cuhk-03.mat does") from error
+        for number, pair in enumerate(self.pairs, start=1):
+            if pair.ndim != 2 or len(pair) != _VIEWS * _PER_VIEW:
+                raise DataError(f"{path}: pair {number} of {variant} is not a cell of people x 10 images")
+
+    def read(self, name: _Name) -> NDArray[np.uint8]:
+        """Return an image, uint8 [H, W, 3].
+
+        Raises:
+            DataError: if it is not there.
+        """
+        try:
+            cell = self.file[self.pairs[name.pair - 1][name.image - 1, name.person - 1]][()]
+        except (KeyError, IndexError, ValueError, TypeError, OSError) as error:
+            raise self._missing(name) from error
+        if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:  # an empty cell is its shape, two numbers
+            raise self._missing(name)
+        pixels: NDArray[np.uint8] = np.ascontiguousarray(cell.T)
+        return pixels
+
+    def _missing(self, name: _Name) -> DataError:
+        return DataError(f"{self.path}: holds no image {name}, which the protocol names; do the two files fit?")
+
+
+def _read_protocol(path: Path) -> dict[str, list[_Name]]:
+    """Folder -> its images."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        files = [str(np.asarray(cell).item()) for cell in content["filelist"].ravel()]
+        rows = {part: content[variable].ravel().astype(np.int64) - 1 for part, variable in _PARTS.items()}
+    except Exception as error:  # whatever scipy makes of a damaged file
+        raise DataError(
+            f"{path}: is not CUHK03's new protocol ({error}); get cuhk03_new_protocol_config_detected.mat or "
+            "cuhk03_new_protocol_config_labeled.mat"
+        ) from error
+    for part, index in rows.items():
+        if not len(index) or not np.isin(index, np.arange(len(files))).all():
+            raise DataError(f"{path}: {_PARTS[part]} does not fit the {len(files)} names of filelist")
+    return {part: [_parse(path, files[row]) for row in index] for part, index in rows.items()}
+
+
+def _parse(path: Path, file: str) -> _Name:
+    match = re.fullmatch(r"(\d+)_(\d+)_([12])_(\d+)\.\w+", file)
+    if match is None:
+        raise DataError(f"{path}: the name {file} is not like 1_001_1_01.png")
+    name = _Name(*map(int, match.groups()))
+    if min(name) < 1 or (name.image - 1) // _PER_VIEW != name.view - 1:
+        raise DataError(f"{path}: the name {file} is not like 1_001_1_01.png; images 1 to 5 are view 1, 6 to 10 view 2")
+    return name

@@ -1,0 +1,141 @@
+"""CIFAR-10 (Krizhevsky, 2009): the classification task of paper 001, Table 2."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.errors import DataError
+from fedsim.data.datasets.base import Counts, DataSet
+from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
+
+__all__ = ["CIFAR10"]
+
+_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+_TEST = "test_batch"
+_SHAPE = (3, 32, 32)
+_CLASSES = 10
+
+
+class CIFAR10(DataSet):
+    """CIFAR-10's Python version: 50,000 training and 10,000 test images of 10 classes, 32 x 32 pixels.
+
+    Identity = class + 1, and the same classes train and are tested on: set ``data.val`` to first_image or none.
+    Training images are camera 0. ``gallery`` is all test images in the order of their file, for top-1 accuracy;
+    ``query`` is empty. As retrieval needs queries, there is one split of the gallery: its first half asks (camera 1),
+    its second half answers (camera 2), so no image finds itself and no match is junk.
+
+    The files are pickles. Nothing in them is called or imported: see :class:`_BatchReader`.
+    """
+
+    name = "cifar10"
+    folders = ("cifar-10-batches-py",)
+    holds: tuple[str, ...] = (*_TRAIN, _TEST)
+    official: Counts | None = Counts(10, 50_000, 0, 10_000)
+    ask = "it is free: the Python version, from www.cs.toronto.edu/~kriz/cifar.html"
+
+    def read(self, folder: Path) -> Domain:
+        """Read its files into memory; see :meth:`DataSet.read`."""
+        batches = [_read_batch(folder / name) for name in _TRAIN]
+        pixels, classes = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        train = Split(ImageArray(pixels), classes + 1, np.zeros(len(classes), dtype=np.int64))
+        pixels, classes = _read_batch(folder / _TEST)
+        rows = np.arange(len(classes), dtype=np.int64)
+        answers = rows >= len(rows) // 2
+        test = Split(ImageArray(pixels), classes + 1, np.where(answers, 2, 1).astype(np.int64))
+        split = GallerySplit(rows[~answers], rows[answers])
+        return Domain(self.name, train, test.take(rows[:0]), test, (split,))
+
+
+def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return pixels, uint8 [n, 32, 32, 3], and classes [n], from 0.
+
+    Raises:
+        DataError: naming the file, if it is damaged, or holds anything else.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _BatchReader(file, encoding="bytes").load()
+        pixels = content[b"data"].to_numpy()
+        labels = content[b"labels"]
+    except Exception as error:  # whatever a damaged or made-up pickle leads to
+        raise DataError(f"{path}: is not a batch of CIFAR-10 ({error!r}); get the Python version again") from error
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < _CLASSES for label in labels):
+        raise DataError(f"{path}: labels are not a list of classes 0 to {_CLASSES - 1}; get the Python version again")
+    if pixels.shape != (len(labels), prod(_SHAPE)) or not labels:
+        raise DataError(
+            f"{path}: has {len(labels)} labels and data of shape {pixels.shape}, which should be "
+            f"({len(labels)}, {prod(_SHAPE)}); get the Python version again"
+        )
+    images = pixels.reshape(-1, *_SHAPE).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, dtype=np.int64)
+
+
+class _PickledType:
+    """A numpy type's name."""
+
+    def __init__(self, name: bytes | str, *_: object) -> None:
+        self.is_uint8 = name in (b"u1", "u1", b"|u1", "|u1")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and the like, which a byte does not have."""
+
+
+class _PickledArray:
+    """What a pickle says of a numpy array."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Keep (version, shape, type, whether columns come first, bytes)."""
+        self.state = state
+
+    def to_numpy(self) -> NDArray[np.uint8]:
+        """Return the array.
+
+        Raises:
+            ValueError: if it does not hold bytes, or not as many as its shape says.
+        """
+        _, shape, kind, columns_first, content = self.state
+        if not kind.is_uint8:
+            raise ValueError("data are not bytes")
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
+def _make_array(*_: object) -> _PickledArray:
+    return _PickledArray()
+
+
+def _to_bytes(text: str, _: str) -> bytes:
+    """Bytes, as Python 3 writes them where Python 2 shall read them."""
+    return text.encode("latin1")
+
+
+_STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _make_array,
+    ("numpy._core.multiarray", "_reconstruct"): _make_array,
+    ("numpy", "ndarray"): _PickledArray,
+    ("numpy", "dtype"): _PickledType,
+    ("_codecs", "encode"): _to_bytes,
+}
+
+
+class _BatchReader(pickle.Unpickler):
+    """Reads lists, dictionaries, numbers, strings, and arrays of bytes.
+
+    A pickle names functions and classes to be called. Of those only the names that arrays and strings need are known,
+    and what is called instead is defined here: not even numpy sees more of the file than a shape and bytes.
+    """
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        """Return what stands for a name; any other is refused."""
+        try:
+            return _STAND_FOR[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no such file needs") from None

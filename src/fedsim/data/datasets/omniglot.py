@@ -1,0 +1,151 @@
+"""Omniglot (Lake et al., Science 2015) as re-identification: alphabets are data sets, characters identities."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.datasets.base import Counts, DataSet
+from fedsim.data.images import Domain, Images, Index, Size, Split
+from fedsim.data.listing import Label, label_images, list_images
+
+__all__ = ["InkImages", "Omniglot", "alphabet_name"]
+
+_BACKGROUND, _EVALUATION = "images_background", "images_evaluation"
+_DRAWERS = 20
+_QUERY_EVERY = 4
+
+
+class InkImages(Images):
+    """Black ink on white paper, turned into white ink on black: paper is 0, as padding is.
+
+    Args:
+        images: of black ink.
+    """
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+    def take(self, index: Index) -> InkImages:
+        """Return the images at the positions ``index``."""
+        return InkImages(self.images.take(index))
+
+    def decode(self, size: Size) -> Tensor:
+        """Decode and invert; see :meth:`Images.decode`."""
+        return 255 - self.images.decode(size)
+
+
+class Omniglot(DataSet):
+    """Omniglot in torchvision's layout: one domain per alphabet, identity = character, camera = drawer.
+
+    ``images_background``: 30 alphabets, 964 characters, 19,280 images; the first half of an alphabet's characters
+    trains, the others are tested on. ``images_evaluation``: 20 alphabets, 659 characters, 13,180 images; all are tested
+    on, unseen. Drawers 1, 5, 9, 13 and 17 of 20 are queries, the others the gallery. Files
+    ``images_background/Latin/character01/0709_01.png``, in which the drawer comes last. Ink is black in the files and
+    white here. Domains are called like alphabets, less parentheses.
+
+    Args:
+        root: see :class:`DataSet`.
+        alphabets: which, in this order; null takes all, sorted, background first.
+        train_share: of a background alphabet's characters, the first so many train, rounded down; with 0 all are
+            tested on, and the alphabet is unseen.
+        drawers_per_camera: so many neighbouring drawers are one camera; 4 gives matches that are junk, as in
+            ``configs/omniglot.yaml``.
+    """
+
+    name = "omniglot"
+    folders = ("omniglot-py", "omniglot", "Omniglot")
+    holds: tuple[str, ...] = (_BACKGROUND,)
+    official: Counts | None = Counts(477, 9_540, 5_730, 17_190)
+    ask = "it is free, from github.com/brendenlake/omniglot"
+
+    def __init__(
+        self, root: str, alphabets: list[str] | None = None, train_share: float = 0.5, drawers_per_camera: int = 1
+    ) -> None:
+        super().__init__(root)
+        if not 0 <= train_share < 1:
+            raise ConfigError(f"data.source.train_share: {train_share} is not at least 0 and below 1")
+        if not 1 <= drawers_per_camera < _DRAWERS:
+            raise ConfigError(f"data.source.drawers_per_camera: {drawers_per_camera} is not between 1 and 19")
+        self.alphabets = alphabets
+        self.train_share = train_share
+        self.drawers_per_camera = drawers_per_camera
+        if alphabets is not None or train_share != 0.5:
+            self.official = None
+
+    def domains_in(self, folder: Path) -> list[Domain]:
+        """Return one domain per alphabet; see :meth:`DataSet.domains_in`."""
+        found = _alphabets(folder)
+        wanted = list(found) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
+        for name in wanted:
+            if name not in found:
+                raise DataError(f"{folder}: holds no alphabet {name}; there are {', '.join(found) or 'none'}")
+        return [self.read(found[name]) for name in wanted]
+
+    def read(self, folder: Path) -> Domain:
+        """List one alphabet's files; see :meth:`DataSet.read`."""
+        images = self._images(folder)
+        characters = images.identities
+        share = self.train_share if folder.parent.name == _BACKGROUND else 0.0
+        trained = characters[: int(share * len(characters))]
+        is_train = np.isin(images.pids, trained)
+        drawers = images.camids
+        is_query = drawers % _QUERY_EVERY == 0
+        images = Split(images.images, images.pids, drawers // self.drawers_per_camera)
+        return Domain(
+            alphabet_name(folder.name),
+            images.take(np.flatnonzero(is_train)) if len(trained) else None,
+            images.take(np.flatnonzero(~is_train & is_query)),
+            images.take(np.flatnonzero(~is_train & ~is_query)),
+        )
+
+    @staticmethod
+    def _images(folder: Path) -> Split:
+        """All images of an alphabet; ``camids`` are drawers, from 0."""
+        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+        if not splits:
+            raise DataError(f"{folder}: holds no folders like character01")
+        images = Split.concatenate(splits)
+        return Split(InkImages(images.images), images.pids, images.camids)
+
+
+def alphabet_name(folder: str) -> str:
+    """Return the domain's name: that of the folder without parentheses.
+
+    >>> alphabet_name("Japanese_(katakana)")
+    'Japanese_katakana'
+    """
+    return folder.replace("(", "").replace(")", "")
+
+
+def _alphabets(folder: Path) -> dict[str, Path]:
+    """Name -> folder, sorted, background alphabets first."""
+    found: dict[str, Path] = {}
+    for part in (_BACKGROUND, _EVALUATION):
+        for path in sorted(p for p in (folder / part).glob("*") if p.is_dir()):
+            name = alphabet_name(path.name)
+            if name in found:
+                raise DataError(f"{path}: this alphabet is also in {found[name].parent}; unseen ones must be new")
+            found[name] = path
+    return found
+
+
+def _read_character(folder: Path) -> Split:
+    character = re.fullmatch(r"character(\d+)", folder.name)
+    if character is None or int(character[1]) == 0:
+        raise DataError(f"{folder}: the name is not like character01")
+    pid, expected = int(character[1]), "0709_01.png"
+    paths = list_images(folder, expected)
+    split = label_images(paths, r"\d+_(\d+)\.", expected, lambda m: Label(pid, int(m[1]) - 1))
+    if split.camids.max() >= _DRAWERS:
+        path = paths[int(split.camids.argmax())]
+        raise DataError(f"{path}: drawers are numbered from 1 to {_DRAWERS}, as in {expected}")
+    return split
