@@ -1,5 +1,6 @@
 """CUHK03's .mat file becomes the folders of the new protocol."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -153,11 +154,31 @@ def test_files_that_do_not_fit_are_named_and_nothing_is_left(mat, tmp_path, chan
     assert not [path for path in (tmp_path / "data").rglob("*") if path.name != "cuhk03-np"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [np.zeros((1, 4, 9), np.uint8), np.zeros((3, 4, 9)), np.zeros((4, 9), np.uint8)],
+    ids=["one channel", "float64", "two dimensions"],
+)
+def test_what_is_no_image_is_not_written(mat, tmp_path, content):
+    import h5py
+
+    shutil.copy(mat, tmp_path / "cuhk-03.mat")
+    with h5py.File(tmp_path / "cuhk-03.mat", "r+") as file:
+        del file["#refs#/detected_1_1_1"]
+        images = file["#refs#/detected1"]
+        images[0, 0] = file.create_dataset("#refs#/other", data=content).ref
+    protocol = write_protocol(tmp_path / "protocol.mat", "detected")
+    with pytest.raises(DataError, match=r"holds no image 1_001_1_01\.png"):
+        convert_cuhk03(tmp_path / "cuhk-03.mat", protocol, tmp_path, "detected")
+
+
 def test_damaged_files_are_named(mat, tmp_path):
     broken = tmp_path / "broken.mat"
     broken.write_bytes(b"not a .mat file")
     with pytest.raises(DataError, match=r"broken\.mat: is not CUHK03's new protocol"):
         convert_cuhk03(mat, broken, tmp_path, "detected")
+    with pytest.raises(DataError, match=r"nowhere\.mat: no such file"):
+        convert_cuhk03(mat, tmp_path / "nowhere.mat", tmp_path, "detected")
     protocol = write_protocol(tmp_path / "protocol.mat", "detected")
     for path in (broken, tmp_path / "missing.mat"):
         with pytest.raises(DataError, match=rf"{path.name}: cannot be read as cuhk-03\.mat"):

@@ -133,6 +133,8 @@ def _read_protocol(path: Path) -> dict[str, list[_Name]]:
     """Folder -> its images."""
     from scipy.io import loadmat
 
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; --protocol is the file of CUHK03's new protocol")
     try:
         content = loadmat(path)
         files = [str(np.asarray(cell).item()) for cell in content["filelist"].ravel()]
