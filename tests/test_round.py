@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import torch_generator
 from fedsim.data import SyntheticReID
-from fedsim.data.augmentation import normalise_images
+from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.data.batches import shuffled_batches
 from fedsim.methods import FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
@@ -341,3 +341,37 @@ def test_a_quick_check_leaves_no_trace_on_the_data():
     data = make_data()
     fit(make_model(FedPav()), data, limit_train_batches=1)
     assert torch.equal(vector(fit(make_model(FedPav()), data)), vector(fit(make_model(FedPav()))))
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+class SecondView(FedAvg):
+    """FedAvg that asks for two views and trains on one of them."""
+
+    chosen: list[torch.Tensor] = []  # noqa: RUF012 - what the test looks at
+
+    def train(self, client, server):
+        for batch in client.batches(0, views=2):
+            [other] = batch.views
+            self.chosen.append((batch.images, other))
+            client.step(self.loss(client, server, batch))
+
+
+def test_a_second_view_is_another_augmentation_of_the_same_images_and_changes_nothing():
+    data = {"augmentation": Augmentation(pad=4, flip=0.5, erase=0.5)}
+    method = SecondView()
+    both, plain = fit(make_model(method), make_data(**data)), fit(make_model(FedAvg()), make_data(**data))
+    assert torch.equal(vector(both), vector(plain))
+    same = [torch.equal(first, second) for first, second in method.chosen]
+    assert not any(same)
+    still = SecondView()
+    still.chosen.clear()
+    fit(make_model(still), make_data(augmentation=Augmentation(pad=0, flip=0.0)))
+    assert all(torch.equal(first, second) for first, second in still.chosen)
+    mirrored = SecondView()
+    mirrored.chosen.clear()
+    fit(make_model(mirrored), make_data(augmentation=Augmentation(pad=0, flip=0.5)), rounds=1)
+    for first, second in mirrored.chosen:
+        for a, b in zip(first, second, strict=True):  # the same image, one way round or the other
+            assert torch.equal(a, b) or torch.equal(a, b.flip(-1))
