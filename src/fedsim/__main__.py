@@ -15,7 +15,7 @@ COMMANDS = {
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
     "describe": "show what a config shares, who holds what, and what a run will cost",
-    "data": "data check: what is there; preview: draw it; splits: draw and write test splits; convert: unpack CUHK03",
+    "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",

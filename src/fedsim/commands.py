@@ -14,6 +14,7 @@ from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders, write_market_splits
 from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
@@ -25,7 +26,7 @@ from fedsim.rank import rank
 from fedsim.report import report
 from fedsim.sweep import read_sweep
 
-__all__ = ["check", "convert", "prepare", "preview", "run_plain_command", "splits"]
+__all__ = ["check", "convert", "manifest", "prepare", "preview", "run_plain_command", "splits"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
@@ -47,7 +48,8 @@ def run_plain_command(command: str, args: list[str]) -> str:
     if command == "export":
         return _call(export, args, "export")
     commands: dict[str, Callable[..., str]] = {
-        "check": check, "convert": convert, "prepare": prepare, "preview": preview, "splits": splits,
+        "check": check, "convert": convert, "manifest": manifest, "prepare": prepare, "preview": preview,
+        "splits": splits,
     }  # fmt: skip
     if args and args[0] in ("-h", "--help"):
         return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
@@ -135,6 +137,25 @@ def preview(config: str | None = None, root: str | None = None, output: str = "p
         domains = SyntheticReID().domains()
     write_contact_sheet(domains, size, Path(output))
     return f"wrote {output}: {len(domains)} data sets"
+
+
+def manifest(config: str, output: str = "federation.csv") -> str:
+    """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
+
+    Args:
+        config: a config file whose data section describes the federation.
+        output: the CSV file to write; paths of images below its folder are relative to it.
+
+    Returns:
+        what was written, and a SHA-256 that does not depend on where the data lie.
+    """
+    data = _data_of(config)
+    if data.manifest is not None:
+        raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
+    if data.dry_run:
+        raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
+    rows = write_manifest(data.federated, Path(output))
+    return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 
 
 def _data_of(path: str) -> FederatedDataModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -16,9 +17,11 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
+from fedsim.data.datasets.overlap import warn_of_common_people
 from fedsim.data.decoded import Wanted
 from fedsim.data.federations import FederatedData, Validation, build_federation
 from fedsim.data.images import Domain, Images, ReIDSource, Size
+from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.standins import standin_of
@@ -50,7 +53,8 @@ class FederatedDataModule(LightningDataModule):
     """Data of all clients and all test sets.
 
     Args:
-        source: where data sets come from: SyntheticReID, MarketFolders, or your own ReIDSource; or a list of these.
+        source: where data sets come from: SyntheticReID, MarketFolders, one of the papers' data sets, or your own
+            ReIDSource; or a list of these.
         partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound);
             several clients per data set: by_camera, by_identity, iid, dirichlet, shards.
         parts: clients per data set, for by_identity, iid, dirichlet and shards.
@@ -59,6 +63,9 @@ class FederatedDataModule(LightningDataModule):
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
         val: what each client holds out for model selection: identities, first_image, or none.
         val_fraction: share of the identities that val: identities holds out.
+        max_images: at most so many training images per client, a random part; null keeps all.
+        max_identities: at most so many training identities per client, a random part; null keeps all.
+        manifest: a CSV file written by fedsim data manifest, instead of a source: it says who holds what.
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
         augmentation: of training images.
@@ -77,7 +84,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        source: ReIDSource | list[ReIDSource],
+        source: ReIDSource | list[ReIDSource] | None = None,
         partition: Partition = "by_dataset",
         parts: int = 4,
         alpha: float = 0.5,
@@ -85,6 +92,9 @@ class FederatedDataModule(LightningDataModule):
         public: str | None = None,
         val: Validation = "identities",
         val_fraction: float = 0.2,
+        max_images: int | None = None,
+        max_identities: int | None = None,
+        manifest: str | None = None,
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
@@ -112,7 +122,14 @@ class FederatedDataModule(LightningDataModule):
                 "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
                 "which cannot be read must be known before the start"
             )
-        self.sources = source if isinstance(source, list) else [source]
+        if (source is None) == (manifest is None):
+            raise ConfigError("data.source: give a source of data sets or data.manifest, one of them")
+        decided = {"unseen": unseen, "public": public, "max_images": max_images, "max_identities": max_identities,
+                   "partition": partition != "by_dataset", "dry_run": dry_run}  # fmt: skip
+        if manifest is not None and (given := [name for name, value in decided.items() if value]):
+            raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
+        self.sources = [] if source is None else source if isinstance(source, list) else [source]
+        self.manifest = None if manifest is None else Path(manifest).expanduser()
         self.partition = partition
         self.parts = parts
         self.alpha = alpha
@@ -120,6 +137,8 @@ class FederatedDataModule(LightningDataModule):
         self.public = public
         self.val = val
         self.val_fraction = val_fraction
+        self.max_images = max_images
+        self.max_identities = max_identities
         self.size = size
         self.test_size = test_size or size
         self.augmentation = augmentation
@@ -136,20 +155,36 @@ class FederatedDataModule(LightningDataModule):
     def federated(self) -> FederatedData:
         """The federation; its files are listed on first use, no image is read."""
         if self._federated is None:
-            self._federated = build_federation(
-                self.list_domains(),
-                partition=self.partition,
-                parts=self.parts,
-                alpha=self.alpha,
-                unseen=self.unseen,
-                public=self.public,
-                val=self.val,
-                val_fraction=self.val_fraction,
-            )
+            self._federated = self._build() if self.manifest is None else self._read(self.manifest)
         return self._federated
 
+    def _build(self) -> FederatedData:
+        warn_of_common_people(self.sources, self.public)
+        return build_federation(
+            self.list_domains(),
+            partition=self.partition,
+            parts=self.parts,
+            alpha=self.alpha,
+            unseen=self.unseen,
+            public=self.public,
+            val=self.val,
+            val_fraction=self.val_fraction,
+            max_images=self.max_images,
+            max_identities=self.max_identities,
+        )
+
+    def _read(self, manifest: Path) -> FederatedData:
+        federated = read_manifest(manifest)
+        if self.val == "none":
+            return replace(federated, clients=tuple(replace(client, val=None) for client in federated.clients))
+        if all(client.val is None for client in federated.clients):
+            raise ConfigError(f"data.val: {manifest} lists no validation images; set data.val to none")
+        return federated
+
     def list_domains(self) -> list[Domain]:
-        """Return all data sets of all sources, in their order; decoded images are used where they are there."""
+        """Return all data sets of all sources or of the manifest, in their order; decoded where a decoded file is there."""
+        if self.manifest is not None:
+            return domains_of(self.federated)
         domains = self._list_files()
         if self.cache_dir is None:
             return domains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,12 +10,16 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
+from fedsim.data.caps import cap_training
 from fedsim.data.images import Domain, GallerySplit, Index, Split
 from fedsim.data.partitions import Partition, divide
 
-__all__ = ["ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
+__all__ = ["RESERVED", "ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
 
 Validation = Literal["identities", "first_image", "none"]
+
+RESERVED = ("seen", "unseen")
+"""Names of means over data sets, which no data set can have."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class FederatedData:
     """domains on which nobody trains"""
     public: Split | None
     """unlabelled images that the server may use"""
+    public_name: str | None = None
+    """the data set that they are from"""
 
 
 def build_federation(
@@ -83,6 +89,8 @@ def build_federation(
     public: str | None = None,
     val: Validation = "identities",
     val_fraction: float = 0.2,
+    max_images: int | None = None,
+    max_identities: int | None = None,
 ) -> FederatedData:
     """Turn data sets into clients and test sets.
 
@@ -97,6 +105,8 @@ def build_federation(
         public: name of an unseen data set whose images, without labels, the server may use.
         val: what a client holds out for validation; see :func:`split_validation`.
         val_fraction: share of the identities held out by ``val: identities``.
+        max_images: per client, before validation images are held out; see :func:`fedsim.data.caps.cap_training`.
+        max_identities: see there.
 
     Raises:
         ConfigError: if a name does not exist or nobody is left to train.
@@ -109,15 +119,10 @@ def build_federation(
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
-    trains = [(d.name, d.train) for d in seen if d.train is not None]
-    if partition in ("by_dataset", "union"):
-        clients = [_client(name, train, (name,), val, val_fraction) for name, train in trains]
-    else:
-        clients = [
-            _client(f"{name}-{part.name}", train.take(part.images), (name,), val, val_fraction)
-            for name, train in trains
-            for part in divide(name, train, partition, parts, alpha)
-        ]
+    clients = [
+        _client(name, cap_training(name, train, max_identities, max_images), (data_set,), val, val_fraction)
+        for data_set, name, train in _shares(seen, partition, parts, alpha)
+    ]
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
@@ -128,12 +133,13 @@ def build_federation(
         tests=tests,
         unseen=tuple(name for name in tests if name not in names),
         public=None if public is None else _all_images(by_name[public]),
+        public_name=public,
     )
 
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
     names = [domain.name for domain in domains]
-    for name in ("seen", "unseen"):
+    for name in RESERVED:
         if name in names:
             raise ConfigError(f"data.source: a data set cannot be called {name}, the name of a mean; rename the folder")
     twice = {name for name in names if names.count(name) > 1}
@@ -143,6 +149,18 @@ def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str |
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"data.{field}: there is no data set {name}; choose from {', '.join(names)}")
+
+
+def _shares(domains: Sequence[Domain], how: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
+    """Yield (data set, client, its training images)."""
+    for domain in domains:
+        train = domain.train
+        assert train is not None
+        if how in ("by_dataset", "union"):
+            yield domain.name, domain.name, train
+        else:
+            for part in divide(domain.name, train, how, parts, alpha):
+                yield domain.name, f"{domain.name}-{part.name}", train.take(part.images)
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:

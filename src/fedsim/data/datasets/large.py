@@ -41,7 +41,7 @@ class DukeMTMC(DataSet):
     """DukeMTMC-reID (Zheng et al., ICCV 2017): 702 identities, 16,522 images; 2,228 queries; gallery 17,661.
 
     Withdrawn by its owners in 2019: people were filmed outside of what they and the university's board had agreed to.
-    For those who hold it already and must compare; it is in no config of this project.
+    For those who hold it already and must compare. Configs of papers list it without the acknowledgement.
 
     Args:
         root: see :class:`DataSet`.
@@ -52,19 +52,24 @@ class DukeMTMC(DataSet):
     folders = ("DukeMTMC-reID", "dukemtmc-reid")
     holds: tuple[str, ...] = _MARKET_FOLDERS
     official: Counts | None = Counts(702, 16_522, 2_228, 17_661)
-    ask = "it was withdrawn in 2019; use another data set"
+    ask = "it was withdrawn in 2019; leave it out, as configs/data/fedreidbench_eight.yaml does"
 
     def __init__(self, root: str, i_know_duke_is_withdrawn: bool = False) -> None:
         super().__init__(root)
         self.i_know_duke_is_withdrawn = i_know_duke_is_withdrawn
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
+    def find(self) -> Path:
+        """Return its folder; see :meth:`DataSet.find`."""
         if not (self.i_know_duke_is_withdrawn or self.is_standin):
             raise ConfigError(
-                "data.source.i_know_duke_is_withdrawn: DukeMTMC-reID was withdrawn by its owners; use another data "
-                "set, or set this to true if you must compare"
+                "data.source.i_know_duke_is_withdrawn: DukeMTMC-reID was withdrawn by its owners; leave it out, as "
+                "configs/data/fedreidbench_eight.yaml does, or set this to true in a copy of the config if you must "
+                "compare"
             )
+        return super().find()
+
+    def read(self, folder: Path) -> Domain:
+        """List its files; see :meth:`DataSet.read`."""
         return read_market_domain(folder, self.name)
 
 

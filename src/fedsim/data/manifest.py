@@ -1,0 +1,339 @@
+"""A federation as a CSV file: who holds which image, and where everybody is tested.
+
+One row per image and use, in the order of the federation: training and validation images client after client, then the
+test sets, then the public images. Columns:
+
+``path``: of the image; relative to the manifest's folder where it lies below it, else absolute.
+``pid``: identity; 0 a distractor, -1 junk. A client of several data sets and a public set number their people through.
+``cam``: camera, from 0.
+``dataset``: where the image is from. A client is tested on the data sets that it trains on; the others are unseen.
+``client``: whose image it is; empty for test and public images.
+``part``: ``train``, ``val_query``, ``val_gallery``, ``query``, ``gallery`` or ``public``. A data set that is scored on
+several splits lists all of its images as ``gallery``, then each split as ``query 0``, ``gallery 0``, ``query 1``, ...
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import replacing
+from fedsim.data.federations import RESERVED, ClientData, FederatedData, RetrievalSet
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Split
+
+__all__ = ["Row", "domains_of", "hash_rows", "list_rows", "read_manifest", "read_rows", "write_manifest"]
+
+_CLIENT_PARTS = ("train", "val_query", "val_gallery")
+_PART = re.compile(r"train|val_query|val_gallery|public|(query|gallery)( (0|[1-9]\d{0,3}))?", re.ASCII)
+_PID = re.compile(r"-1|\d{1,18}", re.ASCII)  # fits int64
+_CAM = re.compile(r"\d{1,18}", re.ASCII)
+
+
+class Row(NamedTuple):
+    """One use of one image; see the head of this module."""
+
+    path: Path
+    """absolute"""
+    pid: int
+    cam: int
+    dataset: str
+    client: str
+    part: str
+
+
+class _Line(NamedTuple):
+    number: int
+    """in the file, from 1"""
+    row: Row
+
+
+_Parts = dict[str, list[_Line]]
+"""part -> its lines"""
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
+    """Write a federation as a manifest.
+
+    Args:
+        federated: as :func:`fedsim.data.federations.build_federation` returns it; all of its images must be files.
+        path: the CSV file.
+
+    Returns:
+        its rows.
+
+    Raises:
+        ConfigError: if images are no files.
+    """
+    rows = list(list_rows(federated))
+    folder = Path(os.path.abspath(path.parent))
+    shown = [row.path.relative_to(folder) if row.path.is_relative_to(folder) else row.path for row in rows]
+    with replacing(path) as partial:
+        partial.write_bytes(_as_csv(rows, shown))
+    return rows
+
+
+def list_rows(federated: FederatedData) -> Iterator[Row]:
+    """Yield the rows of a federation, in their order."""
+    for client in federated.clients:
+        parts = {"train": client.train}
+        if client.val is not None:
+            parts |= {"val_query": client.val.query, "val_gallery": client.val.gallery}
+        for part, split in parts.items():
+            yield from _rows(split, _data_sets_of(client, split), client.name, part)
+    for name, test in federated.tests.items():
+        yield from _rows(test.query, [name] * len(test.query), "", "query")
+        yield from _rows(test.gallery, [name] * len(test.gallery), "", "gallery")
+        for number, indices in enumerate(test.splits):
+            for part, index in indices._asdict().items():
+                yield from _rows(test.gallery.take(index), [name] * len(index), "", f"{part} {number}")
+    if federated.public is not None:
+        yield from _rows(federated.public, [federated.public_name or ""] * len(federated.public), "", "public")
+
+
+def hash_rows(rows: Sequence[Row]) -> str:
+    """Hash a federation: whoever has the same data sets and the same config gets the same SHA-256.
+
+    It is that of the CSV file in which each path is relative to the deepest folder that holds all of its data set, so
+    where the data lie makes no difference. What is in the images is not looked at.
+    """
+    folders: dict[str, set[str]] = {}
+    for row in rows:
+        folders.setdefault(row.dataset, set()).add(str(row.path.parent))
+    roots = {name: os.path.commonpath(found) for name, found in folders.items()}
+    return hashlib.sha256(_as_csv(rows, [row.path.relative_to(roots[row.dataset]) for row in rows])).hexdigest()
+
+
+def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
+    """Return the file's content, with these paths."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows([path.as_posix(), *row[1:]] for path, row in zip(shown, rows, strict=True))
+    return text.getvalue().encode(errors="surrogateescape")  # names of files are bytes
+
+
+def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[Row]:
+    if not len(split):
+        return
+    paths = _paths(split.images, client or data_sets[0])
+    for path, pid, cam, name in zip(paths, split.pids.tolist(), split.camids.tolist(), data_sets, strict=True):
+        yield Row(path, pid, cam, name, client, part)
+
+
+def _data_sets_of(client: ClientData, split: Split) -> list[str]:
+    """Name each image's data set; a client of several ones has their images behind each other."""
+    if len(client.tests) == 1:
+        return [client.tests[0]] * len(split)
+    assert isinstance(split.images, ImagesInParts)
+    members = zip(client.tests, split.images.parts, strict=True)
+    return [name for name, part in members for _ in range(len(part))]
+
+
+def _paths(images: Images, whose: str) -> list[Path]:
+    if isinstance(images, ImagesInParts):
+        return [path for part in images.parts for path in _paths(part, whose)]
+    if not isinstance(images, ImageFiles):
+        raise ConfigError(
+            f"data.source: the images of {whose} are no files ({type(images).__name__}), and a manifest lists files; "
+            "keep the config instead, which makes the same federation everywhere"
+        )
+    return [Path(os.path.abspath(path)) for path in images.paths]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path) -> FederatedData:
+    """Build the federation that a manifest lists. No image is opened.
+
+    Args:
+        path: the CSV file.
+
+    Raises:
+        DataError: naming the file, the line and the rule.
+    """
+    clients: dict[str, _Parts] = {}
+    tests: dict[str, _Parts] = {}
+    public: list[_Line] = []
+    for line in _read_lines(path):
+        row = line.row
+        if row.part == "public":
+            public.append(line)
+        else:
+            group = clients.setdefault(row.client, {}) if row.client else tests.setdefault(row.dataset, {})
+            group.setdefault(row.part, []).append(line)
+    if not clients:
+        raise DataError(f"{path}: nobody has training images; some rows need a client and the part train")
+    federated = tuple(_client(path, name, parts, tests) for name, parts in clients.items())
+    trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
+    for line in public:
+        if line.row.dataset in trained | set(tests):
+            raise _wrong(path, line, f"{line.row.dataset} is public, and cannot be trained or tested on as well")
+    return FederatedData(
+        clients=federated,
+        tests={name: _test_set(path, name, parts) for name, parts in tests.items()},
+        unseen=tuple(name for name in tests if name not in trained),
+        public=_split(public) if public else None,
+        public_name=public[0].row.dataset if public else None,
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a manifest; see :func:`read_manifest`, which also looks whether they fit together."""
+    return [line.row for line in _read_lines(path)]
+
+
+def domains_of(federated: FederatedData) -> list[Domain]:
+    """Return the data sets of a federation, for pictures; who trains on several data sets at once is not in them."""
+    domains = []
+    for name, test in federated.tests.items():
+        trains = [client.train for client in federated.clients if client.tests == (name,)]
+        train = Split.concatenate(trains) if trains else None
+        domains.append(Domain(name, train, test.query, test.gallery, test.splits))
+    return domains
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"{path}: cannot read this manifest ({error}); write one with fedsim data manifest") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    folder = Path(os.path.abspath(path.parent))
+    lines: list[_Line] = []
+    try:
+        for fields in reader:
+            if reader.line_num == 1 and fields != list(Row._fields):
+                raise DataError(f"{path}: line 1 is not {','.join(Row._fields)}; write one with fedsim data manifest")
+            if reader.line_num > 1:
+                lines.append(_Line(reader.line_num, _row(path, reader.line_num, folder, fields)))
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
+    if not lines:
+        raise DataError(f"{path}: lists no images; write one with fedsim data manifest")
+    return lines
+
+
+def _row(path: Path, number: int, folder: Path, fields: list[str]) -> Row:
+    rule = _broken_rule(fields)
+    if rule:
+        raise DataError(f"{path}: line {number}: {rule}")
+    file, pid, cam, *rest = fields
+    return Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
+
+
+def _broken_rule(fields: list[str]) -> str | None:
+    """Return what is wrong with one line, looked at alone."""
+    if len(fields) != len(Row._fields):
+        return f"has {len(fields)} fields instead of {len(Row._fields)}"
+    file, pid, cam, dataset, client, part = fields
+    is_train = part in _CLIENT_PARTS
+    rules = (
+        (not file, "path is empty"),
+        (not _PID.fullmatch(pid), f"pid {pid!r} is not an integer from -1 on"),
+        (not _CAM.fullmatch(cam), f"cam {cam!r} is not an integer from 0 on"),
+        (dataset in ("", *RESERVED), f"a data set cannot be called {dataset!r}"),
+        (not _PART.fullmatch(part), f"part {part!r} is not one of {', '.join(_CLIENT_PARTS)}, query, gallery, public"),
+        (is_train and not client, f"part {part} needs a client"),
+        (not is_train and client != "", f"part {part} belongs to nobody; leave client empty"),
+        (is_train and pid == "-1", f"part {part} has no junk images (pid -1)"),
+    )
+    return next((rule for is_broken, rule in rules if is_broken), None)
+
+
+def _wrong(path: Path, line: _Line, rule: str) -> DataError:
+    return DataError(f"{path}: line {line.number}: {rule}")
+
+
+def _split(lines: Sequence[_Line]) -> Split:
+    return Split(
+        ImageFiles([line.row.path for line in lines]),
+        np.array([line.row.pid for line in lines], dtype=np.int64),
+        np.array([line.row.cam for line in lines], dtype=np.int64),
+    )
+
+
+def _client(path: Path, name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
+    if "train" not in parts:
+        raise _wrong(path, next(iter(parts.values()))[0], f"client {name} has no training images")
+    train = _split(parts["train"])
+    data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
+    if len(data_sets) == 1:  # who trains on several ones has other numbers for their people
+        _check_new(path, parts["train"], tests.get(data_sets[0], {}))
+    labels = np.searchsorted(train.identities, train.pids).astype(np.int64)
+    return ClientData(name, train, labels, _validation(path, parts), tuple(n for n in data_sets if n in tests))
+
+
+def _check_new(path: Path, trained: Sequence[_Line], test: _Parts) -> None:
+    """Test identities must be new; in a gallery from which no queries are drawn, others may be."""
+    is_pool = "query" not in test
+    people = {line.row.pid for line in test.get("gallery" if is_pool else "query", []) if line.row.pid > 0}
+    for line in trained:
+        if line.row.pid in people:
+            raise _wrong(path, line, f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
+
+
+def _validation(path: Path, parts: _Parts) -> RetrievalSet | None:
+    query, gallery = (parts.get(name, []) for name in ("val_query", "val_gallery"))
+    if not query and not gallery:
+        return None
+    if not query or not gallery:
+        raise _wrong(path, (query or gallery)[0], "a client needs both val_query and val_gallery, or neither")
+    own = _positions(path, query, gallery)
+    if -1 not in own:
+        return RetrievalSet(_split(query), _split(gallery), own)
+    if (own >= 0).any():
+        line = query[int(np.flatnonzero(own < 0)[0])]
+        raise _wrong(path, line, "this query is not in val_gallery, and others are; list all of them there, or none")
+    return RetrievalSet(_split(query), _split(gallery))
+
+
+def _test_set(path: Path, name: str, parts: _Parts) -> RetrievalSet:
+    gallery = parts.get("gallery")
+    if gallery is None:
+        raise _wrong(path, next(iter(parts.values()))[0], f"{name} has no gallery")
+    numbered = len(parts) - 1 - ("query" in parts)
+    if ("query" in parts) == (numbered > 0):
+        raise _wrong(path, gallery[0], f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
+    splits = tuple(
+        GallerySplit(*(_in_pool(path, name, parts, f"{part} {number}") for part in ("query", "gallery")))
+        for number in range((numbered + 1) // 2)
+    )
+    return RetrievalSet(_split(parts.get("query", [])), _split(gallery), splits=splits)
+
+
+def _in_pool(path: Path, name: str, parts: _Parts, part: str) -> Index:
+    """Return where the images of one side of a split stand in the gallery."""
+    pool = parts["gallery"]
+    if part not in parts:
+        raise _wrong(path, pool[0], f"{name} has no rows with the part {part}; splits are numbered from 0 on")
+    found = _positions(path, parts[part], pool)
+    if -1 in found:
+        line = parts[part][int(np.flatnonzero(found < 0)[0])]
+        raise _wrong(path, line, f"this image of {part} is not in the gallery of {name}")
+    return found
+
+
+def _positions(path: Path, lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
+    """Return where images stand in a gallery, by their paths; -1: nowhere."""
+    position: dict[Path, int] = {}
+    for place, line in enumerate(gallery):
+        if position.setdefault(line.row.path, place) != place:
+            raise _wrong(path, line, f"{line.row.path.name} is in this {line.row.part} twice")
+    found = np.array([position.get(line.row.path, -1) for line in lines], dtype=np.int64)
+    for line, place in zip(lines, found, strict=True):
+        if place >= 0 and gallery[place].row[1:3] != line.row[1:3]:
+            raise _wrong(path, line, f"pid or cam differ from line {gallery[place].number}, which is the same image")
+    return found
