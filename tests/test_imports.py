@@ -24,6 +24,7 @@ LEVELS = [
         "sweep",
         "local_sweep",
         "commands",
+        "data_commands",
         "rank",
     },
     {"federation", "hosting", "aggregation", "assembly", "methods", "callbacks", "compatibility", "round_table"},

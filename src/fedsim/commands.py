@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedsim.config_files import read_config
 from fedsim.core.errors import ConfigError, DrawsFailedError
-from fedsim.data.check import check_data
-from fedsim.data.cuhk03 import Variant, convert_cuhk03
-from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.manifest import hash_rows, write_manifest
-from fedsim.data.market import MarketFolders, write_market_splits
-from fedsim.data.prepare import prepare_data
-from fedsim.data.preview import write_contact_sheet
-from fedsim.data.splits import SplitStyle
-from fedsim.data.synthetic import SyntheticReID
+from fedsim.data_commands import call, run_data_command
 from fedsim.export import export
 from fedsim.local_sweep import check_results, command_line, plan_jobs, run_jobs, table_of
 from fedsim.rank import rank
 from fedsim.report import report
 from fedsim.sweep import read_sweep
 
-__all__ = ["check", "convert", "manifest", "prepare", "preview", "run_plain_command", "splits"]
+__all__ = ["run_plain_command"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
@@ -46,127 +35,8 @@ def run_plain_command(command: str, args: list[str]) -> str:
     if command == "sweep":
         return _sweep(args)
     if command == "export":
-        return _call(export, args, "export")
-    commands: dict[str, Callable[..., str]] = {
-        "check": check, "convert": convert, "manifest": manifest, "prepare": prepare, "preview": preview,
-        "splits": splits,
-    }  # fmt: skip
-    if args and args[0] in ("-h", "--help"):
-        return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
-    if not args or args[0] not in commands:
-        raise ConfigError(
-            f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
-        )
-    if args[0] == "check" and args[1:] and not args[1].startswith("-"):
-        args = ["check", "--root", *args[1:]]
-    return _call(commands[args[0]], args[1:], f"data {args[0]}")
-
-
-def _call(command: Callable[..., Any], args: list[str], name: str) -> str:
-    # not jsonargparse's auto_cli: that keeps an argument called config for itself
-    description = (command.__doc__ or "").partition("\n\n    Args:")[0]
-    parser = ArgumentParser(exit_on_error=False, prog=f"fedsim {name}", description=description)
-    parser.add_function_arguments(command, as_group=False)
-    return str(command(**parser.parse_args(args).as_dict()) or "")
-
-
-def check(root: str) -> str:
-    """Look which of the papers' data sets are in a folder, and whether they are complete.
-
-    Args:
-        root: the folder of data sets.
-
-    Returns:
-        a table.
-    """
-    return check_data(Path(root).expanduser())
-
-
-def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
-    """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
-
-    Can be interrupted and started again.
-
-    Args:
-        config: a config file whose data section names the data sets.
-        cache_dir: a folder for decoded images; null: data.cache_dir of the config.
-        workers: processes that decode.
-        verify: compare files that are there already with their checksums.
-
-    Returns:
-        a table.
-    """
-    return prepare_data(_data_of(config), None if cache_dir is None else Path(cache_dir), workers, verify)
-
-
-def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
-    """Turn CUHK03's original file into folders that CUHK03NP reads.
-
-    Args:
-        mat: cuhk-03.mat.
-        protocol: cuhk03_new_protocol_config_detected.mat, or ..._labeled.mat.
-        output: the folder of data sets, which gets cuhk03-np.
-        variant: boxes by a detector or by hand.
-
-    Returns:
-        what was written.
-    """
-    source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
-    folder, counts = convert_cuhk03(source, rules, target, variant)
-    return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
-
-
-def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
-    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
-
-    Args:
-        config: a config file whose data section names the data sets; null draws the synthetic ones.
-        root: a folder of data sets in Market-1501 layout, instead of a config.
-        output: the image file to write.
-
-    Returns:
-        what was written.
-    """
-    size = (128, 64)
-    if root is not None:
-        domains = MarketFolders(root).domains()
-    elif config:
-        data = _data_of(config)
-        domains, size = data.list_domains(), data.size
-    else:
-        domains = SyntheticReID().domains()
-    write_contact_sheet(domains, size, Path(output))
-    return f"wrote {output}: {len(domains)} data sets"
-
-
-def manifest(config: str, output: str = "federation.csv") -> str:
-    """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
-
-    Args:
-        config: a config file whose data section describes the federation.
-        output: the CSV file to write; paths of images below its folder are relative to it.
-
-    Returns:
-        what was written, and a SHA-256 that does not depend on where the data lie.
-    """
-    data = _data_of(config)
-    if data.manifest is not None:
-        raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
-    if data.dry_run:
-        raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
-    rows = write_manifest(data.federated, Path(output))
-    return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
-
-
-def _data_of(path: str) -> FederatedDataModule:
-    """Build the data module of a config's ``data`` section."""
-    content = read_config(path)
-    if "data" not in content:
-        raise ConfigError(f"--config: {path} has no data section")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
-    return data
+        return call(export, args, "export")
+    return run_data_command(args)
 
 
 def _rank(args: list[str]) -> str:
@@ -224,26 +94,3 @@ def _sweep(args: list[str]) -> str:
         sys.stdout.write(f"{table}\n")  # the others' scores are there
         raise
     return table
-
-
-def splits(
-    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True
-) -> str:
-    """Draw random splits of a small test set into queries and galleries, and write them as splits.json into its folder.
-
-    A folder with that file is scored on all its splits: mean and spread.
-
-    Args:
-        folder: a data set in Market-1501 layout; the images of bounding_box_test are split.
-        num: splits to draw.
-        fraction: of the identities that are tested on.
-        style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
-            gallery image.
-        cross_camera: draw queries so that a gallery image is from another camera.
-
-    Returns:
-        what was written.
-    """
-    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, style=style, cross_camera=cross_camera)
-    sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
-    return f"wrote {path}: {len(drawn)} splits of {sizes}"

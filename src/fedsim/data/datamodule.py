@@ -182,7 +182,7 @@ class FederatedDataModule(LightningDataModule):
         return federated
 
     def list_domains(self) -> list[Domain]:
-        """Return all data sets of all sources or of the manifest, in their order; decoded where a decoded file is there."""
+        """Return all data sets, in their order; their images are decoded where a decoded file is there."""
         if self.manifest is not None:
             return domains_of(self.federated)
         domains = self._list_files()

@@ -142,14 +142,13 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
 
 
 def _paths(images: Images, whose: str) -> list[Path]:
-    if isinstance(images, ImagesInParts):
-        return [path for part in images.parts for path in _paths(part, whose)]
-    if not isinstance(images, ImageFiles):
+    paths = [path for path in images.locations() if path is not None]
+    if len(paths) < len(images):
         raise ConfigError(
             f"data.source: the images of {whose} are no files ({type(images).__name__}), and a manifest lists files; "
             "keep the config instead, which makes the same federation everywhere"
         )
-    return [Path(os.path.abspath(path)) for path in images.paths]
+    return [Path(os.path.abspath(path)) for path in paths]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
