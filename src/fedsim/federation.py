@@ -274,7 +274,8 @@ class Federation(LightningModule):
         self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
         """client -> predicted work of a round: images times local epochs"""
         self.placement: Placement = place(self.costs, world_size)
-        check_image_size(self.residents, "size", data.size)
+        crop = data.augmentation.crop
+        check_image_size(self.residents, "augmentation.crop" if crop else "size", crop or data.size)
         check_image_size(self.residents, "test_size", data.test_size)
         self.server = Server(self.residents)
         self.store: ClientStore = make_store(self.client_store, device)

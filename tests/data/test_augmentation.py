@@ -302,15 +302,51 @@ def test_batches_that_are_augmented_together_get_what_each_would_get_alone(sizes
 # -- two versions, and another program's -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("height", "width", "pad"), [(9, 6, 2), (6, 9, 12), (1, 1, 1), (16, 8, 0)])
-def test_shifting_together_and_one_by_one_are_equal(height, width, pad):
+def cropped(picture, mirror, top, left, size):
+    """The obvious version: pixel (r, c) shows (r + top, c + left) of the picture, mirrored or not; else black."""
+    _, in_height, in_width = picture.shape
+    height, width = size
+    out = torch.zeros(3, height, width, dtype=picture.dtype)
+    for r in range(height):
+        for c in range(width):
+            y, x = r + top, (width - 1 - c if mirror else c) + left
+            if 0 <= y < in_height and 0 <= x < in_width:
+                out[:, r, c] = picture[:, y, x]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "pad"),
+    [
+        (9, 6, (9, 6), 2),
+        (6, 9, (6, 9), 12),
+        (1, 1, (1, 1), 1),
+        (16, 8, (16, 8), 0),
+        (9, 7, (6, 5), 1),
+        (4, 4, (7, 6), 3),
+    ],
+)
+def test_cropping_together_and_one_by_one_are_equal(height, width, size, pad):
     images = noise(40, height, width)
     mirror = torch.rand(40, generator=seeded(1)) < 0.5
-    rows, columns = torch.randint(-pad, pad + 1, (2, 40), generator=seeded(2))
-    together = module._shift_together(images, mirror, rows, columns)
-    assert torch.equal(module._shift_one_by_one(images, mirror, rows, columns), together)
-    for before, after, m, r, c in zip(images, together, mirror, rows, columns, strict=True):
-        assert torch.equal(after, moved(before, bool(m), int(r), int(c)))
+    top = torch.randint(-pad, pad + 4, (40,), generator=seeded(2))
+    left = torch.randint(-pad, pad + 4, (40,), generator=seeded(3))
+    together = module._crop_together(images, mirror, top, left, size)
+    assert torch.equal(module._crop_one_by_one(images, mirror, top, left, size), together)
+    for before, after, m, y, x in zip(images, together, mirror, top, left, strict=True):
+        assert torch.equal(after, cropped(before, bool(m), int(y), int(x), size))
+
+
+@pytest.mark.parametrize("tiny", [{}, {"rotate": 1e-5}])
+def test_a_crop_is_a_part_of_the_image_that_can_be_anywhere(tiny):
+    image, size = noise(1, 7, 5), (4, 3)
+    x = Augmentation(pad=0, flip=0.5, crop=size, **tiny)(copies(image, 600), seeded(0))
+    parts = [cropped(image[0], m, y, z, size) for m in (False, True) for y in range(4) for z in range(3)]
+    versions = normalise_images(torch.stack(parts)).flatten(1)
+    distance = (x.flatten(1)[:, None] - versions).abs().amax(2)
+    assert distance.amin(1).max() < 1e-4
+    counts = torch.bincount(distance.argmin(1), minlength=24).double()
+    assert ((counts - 25) ** 2 / 25).sum() < 54  # 23 degrees of freedom: exceeded with probability 3e-4
 
 
 def test_erasing_together_and_one_by_one_are_equal():

@@ -9,9 +9,10 @@ from PIL import Image
 
 from fedsim.commands import run_plain_command
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import MarketFolders, decoded
+from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded
 from fedsim.data.decoded import DecodedImages, Wanted
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Split
+from fedsim.data.manifest import write_manifest
 from fedsim.data.standins import write_standin
 from fedsim.methods import FedPav
 from small import fit, make_data, make_model, vector
@@ -207,6 +208,18 @@ def test_where_images_wait_changes_no_bit(tree, plain, tmp_path, cache, has_fold
     model = fit(make_model(FedPav()), data_of(tree, cache=cache, cache_dir=folder, workers=1), rounds=2)
     assert torch.equal(vector(model), vector(plain))
     assert len(list(tmp_path.glob("cache/*.npy"))) == 2 * has_folder
+
+
+def test_a_manifests_images_are_decoded_once_too(tree, plain, tmp_path):
+    manifest = tmp_path / "federation.csv"
+    write_manifest(data_of(tree).federated, manifest)
+    options = {"val": "none", "size": (32, 16), "augmentation": Augmentation(pad=0, flip=0.0)}
+    data = FederatedDataModule(manifest=str(manifest), cache_dir=str(tmp_path / "cache"), **options)
+    assert torch.equal(vector(fit(make_model(FedPav()), data, rounds=2)), vector(plain))
+    assert all(client.train.images.is_decoded((32, 16)) for client in data.federated.clients)
+    again = FederatedDataModule(manifest=str(manifest), cache_dir=str(tmp_path / "cache"), **options)
+    write_manifest(again.federated, tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_text() == manifest.read_text()
 
 
 @pytest.fixture

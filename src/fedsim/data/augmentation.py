@@ -55,7 +55,10 @@ class Augmentation:
     """
 
     pad: int = 10
-    """pixels by which a crop of the original size may move in each direction"""
+    """pixels by which a crop may reach beyond the image in each direction"""
+    crop: tuple[int, int] | None = None
+    """height and width of the crop, for images that are read larger (papers 000 and 001: 288 x 144, then 256 x 128);
+    null: those of the image"""
     flip: float = 0.5
     """probability of a horizontal mirror image"""
     rotate: float = 0.0
@@ -75,6 +78,8 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        if self.crop is not None and min(self.crop) < 1:
+            raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
         limits = {"flip": 1.0, "erase": 1.0, "hue": 0.5, "rotate": 180.0, "pad": math.inf, "scale": 0.9}
         limits |= dict.fromkeys(("brightness", "contrast", "saturation"), math.inf)
         for name, limit in limits.items():
@@ -92,7 +97,7 @@ class Augmentation:
                 None: it is one batch.
 
         Returns:
-            float32 [B, 3, H, W], normalised.
+            float32 [B, 3, H, W], or the size of the crop, normalised.
         """
         if generator is None:
             assert not self.is_random, "a random augmentation needs a generator"
@@ -115,30 +120,40 @@ class Augmentation:
 
     @property
     def _moves(self) -> bool:
-        return self.pad != 0 or any(share > 0.0 for share in (self.flip, self.rotate, self.scale))
+        return (
+            self.pad != 0 or self.crop is not None or any(share > 0.0 for share in (self.flip, self.rotate, self.scale))
+        )
 
     @property
     def _recolours(self) -> bool:
         return any(share > 0.0 for share in (self.brightness, self.contrast, self.saturation, self.hue))
 
     def _move(self, x: Tensor, u: Tensor) -> Tensor:
-        """Mirror, shift, rotate and scale; ``u`` [B, 5] uniform in [0, 1)."""
+        """Crop, mirror, rotate and scale; ``u`` [B, 5] uniform in [0, 1)."""
+        in_height, in_width = x.shape[2:]
+        height, width = size = self.crop or (in_height, in_width)
         mirror = u[:, 0] < self.flip
-        rows = _steps(u[:, 1], self.pad)
-        columns = _steps(u[:, 2], self.pad)
+        top = self._places(u[:, 1], in_height - height)
+        left = self._places(u[:, 2], in_width - width)
         if self.rotate == 0.0 and self.scale == 0.0:
-            shift = _shift_one_by_one if x.device.type == "cpu" else _shift_together
-            return shift(x, mirror, rows, columns)
+            crop = _crop_one_by_one if x.device.type == "cpu" else _crop_together
+            return crop(x, mirror, top, left, size)
         sign = torch.where(mirror, -1.0, 1.0)
-        _, _, height, width = x.shape
         angle = (2 * u[:, 3] - 1) * math.radians(self.rotate)
         zoom = 1 / (1 + (2 * u[:, 4] - 1) * self.scale)  # of the sampling grid: the inverse of the picture's
-        cos, sin, ratio = angle.cos() * zoom, angle.sin() * zoom, height / width
+        cos, sin = angle.cos() * zoom, angle.sin() * zoom
+        down, right = 2 * top + height - in_height, 2 * left + width - in_width  # twice the way between the centres
         theta = torch.stack(
-            [sign * cos, -sin * ratio, 2 * columns / width, sign * sin / ratio, cos, 2 * rows / height], dim=1
-        ).view(-1, 2, 3)
-        grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+            [sign * cos * width / in_width, -sin * height / in_width, right / in_width,
+             sign * sin * width / in_height, cos * height / in_height, down / in_height], dim=1
+        ).view(-1, 2, 3)  # fmt: skip
+        grid = F.affine_grid(theta, [*x.shape[:2], *size], align_corners=False)
         return F.grid_sample(x.float(), grid, padding_mode="zeros", align_corners=False)
+
+    def _places(self, u: Tensor, room: int) -> Tensor:
+        """Where crops begin: uniform in -pad .. room + pad, int64 [B]; an image smaller than the crop is in it."""
+        low, high = min(-self.pad, room), max(room + self.pad, 0)
+        return (u * (high - low + 1)).floor().long() + low
 
     def _erase(self, x: Tensor, u: Tensor) -> Tensor:
         """Set a rectangle to the mean (0 after normalisation), in place; ``u`` [B, 23] uniform in [0, 1)."""
@@ -156,43 +171,41 @@ class Augmentation:
         return erase(x, chosen, torch.stack([top, top + box_h, left, left + box_w]).long())
 
 
-def _steps(u: Tensor, pad: int) -> Tensor:
-    """Uniform integers in [-pad, pad], int64 [B]."""
-    return (u * (2 * pad + 1)).floor().long() - pad
-
-
-def _shift_together(x: Tensor, mirror: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Shift by whole pixels, then mirror: a gather, without resampling. What was outside is 0.
+def _crop_together(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut a part out of each image, then mirror it: a gather, without resampling. What was outside is 0.
 
     Args:
         x: [B, 3, H, W].
         mirror: [B] bool.
-        rows: [B] int64; row r shows what was in row r + rows.
-        columns: [B] int64, in the same way.
+        top: [B] int64, the part's first row; may be negative.
+        left: [B] int64, the part's first column.
+        size: height and width of the part.
     """
-    batch, channels, height, width = x.shape
-    row = torch.arange(height, device=x.device) + rows[:, None]
+    batch, channels, in_height, in_width = x.shape
+    height, width = size
+    row = torch.arange(height, device=x.device) + top[:, None]
     column = torch.arange(width, device=x.device)
-    column = torch.where(mirror[:, None], width - 1 - column, column) + columns[:, None]
-    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
-    index = (row.clamp(0, height - 1) * width)[:, :, None] + column.clamp(0, width - 1)[:, None, :]
+    column = torch.where(mirror[:, None], width - 1 - column, column) + left[:, None]
+    inside = ((row >= 0) & (row < in_height))[:, :, None] & ((column >= 0) & (column < in_width))[:, None, :]
+    index = (row.clamp(0, in_height - 1) * in_width)[:, :, None] + column.clamp(0, in_width - 1)[:, None, :]
     flat = index.view(batch, 1, -1).expand(-1, channels, -1)
-    return x.flatten(2).gather(2, flat).view_as(x) * inside[:, None]
+    return x.flatten(2).gather(2, flat).view(batch, channels, height, width) * inside[:, None]
 
 
-def _shift_one_by_one(x: Tensor, mirror: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """:func:`_shift_together` image by image: the part that stays inside is copied."""
-    _, _, height, width = x.shape
-    out = torch.zeros_like(x)
-    for old, new, flipped, down, right in zip(
-        x.unbind(), out.unbind(), mirror.tolist(), rows.tolist(), columns.tolist(), strict=True
+def _crop_one_by_one(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """:func:`_crop_together` image by image: only what is inside is copied."""
+    height, width = size
+    out = x.new_zeros(*x.shape[:2], height, width)
+    for old, new, flipped, y, x0 in zip(
+        x.unbind(), out.unbind(), mirror.tolist(), top.tolist(), left.tolist(), strict=True
     ):
-        if abs(down) >= height or abs(right) >= width:
-            continue  # nothing stays inside
-        rest = old[:, max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)]
+        rest = old[:, max(y, 0) : max(y + height, 0), max(x0, 0) : max(x0 + width, 0)]
+        _, rows, columns = rest.shape
+        first = max(-x0, 0)
         if flipped:
-            rest, right = rest.flip(2), -right
-        new[:, max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)] = rest
+            rest, first = rest.flip(2), width - first - columns
+        if rows and columns:
+            new[:, max(-y, 0) : max(-y, 0) + rows, first : first + columns] = rest
     return out
 
 

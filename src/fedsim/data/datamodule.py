@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.overlap import warn_of_common_people
 from fedsim.data.decoded import Wanted
-from fedsim.data.federations import FederatedData, Validation, build_federation
+from fedsim.data.federations import FederatedData, Validation, build_federation, map_splits
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
@@ -126,6 +126,7 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.source: give a source of data sets or data.manifest, one of them")
         decided = {"unseen": unseen, "public": public, "max_images": max_images, "max_identities": max_identities,
                    "partition": partition != "by_dataset", "dry_run": dry_run}  # fmt: skip
+        decided["on_corrupt"] = on_corrupt == "skip"
         if manifest is not None and (given := [name for name, value in decided.items() if value]):
             raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
@@ -175,11 +176,21 @@ class FederatedDataModule(LightningDataModule):
 
     def _read(self, manifest: Path) -> FederatedData:
         federated = read_manifest(manifest)
+        if self.cache_dir is not None:
+            federated = self._decoded_of(federated, self.cache_dir)
         if self.val == "none":
             return replace(federated, clients=tuple(replace(client, val=None) for client in federated.clients))
         if all(client.val is None for client in federated.clients):
             raise ConfigError(f"data.val: {manifest} lists no validation images; set data.val to none")
         return federated
+
+    def _decoded_of(self, federated: FederatedData, folder: Path) -> FederatedData:
+        """Look the images of a manifest up."""
+        found = [decoded.open_decoded(folder, wanted) for wanted in self._wanted_of_manifest(federated)]
+        for one in found:
+            for why in one.unreadable.values() if one else ():
+                raise DataError(f"{why}, or leave its rows out of {self.manifest}")
+        return map_splits(federated, lambda split: decoded.use_split(split, [one for one in found if one]))
 
     def list_domains(self) -> list[Domain]:
         """Return all data sets, in their order; their images are decoded where a decoded file is there."""
@@ -217,18 +228,38 @@ class FederatedDataModule(LightningDataModule):
 
     def wanted(self) -> list[Wanted]:
         """Return which image files a run needs in which size."""
+        if self.manifest is not None:
+            return self._wanted_of_manifest(read_manifest(self.manifest))
         return [wanted for domain in self._list_files() for wanted in self._wanted_of(domain)]
+
+    def _wanted_of_manifest(self, federated: FederatedData) -> list[Wanted]:
+        """One file per size for all clients together."""
+        assert self.manifest is not None
+        train = [path for client in federated.clients for path in client.train.images.locations()]
+        if federated.public is not None:
+            train += federated.public.images.locations()
+        sets = [*(client.val for client in federated.clients), *federated.tests.values()]
+        tests = [path for one in sets if one for part in (one.query, one.gallery) for path in part.images.locations()]
+        return self._by_size(self.manifest.stem, train, tests)
 
     def _wanted_of(self, domain: Domain) -> list[Wanted]:
         """Training images of clients in the size of training, what is scored in the size of tests."""
         trains, is_public = domain.name not in self.unseen, domain.name == self.public
         train = [] if domain.train is None else domain.train.images.locations()
         tests = [*domain.query.images.locations(), *domain.gallery.images.locations()]
+        if is_public:
+            return self._by_size(domain.name, [*train, *tests], [])
+        held_out = train if self.val != "none" else []
+        return (
+            self._by_size(domain.name, train, [*held_out, *tests]) if trains else self._by_size(domain.name, [], tests)
+        )
+
+    def _by_size(self, name: str, train: Sequence[Path | None], tests: Sequence[Path | None]) -> list[Wanted]:
         parts: dict[Size, list[Path | None]] = {self.size: [], self.test_size: []}
-        parts[self.size] += [*train, *tests] if is_public else train if trains else []
-        parts[self.test_size] += [] if is_public else [*(train if trains and self.val != "none" else []), *tests]
+        parts[self.size] += train
+        parts[self.test_size] += tests
         found = ((size, [path for path in dict.fromkeys(paths) if path is not None]) for size, paths in parts.items())
-        return [Wanted(domain.name, tuple(paths), size) for size, paths in found if paths]
+        return [Wanted(name, tuple(paths), size) for size, paths in found if paths]
 
     def _look_up(self, domain: Domain, folder: Path) -> Domain:
         opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain))

@@ -28,7 +28,18 @@ from fedsim.core.files import flush_directory, flush_file, replacing
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Size, Split
 from fedsim.data.pixels import read_batches
 
-__all__ = ["DecodedFile", "DecodedImages", "Wanted", "build", "find", "open_decoded", "use", "verify", "without"]
+__all__ = [
+    "DecodedFile",
+    "DecodedImages",
+    "Wanted",
+    "build",
+    "find",
+    "open_decoded",
+    "use",
+    "use_split",
+    "verify",
+    "without",
+]
 
 _BLOCK = 512
 """Images per checksum, and between two notes of how far building has come."""
@@ -263,6 +274,13 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 def use(domain: Domain, decoded: Sequence[DecodedFile]) -> Domain:
     """Return a data set whose images are looked up in decoded files, where these have them."""
+    train = None if domain.train is None else use_split(domain.train, decoded)
+    query, gallery = use_split(domain.query, decoded), use_split(domain.gallery, decoded)
+    return replace(domain, train=train, query=query, gallery=gallery)
+
+
+def use_split(split: Split, decoded: Sequence[DecodedFile]) -> Split:
+    """Return images that are looked up in decoded files, where these have them."""
 
     def look_up(files: ImageFiles) -> Images:
         found = [
@@ -272,11 +290,7 @@ def use(domain: Domain, decoded: Sequence[DecodedFile]) -> Domain:
         ]
         return DecodedImages(files, found) if found else files
 
-    def change(split: Split) -> Split:
-        return replace(split, images=_map_files(split.images, look_up))
-
-    train = None if domain.train is None else change(domain.train)
-    return replace(domain, train=train, query=change(domain.query), gallery=change(domain.gallery))
+    return replace(split, images=_map_files(split.images, look_up))
 
 
 def _map_files(images: Images, change: Callable[[ImageFiles], Images]) -> Images:

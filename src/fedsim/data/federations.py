@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,16 @@ from fedsim.data.caps import cap_training
 from fedsim.data.images import Domain, GallerySplit, Index, Split
 from fedsim.data.partitions import Partition, divide
 
-__all__ = ["RESERVED", "ClientData", "FederatedData", "Partition", "RetrievalSet", "Validation", "build_federation"]
+__all__ = [
+    "RESERVED",
+    "ClientData",
+    "FederatedData",
+    "Partition",
+    "RetrievalSet",
+    "Validation",
+    "build_federation",
+    "map_splits",
+]
 
 Validation = Literal["identities", "first_image", "none"]
 
@@ -77,6 +86,21 @@ class FederatedData:
     """unlabelled images that the server may use"""
     public_name: str | None = None
     """the data set that they are from"""
+
+
+def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> FederatedData:
+    """Return a federation with every list of images changed; their numbers and labels must stay."""
+
+    def change_set(one: RetrievalSet) -> RetrievalSet:
+        return replace(one, query=change(one.query), gallery=change(one.gallery))
+
+    clients = tuple(
+        replace(client, train=change(client.train), val=None if client.val is None else change_set(client.val))
+        for client in federated.clients
+    )
+    tests = {name: change_set(one) for name, one in federated.tests.items()}
+    public = None if federated.public is None else change(federated.public)
+    return replace(federated, clients=clients, tests=tests, public=public)
 
 
 def build_federation(
