@@ -59,10 +59,17 @@ def _report(args: list[str]) -> str:
     """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.report.report`."""
     parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
     parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
-    parser.add_function_arguments(report, skip={"runs", "best"})
-    parser.add_argument("--best", action="store_true", help="the round with the best val/mAP instead of the last one")
-    config = parser.parse_args(args)
-    return report(config.runs, config.metric, config.best, config.figure)
+    parser.add_function_arguments(report, skip={"runs", "fairness"})
+    parser.add_argument("--best", action="store_true", help="short for --rule best")
+    parser.add_argument(
+        "--fairness", action="store_true", help="also say how clients' test sets differ in their scores"
+    )
+    config = parser.parse_args(args).as_dict()
+    if config.pop("best"):
+        if config["rule"] not in (None, "best"):
+            raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")
+        config["rule"] = "best"
+    return report(**config)
 
 
 def _sweep(args: list[str]) -> str:

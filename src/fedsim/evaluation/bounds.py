@@ -1,0 +1,50 @@
+"""What mean average precision can be, given a CMC: a check of published numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+__all__ = ["Interval", "one_match_bounds"]
+
+
+class Interval(NamedTuple):
+    """Closed, in percent."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float, tolerance: float = 0.0) -> bool:
+        """Return whether ``value`` is inside, up to ``tolerance``."""
+        return self.low - tolerance <= value <= self.high + tolerance
+
+
+def one_match_bounds(
+    cmc: Mapping[int, float],
+    definition: Literal["rectangular", "trapezoid"] = "rectangular",
+    gallery: float = math.inf,
+) -> Interval:
+    """Return the interval in which mAP lies when every query has one match.
+
+    A match at rank r has the average precision 1 / r; of the trapezoid it is 1 / (2 r), and 1 where r = 1. The CMC says
+    how many queries have their match between two ranks. Ranks 1, 5 and 10, rectangular, an endless gallery:
+    ``R1 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11`` with ``(R5 - R1) / 5 + (R10 - R5) / 10``
+    more at the lower end. It holds for means over several splits or rounds, too.
+
+    Args:
+        cmc: rank -> share of the queries whose match is at this rank or before, percent; with rank 1.
+        definition: of average precision.
+        gallery: images in it, the last rank there is.
+
+    >>> one_match_bounds({1: 50.0, 5: 60.0, 10: 70.0})
+    Interval(low=53.0, high=59.39393939393939)
+    """
+    factor = 1.0 if definition == "rectangular" else 0.5
+    points: list[tuple[float, float]] = [*sorted(cmc.items()), (gallery, 100.0)]
+    low = high = cmc[1]
+    for (rank, share), (next_rank, next_share) in pairwise(points):
+        low += factor * (next_share - share) / next_rank  # all of these matches at the last rank
+        high += factor * (next_share - share) / (rank + 1)  # all at the first one
+    return Interval(low, high)

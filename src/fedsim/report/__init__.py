@@ -1,0 +1,6 @@
+"""``fedsim report``: runs as tables, by a rule; how fast and how fair they are; beside published numbers."""
+
+from fedsim.report.runs import Group, Run, group_runs, read_run
+from fedsim.report.table import report
+
+__all__ = ["Group", "Run", "group_runs", "read_run", "report"]

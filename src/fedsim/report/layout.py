@@ -1,0 +1,60 @@
+"""Cells and tables that fit the terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+__all__ = ["mean_and_spread", "table_in_parts"]
+
+_GAP = 2
+
+
+def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:
+    """Write the mean over seeds, with the standard deviation where there are several.
+
+    >>> mean_and_spread(np.array([40.0, 42.0]))
+    '41.0+-1.4'
+    """
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{values.mean():.{digits}f}+-{values.std(ddof=1):.{digits}f}"
+
+
+def table_in_parts(
+    names: Sequence[str],
+    columns: Sequence[tuple[str, Sequence[str]]],
+    corner: str,
+    always: Sequence[tuple[str, Sequence[str]]] = (),
+) -> str:
+    """Write a table, cut into several below each other where it is wider than the terminal.
+
+    Args:
+        names: of the rows.
+        columns: header, which may have several lines, and one cell per row.
+        corner: header of the names.
+        always: columns that stand in every part, at the right.
+    """
+    widest = shutil.get_terminal_size((100, 24)).columns
+    left = _width((corner, names)) + sum(_GAP + _width(column) for column in always)
+    parts: list[list[tuple[str, Sequence[str]]]] = [[]]
+    for column in columns:
+        if parts[-1] and left + sum(_GAP + _width(c) for c in (*parts[-1], column)) > widest:
+            parts.append([])
+        parts[-1].append(column)
+    return "\n\n".join(_table(names, [*part, *always], corner) for part in parts)
+
+
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    header, cells = column
+    return max(len(text) for text in (*header.splitlines(), *cells, ""))
+
+
+def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], corner: str) -> str:
+    rows = [[name, *cells] for name, *cells in zip(names, *(cells for _, cells in columns), strict=True)]
+    headers = [corner, *(header for header, _ in columns)]
+    return tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * len(columns)))
