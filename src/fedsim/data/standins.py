@@ -71,17 +71,18 @@ def _draw(folder: Path, name: str, pictures: list[_Picture], size: Size) -> None
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
 
 
-def standin_of(source: ReIDSource, root: Path, people: int = 48) -> ReIDSource:
+def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReIDSource:
     """Return a source like ``source`` whose data set is a stand-in.
 
     Args:
         source: a data set of a paper, or drawn people, which stay as they are.
         root: where the stand-in is written, once.
-        people: identities per part: enough for a batch of 32.
+        people: identities per part; None: enough for a batch of 128.
 
     Raises:
         ConfigError: if it is neither.
     """
+    people = people or _PEOPLE.get(type(source).__name__, 48)
     if isinstance(source, SyntheticReID):
         return source
     if not isinstance(source, DataSet) or source.name not in STANDINS:
@@ -275,6 +276,9 @@ def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
         cells[0, number] = np.sort(chosen).reshape(-1, 1)
     savemat(folder / "features_and_partitions.mat", {"trainIdAll": cells})
 
+
+_PEOPLE = {"VIPeR": 128, "CUHK01": 64, "ThreeDPeS": 64, "ILIDS": 64}
+"""Of data sets with few images per person, of whom half train."""
 
 STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | None]] = {
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),

@@ -1,0 +1,117 @@
+"""Configs of papers: the commands in their headers run, on drawn stand-ins of the data sets."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsim.__main__ import main
+from fedsim.sweep import command_of, draws, read_sweep
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "configs" / "papers" / "003"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
+SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
+FEW = "--data.source=[{class_path: VIPeR, init_args: {root: data}}, {class_path: ILIDS, init_args: {root: data}}]"
+SMALL = [
+    "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
+    "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
+]  # fmt: skip
+MISSING = {
+    "table8_cdw": "FedPav has no weighting cdw yet",
+    "figure7_kd": "FedPav has no distillation yet",
+    "figure8_kd_cdw": "FedPav has neither yet",
+}
+
+
+def commands_of(path):
+    """Command lines in the comments of a config, as lists of words, without ``fedsim``."""
+    comments = re.findall(r"^#(.*)$", path.read_text(), re.MULTILINE)
+    text = "\n".join(comments).replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("   fedsim ")]
+
+
+def fit_command(path):
+    (command,) = [words for words in commands_of(path) if words[0] == "fit"]
+    return command
+
+
+def on_standins(words, run_dir):
+    """The command for few data sets and in small; later options win."""
+    position = max(i for i, word in enumerate(words) if word == "--config") + 2
+    few = [] if "--data.source" in words else [FEW]
+    return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
+
+
+def runnable(path):
+    """The path as a test's parameter; what waits for a method must fail until it is there."""
+    reason = MISSING.get(path.stem)
+    marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_headers_name_files_that_exist(path):
+    words = fit_command(path)
+    configs = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
+    assert str(path.relative_to(ROOT)) in configs
+    mentioned = re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", path.read_text())
+    mentioned += [
+        f"configs/papers/003/{name}" for name in re.findall(r"[ (]((?:sweeps/)?[a-z\d_]+\.yaml)", path.read_text())
+    ]
+    assert [name for name in mentioned if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", [runnable(path) for path in CONFIGS])
+def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code = main(["describe", *on_standins(fit_command(path), tmp_path)])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    assert "What is shared" in output.out
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_draw_of_a_sweep_fits_the_data(path, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    sweep = read_sweep(path)
+    found = list(draws(sweep))
+    assert len(found) == 3
+    for draw in found:
+        _, program, command, *options = command_of(sweep, draw)
+        assert [program, command] == ["fedsim", "fit"]
+        code = main(["describe", *options, FEW, *SMALL, f"--run_dir={tmp_path}"])
+        assert code == 0, capsys.readouterr().err
+
+
+def test_a_batch_of_128_is_there_for_every_client_of_a_dry_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = fit_command(FOLDER / "table6_batch_128.yaml")
+    code = main(["describe", *words[1:], *SMALL, f"--run_dir={tmp_path}"])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    assert len(re.findall(r"^\w+ +0  smallcnn", output.out, re.MULTILINE)) >= 8
+
+
+@pytest.mark.parametrize("name", ["table4_batch_32", "table7_local", "table2_by_camera"])
+def test_a_small_run_stands_beside_its_table(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = on_standins(fit_command(FOLDER / f"{name}.yaml"), tmp_path / "run")
+    options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=2"]
+    assert main(["fit", *words, *options]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--compare", "003"]) == 0
+    text = capsys.readouterr().out
+    assert f"\n{name.partition('_')[0]}: " in text
+    assert "DRY RUN" in text
+    assert "best3 is the mean over rounds 1, 2, 3" in text
+
+
+def test_an_overlay_changes_what_its_name_says():
+    protocol = yaml.safe_load((FOLDER / "protocol.yaml").read_text())
+    assert protocol["model"]["client"]["batch_size"] == 32
+    for size in (32, 64, 128):
+        (path,) = FOLDER.glob(f"table*_batch_{size}.yaml")
+        assert yaml.safe_load(path.read_text()) == {"model": {"client": {"batch_size": size}}}
