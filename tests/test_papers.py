@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "configs" / "papers" / "003"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
-FEW = "--data.source=[{class_path: VIPeR, init_args: {root: data}}, {class_path: ILIDS, init_args: {root: data}}]"
+FEW = "--data.source=[{class_path: VIPeR, init_args: {root: data}}]"
 SMALL = [
     "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
     "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
