@@ -147,8 +147,8 @@ def run(tmp_path):
     return write_run(tmp_path / "run", evaluations, config=SETTINGS_003)
 
 
-def compare(capsys, run, *options):
-    assert main(["report", str(run), "--compare", *options]) == 0
+def compare(capsys, run, which, *options):
+    assert main(["report", str(run), *options, "--compare", which]) == 0
     return capsys.readouterr().out
 
 
@@ -250,6 +250,22 @@ def test_a_table_can_be_named_and_rank_5_shown(run, capsys):
     assert "table6: Federated model, batch size 128; rank-5 / rank-1 in percent" in text
     assert line_of(text, "market1501").split()[1:] == ["88.32", "/", "75.50", "15.00", "/", "30.00"]
     assert "best3" not in text[text.index("table6") : text.index("----")]
+
+
+def test_several_runs_stand_side_by_side_and_seeds_together(tmp_path, capsys):
+    folders = []
+    for seed, score in enumerate((0.2, 0.4)):
+        scores = {r: scores_of(dict.fromkeys(NINE, score)) for r in (100, 200, 300)}
+        folders.append(write_run(tmp_path / f"a{seed}", scores, config=SETTINGS_003, seed=seed, fingerprint="same"))
+    local = changed("model.method", {"class_path": "fedsim.methods.Local"})
+    scores = {300: scores_of(dict.fromkeys(NINE, 0.5), kind="personalised")}
+    folders.append(write_run(tmp_path / "b", scores, config=local, method="Local", primary="personalised"))
+    text = compare(capsys, folders[0], "003", *map(str, folders[1:]), "--metric", "rank1")
+    fedpav, alone = text.index("\ntable4: "), text.index("\ntable7: ")
+    for start, published in ((fedpav, "83.42"), (alone, "88.93")):
+        row = line_of(text[start:], "market1501").split()
+        assert row == ["market1501", published, "30.00+-14.14", "30.00+-14.14", "50.00"]
+    assert "Local: the paper's rule best3 is not shown; it needs three evaluations" in text
 
 
 def test_figures_have_no_numbers(run, capsys):

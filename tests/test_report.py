@@ -97,6 +97,7 @@ def test_wrong_options_are_one_line(tmp_path, capsys):
     assert "its logs hold 1" in refuse(capsys, "report", run, "--rule", "best3", "--horizon", "15")
     assert "--best: contradicts" in refuse(capsys, "report", run, "--best", "--rule", "best3")
     assert "choose from mAP" in refuse(capsys, "report", run, "--metric", "map")
+    assert "--rule best needs val/mAP" in refuse(capsys, "report", run, "--best")
     (run / "metrics.csv").write_text("epoch,a\nnone,1\n")
     assert "is no log of fedsim fit" in refuse(capsys, "report", run, "--rule", "best3")
     (run / "metrics.csv").unlink()

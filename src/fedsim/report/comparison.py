@@ -39,7 +39,7 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
     else:
         closest = {closest_table(paper, group.runs[0]).name for group in groups}
         chosen = [table for table in paper.tables if table.name in closest]
-    rules = {group.label: _rules(paper, group, rule, is_given) for group in groups}
+    rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
     others = [f"{key}/{table.name}" for table in paper.tables if table not in chosen]
     warnings = [f"NOT COMPARABLE: {text}" for group in groups for text in not_comparable(group.runs[0])]
@@ -107,8 +107,8 @@ class _Comparison:
     table: Table
     groups: Sequence[Group]
     metric: str
-    rules: Mapping[str, list[Rule]]
-    """label of a group -> its columns"""
+    rules: Mapping[Group, list[Rule]]
+    """of each group's columns"""
     footnotes: dict[str, int] = field(default_factory=dict)
     """text -> its number"""
 
@@ -163,7 +163,7 @@ class _Comparison:
         for group in self.groups:
             loud = "NOT COMPARABLE\n" if any(not_comparable(group.runs[0])) else ""
             for kind in self._kinds(group):
-                for rule in self.rules[group.label]:
+                for rule in self.rules[group]:
                     cells = [self._cell(group, kind, name, rule, numbers) for name in self.table.test_sets]
                     yield f"{loud}{group.label}\n{kind}\n{rule.name}", cells
 
@@ -199,7 +199,7 @@ class _Comparison:
         if "mAP" in self._numbers and self.paper.mean_precision != "mAP":
             yield f"- mAP of the runs is {self.paper.mean_precision}"
         for group in self.groups:
-            rules = self.rules[group.label]
+            rules = self.rules[group]
             if rules[-1].name == "best3":
                 yield from (f"- {run.folder}: {rules[-1].describe(run)}; chosen on test data" for run in group.runs)
             elif self.paper.rule == "best3":

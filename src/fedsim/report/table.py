@@ -88,7 +88,12 @@ def _main_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
     rules = [_LAST, rule] if rule.name == "best3" else [rule]
     columns = [_Column(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
     if not columns:
-        raise DataError(f"{groups[0].runs[0].folder}: the run has no scores yet; wait for its first evaluation")
+        folder = groups[0].runs[0].folder
+        if rule.name == "best" and _all_sets(groups):
+            raise DataError(
+                f"{folder}: --rule best needs val/mAP, which a run with data.val: none has not; use --rule last"
+            )
+        raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
     names = _all_sets(groups)
     unseen = {name for group in groups for run in group.runs for name in run.unseen}
     text = table_in_parts(
