@@ -1,0 +1,149 @@
+"""What paper 003 observes, looked for on drawn people and on Omniglot: 3 seeds, everything declared here before a run.
+
+The paper's observations: federated by camera is far behind by identity (Table 2); clients' local models are ahead of
+the federated model on their own data (Figure 6); small clients gain most from taking part (Section 4.3); cosine
+distance weight is ahead of weights by size (Section 5.2), for which uniform weights are the control. Here nothing is
+like the paper but the methods: the networks, the images and the number of rounds are small.
+
+    python benchmarks/fedreidbench.py --omniglot FOLDER    # of tests' data: six clients, two unseen alphabets
+    python benchmarks/fedreidbench.py                      # drawn people only
+
+Runs go below --runs, and those that are there already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from tabulate import tabulate
+
+from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
+from fedsim.report import Run, read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+SEEDS = (0, 1, 2)
+COMMON = ("--data.val", "none", "--trainer.devices", "2", "--trainer.accelerator", "cpu")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, and how it is divided by camera and by identity."""
+
+    name: str
+    config: Path
+    options: tuple[str, ...]
+    divided: tuple[str, ...]
+    """source of the scenarios of Table 2"""
+    parts: int
+    """clients per data set by identity: as many as cameras"""
+    data: FederatedDataModule
+
+
+FEDPAV = ("--model.method", "FedPav")
+METHODS: dict[str, tuple[str, ...]] = {
+    "Local": ("--model.method", "Local"),
+    "FedPav": (*FEDPAV, "--model.method.weighting", "size"),
+    "FedPav, uniform": (*FEDPAV, "--model.method.weighting", "uniform"),
+    "FedPav, CDW": (*FEDPAV, "--model.method.weighting", "cdw"),
+}
+"""of the table by data set"""
+
+
+def settings(omniglot: str | None) -> list[Setting]:
+    """Return what is run: drawn people, and Omniglot where its folder is given."""
+    drawn = Setting(
+        "drawn people",
+        ROOT / "configs" / "quickstart.yaml",
+        (),
+        ("--data.source", "SyntheticReID", "--data.source.clients", "1", "--data.source.unseen", "0",
+         "--data.source.scale", "2"),
+        4,
+        FederatedDataModule(SyntheticReID(), val="none"),
+    )  # fmt: skip
+    if omniglot is None:
+        return [drawn]
+    source = ("--data.source.root", omniglot)
+    data = FederatedDataModule(MarketFolders(omniglot), val="none")
+    return [drawn, Setting("Omniglot", ROOT / "configs" / "omniglot.yaml", source, source, 5, data)]
+
+
+def fit(folder: Path, config: Path, *options: str) -> Run:
+    """Run ``fedsim fit``, unless it has been run."""
+    if not (folder / "summary.json").is_file():
+        command = [sys.executable, "-m", "fedsim", "fit", "--config", str(config), *COMMON, *options]
+        subprocess.run([*command, "--run_dir", str(folder), "--overwrite", "true"], check=True, capture_output=True)
+    return read_run(folder)
+
+
+def score(run: Run, kind: str, domain: str, metric: str = "mAP") -> float:
+    """Return a score of the last evaluation, percent."""
+    return 100 * float(run.summary["final"]["metrics"][f"test/{kind}/{domain}/{metric}"])
+
+
+def show(values: NDArray[np.float64]) -> str:
+    """Return mean and standard deviation over seeds."""
+    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+
+
+def compare_scenarios(setting: Setting, runs: Path) -> str:
+    """Table 2: by camera against by identity, mean over the test sets of those who train."""
+    rows = []
+    for name, partition in (("by camera", ("by_camera",)), ("by identity", ("by_identity",)), ("union", ("union",))):
+        options = (*setting.divided, *FEDPAV, "--data.partition", *partition, "--data.parts", str(setting.parts))
+        found = [fit(runs / f"{name}-{s}", setting.config, *options, "--seed_everything", str(s)) for s in SEEDS]
+        rows.append([name, *(show(np.array([score(r, "global", "seen", m) for r in found])) for m in ("mAP", "rank1"))])
+    return tabulate(rows, headers=[f"FedPav, {setting.name}", "mAP", "rank-1"])
+
+
+def compare_methods(setting: Setting, runs: Path) -> str:
+    """Tables 3, 4, 7 and 8, Figure 6: each client's own data, by method and kind of model; and who gains."""
+    found = {
+        name: [
+            fit(runs / f"{name}-{s}", setting.config, *setting.options, *options, "--seed_everything", str(s))
+            for s in SEEDS
+        ]
+        for name, options in METHODS.items()
+    }
+    sizes = {client.name: client.num_images for client in setting.data.federated.clients}
+    local = found.pop("Local")
+    columns: dict[str, tuple[list[Run], str]] = {"Local": (local, "personalised")}
+    for name, group in found.items():
+        columns |= {f"{name}, {kind}": (group, kind) for kind in ("global", "local")}
+    per_client = {
+        label: {client: np.array([score(run, kind, client) for run in group]) for client in sizes}
+        for label, (group, kind) in columns.items()
+    }
+    rows: list[list[object]] = [
+        [client, sizes[client], *(show(of[client]) for of in per_client.values())] for client in sizes
+    ]
+    rows.append(["mean", "", *(show(np.mean(list(of.values()), axis=0)) for of in per_client.values())])
+    lines = [tabulate(rows, headers=["mAP", "images", *per_client])]
+    for label, of in per_client.items():
+        if label != "Local":
+            gains = {client: float((of[client] - per_client["Local"][client]).mean()) for client in sizes}
+            order = spearmanr(list(sizes.values()), list(gains.values())).statistic
+            lines.append(f"{label}: gain over Local by size of the client, rank correlation {order:+.2f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--omniglot", help="folder of Omniglot's alphabets in Market-1501's layout")
+    parser.add_argument("--runs", type=Path, default=Path("runs/fedreidbench"))
+    args = parser.parse_args()
+    for setting in settings(args.omniglot):
+        folder = args.runs / setting.name
+        print(compare_scenarios(setting, folder / "scenarios"), end="\n\n")
+        print(compare_methods(setting, folder / "methods"), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
