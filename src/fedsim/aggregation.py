@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,15 +12,26 @@ from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.method import Method, Report, Upload
-from fedsim.server import BatchNormStatistics
+from fedsim.server import BatchNormStatistics, Received, Server
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["Aggregator", "aggregation_weights"]
+__all__ = ["Aggregator", "Weights", "aggregation_weights", "broadcast_server"]
 
 
-def aggregation_weights(
-    method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]
-) -> dict[str, dict[str, float]]:
+@dataclass(frozen=True)
+class Weights:
+    """How the clients of one architecture enter its new global model."""
+
+    reports: Mapping[str, Report]
+    clients: Mapping[str, float]
+    """client -> weight; they sum to 1"""
+    parameters: Mapping[str, Sequence[float]] | None = None
+    """client -> weight of all parameter tensors, or one for each; None: as :attr:`clients`"""
+    step_size: float = 1.0
+    """how far parameters move towards the mean"""
+
+
+def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
     """Ask the method for weights, separately for the clients of each architecture.
 
     Args:
@@ -28,20 +40,42 @@ def aggregation_weights(
         archs: client -> architecture.
 
     Returns:
-        architecture -> client -> weight; architectures that nobody trained are missing.
+        architecture -> weights; architectures that nobody trained are missing.
 
     Raises:
         AssertionError: if a method's weights do not sum to 1: the model would shrink or grow each round.
     """
-    result: dict[str, dict[str, float]] = {}
+    result: dict[str, Weights] = {}
+    name = type(method).__name__
     for arch in sorted({archs[name] for name in reports}):
         members = {name: report for name, report in reports.items() if archs[name] == arch}
-        weights = method.weights(members)
-        assert weights.keys() == members.keys(), f"{type(method).__name__}.weights must weigh exactly {list(members)}"
-        assert min(weights.values()) >= 0, f"{type(method).__name__}.weights returned a negative weight: {weights}"
-        assert abs(sum(weights.values()) - 1) < 1e-9, f"{type(method).__name__}.weights do not sum to 1: {weights}"
-        result[arch] = weights
+        weights, of_parameters = method.weights(members), method.parameter_weights(members)
+        _check_weights(f"{name}.weights", members, {client: [weight] for client, weight in weights.items()})
+        if of_parameters is not None:
+            _check_weights(f"{name}.parameter_weights", members, of_parameters)
+        result[arch] = Weights(members, weights, of_parameters, method.step_size(members))
     return result
+
+
+def _check_weights(what: str, members: Mapping[str, Report], weights: Mapping[str, Sequence[float]]) -> None:
+    assert weights.keys() == members.keys(), f"{what} must weigh exactly {list(members)}"
+    for column in zip(*weights.values(), strict=True):
+        assert min(column) >= 0, f"{what} returned a negative weight: {weights}"
+        assert abs(sum(column) - 1) < 1e-9, f"{what} do not sum to 1: {weights}"
+
+
+def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
+    """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
+    for arch in sorted(server.vectors):
+        strategy.broadcast_(server.model(arch))
+    kept = [(arch, name) for arch, tensors in server.kept.items() for name in tensors]
+    layout = {
+        (arch, name): (tuple(server.kept[arch][name].shape), server.kept[arch][name].dtype) for arch, name in kept
+    }
+    for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
+        if strategy.global_rank != 0:
+            server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.residents[arch].device)
+        strategy.broadcast_(server.kept[arch][name])
 
 
 class Aggregator:
@@ -75,62 +109,108 @@ class Aggregator:
         self.seed = seed
         dtype = torch.float64 if self.is_exact else torch.float32
         self._totals = {a: torch.zeros(s.num_shared, dtype=dtype, device=device) for a, s in statistics.items()}
-        self._waiting: dict[str, Tensor] = {}
-        self._weights: Mapping[str, Mapping[str, float]] | None = None
+        self._extras: dict[tuple[str, str], Tensor] = {}
+        self._shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+        self._waiting: dict[str, Upload] = {}
+        self._weights: Mapping[str, Weights] | None = None
 
     @property
     def limit(self) -> float:
         """Largest value that a contribution may hold."""
         return MAX_MAGNITUDE if self.is_exact else math.inf
 
-    def begin(self, round_: int, weights: Mapping[str, Mapping[str, float]] | None = None) -> None:
+    def begin(
+        self,
+        round_: int,
+        extras: Mapping[str, Mapping[str, tuple[int, ...]]],
+        weights: Mapping[str, Weights] | None = None,
+    ) -> None:
         """Empty the sums.
 
         Args:
             round_: from 0.
-            weights: architecture -> client -> weight, for all ranks' clients, if they are known already.
+            extras: architecture -> name -> shape of what every client uploads beside its vector.
+            weights: by architecture, for all ranks' clients, if they are known already.
         """
         self.round = round_
         self._weights = weights
         self._waiting = {}
         for total in self._totals.values():
             total.zero_()
+        self._shapes = extras
+        self._extras = {
+            (arch, name): self._totals[arch].new_zeros(math.prod(shape))
+            for arch, shapes in extras.items()
+            for name, shape in shapes.items()
+        }
 
-    def encode(self, client: str, upload: Upload) -> Tensor:
-        """Return what a client adds to the sums [num_shared]: its upload, or a changed copy of it."""
-        return self.statistics[self.archs[client]].encode(upload.vector)
+    def encode(self, client: str, upload: Upload) -> Upload:
+        """Return what a client adds to the sums: its upload, or a changed copy of it."""
+        arch = self.archs[client]
+        shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
+        assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
+        return Upload(self.statistics[arch].encode(upload.vector), upload.extras)
 
-    def add(self, client: str, contribution: Tensor) -> None:
-        """Take a client's encoded upload [num_shared], all of whose values are within :attr:`limit`."""
+    def add(self, client: str, contribution: Upload) -> None:
+        """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
         if self._weights is None:
-            self._waiting[client] = contribution.to("cpu", copy=True)
+            extras = {name: tensor.to("cpu", copy=True) for name, tensor in contribution.extras.items()}
+            self._waiting[client] = Upload(contribution.vector.to("cpu", copy=True), extras)
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
-    def means(self, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Tensor]:
+    def means(self, weights: Mapping[str, Weights]) -> dict[str, Tensor]:
         """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
 
         Args:
-            weights: architecture -> client -> weight, for all ranks' clients.
+            weights: by architecture, for all ranks' clients.
         """
         assert self._weights in (None, weights), "weights changed after uploads were summed with them"
         for client, contribution in self._waiting.items():
-            self._sum(client, contribution.to(self._totals[self.archs[client]].device), weights[self.archs[client]])
+            self._sum(client, contribution, weights[self.archs[client]])
         self._waiting = {}
         return {arch: self._mean(arch) for arch in sorted(weights)}
 
-    def _sum(self, client: str, x: Tensor, weights: Mapping[str, float]) -> None:
-        statistics, total = self.statistics[self.archs[client]], self._totals[self.archs[client]]
-        own = statistics.weight(client, weights, self.seed, self.round)
-        # one stretch if statistics have no weight of their own
-        stretches = [(slice(None), weights[client])]
-        if own != weights[client]:
-            stretches = [(slice(statistics.span.start), weights[client]), (statistics.span, own)]
-        for span, weight in stretches:
-            if self.is_exact:
-                accumulate(total[span], weight, x[span])
-            else:
-                total[span].add_(x[span], alpha=weight)
+    def received(self, weights: Mapping[str, Weights]) -> dict[str, Received]:
+        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor."""
+        found = {}
+        for arch in sorted(weights):
+            extras = {}
+            for name, shape in sorted(self._shapes.get(arch, {}).items()):
+                total = self.strategy.sum_(self._extras[arch, name])
+                extras[name] = (total.div_(GRID) if self.is_exact else total).to(torch.float32).view(shape)
+            found[arch] = Received(weights[arch].reports, extras)
+        self._extras = {}
+        return found
+
+    def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
+        arch = self.archs[client]
+        x, total = upload.vector.to(self._totals[arch].device), self._totals[arch]
+        for span, weight in self._stretches(client, arch, weights):
+            self._add(total[span], weight, x[span])
+        for name, tensor in upload.extras.items():
+            self._add(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
+
+    def _stretches(self, client: str, arch: str, weights: Weights) -> Iterator[tuple[slice, float]]:
+        """Yield (span, weight): one stretch if all of the client's upload has the same weight."""
+        statistics = self.statistics[arch]
+        own = statistics.weight(client, weights.clients, self.seed, self.round)
+        of_parameters = [weights.clients[client]] if weights.parameters is None else weights.parameters[client]
+        if len(of_parameters) > 1:
+            spans = (entry.span for entry in statistics.parameters)
+            yield from zip(spans, of_parameters, strict=True)
+        elif own == of_parameters[0]:
+            yield slice(None), own
+            return
+        else:
+            yield slice(statistics.span.start), of_parameters[0]
+        yield statistics.span, own
+
+    def _add(self, total: Tensor, weight: float, x: Tensor) -> None:
+        if self.is_exact:
+            accumulate(total, weight, x)
+        else:
+            total.add_(x, alpha=weight)
 
     def _mean(self, arch: str) -> Tensor:
         total = self.strategy.sum_(self._totals[arch])

@@ -47,7 +47,7 @@ class Blueprint:
 
 
 def check_settings(
-    federated: FederatedData, overrides: Mapping[str, ClientOverride], bn_stats: StatisticsPolicy
+    federated: FederatedData, overrides: Mapping[str, ClientOverride], bn_stats: StatisticsPolicy, method: Method
 ) -> None:
     """Raise ConfigError where settings name what the data do not have."""
     names = [c.name for c in federated.clients]
@@ -56,6 +56,11 @@ def check_settings(
             raise ConfigError(f"model.clients: there is no client {name}; choose from {', '.join(names)}")
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
+    if method.needs_public_images and federated.public is None:
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, needs public images; "
+            "set data.public to an unseen data set"
+        )
 
 
 def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:

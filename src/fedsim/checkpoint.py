@@ -2,8 +2,9 @@
 
 ``NAME.ckpt/vN/`` holds
 
-- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops) and, under the
-  key ``fedsim``, what it takes to read the rest: format, method, layouts, which rank's files hold which client;
+- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops), what the method
+  keeps on the server and, under the key ``fedsim``, what it takes to read the rest: format, method, layouts, which
+  rank's files hold which client;
 - ``clients-R-I.safetensors``: the private states of the clients that rank R hosted, each tensor named CLIENT/NAME;
 - ``config.yaml``: the resolved configuration, if the run was started from the command line.
 
@@ -37,6 +38,7 @@ __all__ = [
     "CONFIG_KEY",
     "CONTENT_KEY",
     "FORMAT",
+    "SERVER_KEY",
     "STATES_KEY",
     "check_content",
     "describe_content",
@@ -52,6 +54,8 @@ __all__ = [
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
 """where the text of the resolved configuration travels to the writer"""
+SERVER_KEY = "fedsim_server"
+"""where what a method keeps on the server is: architecture -> name -> tensor"""
 STATES_KEY = "fedsim_states"
 """where a rank's private states travel to the writer: an iterator over (client, state)"""
 FORMAT = 2

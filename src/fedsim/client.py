@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from lightning import LightningModule
@@ -13,18 +13,16 @@ from torch import Tensor, nn
 from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
-from fedsim.data.augmentation import Augmentation
+from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.models.reid import Features
-from fedsim.resident import Head, Resident
-from fedsim.settings import LocalTraining, Objective, autocast
-from fedsim.visit import Batch, BatchReport, Outcome, Output, Visit
+from fedsim.resident import Head, Output, Resident
+from fedsim.settings import LocalTraining, Objective
+from fedsim.visit import Batch, BatchReport, Outcome, Visit
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
-
 
 _KEPT = "kept."
 """what names of tensors begin with that methods keep"""
@@ -135,27 +133,29 @@ class Client(LightningModule):
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
-        if self.visit.precision == "32-true":
-            features = self.resident.model(images)
-            return Output(features, self.resident.head(features.neck))
-        with autocast(self.device, self.visit.precision):
-            features = self.resident.model(images)
-            logits = self.resident.head(features.neck)
-        return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+        return self.resident.forward(images, self.visit.precision)
 
     def training_step(self, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch (scalar) and count it."""
-        output = self.forward(batch.images)
+        return self.supervised_loss(self.forward(batch.images), batch.labels)
+
+    def supervised_loss(self, output: Output, labels: Tensor, counts: bool = True) -> Tensor:
+        """Return the supervised loss (scalar); ``counts`` says whether it enters the log."""
         goal = self.objective
-        loss = smoothed_cross_entropy(output.logits, batch.labels, goal.label_smoothing)
+        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing)
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-            loss = loss + goal.triplet * batch_hard_triplet(features, batch.labels, goal.margin)
-        self.visit.tally.add(loss.detach(), output.logits, batch.labels)
+            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin)
+        if counts:
+            self.visit.tally.add(loss.detach(), output.logits, labels)
         return loss
 
-    def step(self, loss: Tensor) -> bool:
+    def step(self, loss: Tensor, correct: Callable[[], None] | None = None) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
+
+        Args:
+            loss: of the batch.
+            correct: changes the gradient of a step, before it is clipped.
 
         Returns:
             whether the optimizer stepped.
@@ -165,6 +165,8 @@ class Client(LightningModule):
         (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
         steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
         if steps:
+            if correct is not None:
+                correct()
             if settings.grad_clip is not None:
                 nn.utils.clip_grad_norm_(self.optimizer.parameters, settings.grad_clip)
             self.optimizer.step()
@@ -172,32 +174,34 @@ class Client(LightningModule):
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
-    def end_round(self, contribution: Tensor, limit: float, keep_snapshot: bool) -> Outcome:
+    def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
         """Check what the visit came to, and store the private state.
 
         Args:
-            contribution: [num_shared] what the client will add to the sums, on the device.
-            limit: largest value that it may hold.
+            contribution: what the client will add to the sums, on the device.
+            limit: largest value that these may hold.
             keep_snapshot: whether to keep the local model for an evaluation.
 
         Raises:
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The client's state then
                 stays what it was before the round.
         """
-        parts = [part for part in (contribution, self.resident.private) if part.numel()]
-        bounds = [bound for part in parts for bound in part.aminmax()]  # NaN if there is one
+        sent = [part for part in contribution if part.numel()]
+        parts = (*sent, self.resident.private)
+        bounds = [bound for part in parts if part.numel() for bound in part.aminmax()]  # NaN if there is one
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._bad_update(
                 "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
             )
-        if contribution.numel() and max(-extremes[0], extremes[1]) > limit:
+        if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             raise self._bad_update(
                 f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
                 "the learning rate",
                 "model.reduction to fp32",
             )
-        self.store.write(self.client_name, {"state": self.resident.private, **self._kept_by_method()})
+        kept = {f"{_KEPT}{name}": tensor for name, tensor in self.kept.items()}
+        self.store.write(self.client_name, {"state": self.resident.private, **kept})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
 
@@ -272,10 +276,15 @@ class Client(LightningModule):
             return None
         return self.resident.head_of(self.private_state()["state"], self.num_classes)
 
-    def _kept_by_method(self) -> dict[str, Tensor]:
-        return {f"{_KEPT}{name}": tensor for name, tensor in self.kept.items()}
-
     # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int, purpose: str, augmented: bool) -> Batch:
+        """Return ``count`` random images, or all if there are fewer, without moving the streams of training."""
+        assert self.pixels is not None
+        index = torch.randperm(self.data.num_images, generator=self.generator(f"{purpose} images"))[:count]
+        [images], labels = self.pixels.batches([index]), self.labels[index].to(self.device)
+        stream = self.generator(f"{purpose} augment", device=self.device)
+        return Batch(self.augmentation(images, stream) if augmented else normalise_images(images), labels)
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""

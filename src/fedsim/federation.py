@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fedsim.aggregation import Aggregator, aggregation_weights
+from fedsim.aggregation import Aggregator, Weights, aggregation_weights, broadcast_server
 from fedsim.assembly import (
     Blueprint,
     build_clients,
@@ -25,7 +25,7 @@ from fedsim.assembly import (
     settings_of,
 )
 from fedsim.callbacks.events import RoundCallback
-from fedsim.checkpoint import CONTENT_KEY, STATES_KEY, check_content, describe_content, load_states
+from fedsim.checkpoint import CONTENT_KEY, SERVER_KEY, STATES_KEY, check_content, describe_content, load_states
 from fedsim.compatibility import check_trainer
 from fedsim.core.allocator import keep_freed_memory
 from fedsim.core.errors import ConfigError
@@ -136,9 +136,12 @@ class Federation(LightningModule):
             work = self._plan_work()
             called = [name for name in work if work[name] > 0]
             # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
-            self.aggregator.begin(self.round, self._early_weights(called))
+            self._server.round = self.round
+            extras = {arch: self.method.extras_up(self._server, arch) for arch in self.residents}
+            self.aggregator.begin(self.round, extras, self._early_weights(called))
             # 3. Each rank trains its clients, one after another.
-            table = self.round_table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size)
+            table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size, self._num_tensors)
+            self.round_table = table
             error = self.host.train(self.round, called, work, table, keep_snapshots=self._is_evaluation_round)
             # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
             self.strategy.exchange(table.parts, error)
@@ -151,8 +154,10 @@ class Federation(LightningModule):
             means = self.aggregator.means(weights)
             # 7. The server moves towards the means, and does what else the method asks of it.
             if means:  # nobody answered: no step, not even of the momentum
-                self._step_server(means)
-        self._log_round(list(work), trained, table.metrics(trained, time.perf_counter() - started))
+                self._server.received = self.aggregator.received(weights)
+                self._step_server(means, weights)
+        shares = {name: weights[self.archs[name]].clients[name] for name in trained}
+        self._log_round(list(work), trained, table.metrics(shares, time.perf_counter() - started))
         if table.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
             self.strategy.request_stop(table.stop_signal, self.strategy.stop_deadline)
             self.trainer.should_stop = True
@@ -162,19 +167,19 @@ class Federation(LightningModule):
         selected = self.selection.select(self.round, self._names, self.seed)
         return {name: self.availability.work(self.round, name, self.seed) for name in selected}
 
-    def _early_weights(self, called: list[str]) -> dict[str, dict[str, float]] | None:
+    def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
         """Return the round's weights if they depend neither on what clients measure nor on who is left out."""
-        if self.method.signal_names or self.on_bad_update == "skip_client":
+        if self.method.measures or self.on_bad_update == "skip_client":
             return None
         reports = {name: Report(self._data_of[name].num_images, {}) for name in called}
         return aggregation_weights(self.method, reports, self.archs)
 
-    def _step_server(self, means: Mapping[str, Tensor]) -> None:
+    def _step_server(self, means: Mapping[str, Tensor], weights: Mapping[str, Weights]) -> None:
         exact = {a: self.statistics[a].span if self.server_optimizer else slice(None) for a in self.residents}
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
-        self._server.step(optimizer.step, means, exact)
+        self._server.step(optimizer.step, means, exact, {arch: w.step_size for arch, w in weights.items()})
         if self.bn_stats == "recalibrate" or type(self.method).server_step is not Method.server_step:
             self._work_on_server()
 
@@ -186,8 +191,7 @@ class Federation(LightningModule):
                 if self.bn_stats == "recalibrate":
                     self._server.recalibrate(self.evaluation.batch_size)
                 self.method.server_step(self._server)
-        for arch in sorted(self.residents):
-            self.strategy.broadcast_(self._server.model(arch))
+        broadcast_server(self.strategy, self._server)
 
     def configure_optimizers(self) -> Optimizer:
         """Return the server optimizer; SGD(lr=1) is plain averaging up to rounding, which the server then removes."""
@@ -266,18 +270,20 @@ class Federation(LightningModule):
             ConfigError: if settings and data do not fit together.
         """
         federated = self.federated = data.federated
-        check_settings(federated, self.overrides, self.bn_stats)
+        check_settings(federated, self.overrides, self.bn_stats, self.method)
         settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in federated.clients}
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
+        measured = self.archs.items() if self.method.has_tensor_signals else ()
+        self._num_tensors = {name: len(self.statistics[arch].parameters) for name, arch in measured}
         self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
         """client -> predicted work of a round: images times local epochs"""
         self.placement: Placement = place(self.costs, world_size)
         crop = data.augmentation.crop
         check_image_size(self.residents, "augmentation.crop" if crop else "size", crop or data.size)
         check_image_size(self.residents, "test_size", data.test_size)
-        self.server = Server(self.residents)
+        self.server = Server(self.residents, self.archs, data.augmentation, self.seed)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
         mine = [client for client in federated.clients if client.name in hosted]
@@ -380,6 +386,7 @@ class Federation(LightningModule):
         checkpoint[CONTENT_KEY] = describe_content(
             self.method, self.residents, self._num_classes, self.placement.ranks, self.threads
         )
+        checkpoint[SERVER_KEY] = self._server.kept
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -392,5 +399,6 @@ class Federation(LightningModule):
         with self.strategy.together():
             check_content(content, self.method, self.residents, self._num_classes)
             load_states(Path(content["path"]), content, self.clients)
+            self._server.load_kept(checkpoint.get(SERVER_KEY, {}))
             if content["threads"] != self.threads:
                 log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])

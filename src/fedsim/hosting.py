@@ -12,7 +12,7 @@ from fedsim.callbacks.events import RoundCallback
 from fedsim.client import BatchReport, Client, Outcome
 from fedsim.core.errors import BadUpdateError
 from fedsim.method import Method
-from fedsim.round_table import RoundTable
+from fedsim.round_table import RoundTable, Signals
 from fedsim.server import Server
 from fedsim.strategy import FederatedStrategy
 
@@ -87,9 +87,7 @@ class Host:
         else:
             table.fill(client.client_name, outcome, signals, self.strategy.global_rank)
 
-    def _train_client(
-        self, client: Client, round_: int, work: float, keep_snapshot: bool
-    ) -> tuple[Outcome, dict[str, float]]:
+    def _train_client(self, client: Client, round_: int, work: float, keep_snapshot: bool) -> tuple[Outcome, Signals]:
         """One client's visit."""
         client.resident.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
@@ -98,18 +96,26 @@ class Host:
         finally:
             client.leave()
 
-    def _do_round(self, client: Client, keep_snapshot: bool) -> tuple[Outcome, dict[str, float]]:
+    def _do_round(self, client: Client, keep_snapshot: bool) -> tuple[Outcome, Signals]:
         """Download, train, measure, upload."""
         self.method.download(client, self.server)
         self.method.train(client, self.server)
-        signals = self.method.signals(client, self.server)
-        for name, value in signals.items():
-            if not math.isfinite(value):
-                raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
+        signals = self._measure(client)
         contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
-        outcome = client.end_round(contribution, self.aggregator.limit, keep_snapshot)
+        parts = (contribution.vector, *contribution.extras.values())
+        outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
         return outcome, signals
+
+    def _measure(self, client: Client) -> Signals:
+        """Ask the method for its signals; what is not finite is a bad update."""
+        by_name = self.method.signals(client, self.server)
+        of_tensors = self.method.tensor_signals(client, self.server) if self.method.has_tensor_signals else ()
+        tensors = (entry.name for entry in client.resident.flat.shared_parameters)
+        for name, value in [*by_name.items(), *zip(tensors, of_tensors, strict=bool(of_tensors))]:
+            if not math.isfinite(value):
+                raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
+        return Signals(by_name, of_tensors)
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()

@@ -56,6 +56,8 @@ class LocalOptimizer:
             self._flat_optimizer = _Resettable(settings, vectors)
         self._views: list[Tensor] | None = None
         self._has_stepped = False
+        self.num_steps = 0
+        """in this visit"""
 
     def reset(self, round_: int) -> None:
         """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
@@ -63,6 +65,7 @@ class LocalOptimizer:
         for optimizer in (self._plain, self._flat_optimizer):
             if optimizer is not None:
                 optimizer.reset(factor)
+        self.num_steps = 0
         self.release()
 
     def release(self) -> None:
@@ -96,6 +99,7 @@ class LocalOptimizer:
         if not self._has_stepped and self._can_be_flat():
             self._flatten_gradients()
         self._has_stepped = True
+        self.num_steps += 1
         if self._views is None:
             self._plain.step()
             self._plain.optimizer.zero_grad()
@@ -112,6 +116,38 @@ class LocalOptimizer:
         self._flat_optimizer.step()
         for gradient in self._segment_gradients:
             gradient.zero_()
+
+    def add_to_gradients(self, vector: Tensor) -> None:
+        """Add to the gradients of the parameters that lie in the first ``len(vector)`` elements of the flat buffer.
+
+        Parameters without a gradient, and frozen ones, stay as they are.
+
+        Args:
+            vector: [n] in the order of the buffer, for example of its shared parameters; what it holds between
+                parameters does not matter.
+        """
+        for parameter in self.parameters:
+            place = self.flat.place_of(parameter)
+            if parameter.grad is not None and place < len(vector):
+                parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
+
+    def mean_gradient(self, start: Tensor) -> Tensor:
+        """Return ``(start - now) / (steps * rate)``: the visit's mean gradient, if plain SGD took the steps.
+
+        Args:
+            start: [n] the first elements of the flat buffer before the first step.
+
+        Returns:
+            [n]; 0 where nothing is trained.
+        """
+        mean = torch.zeros_like(start)
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            for parameter in group:
+                place = self.flat.place_of(parameter)
+                span = slice(place, place + parameter.numel())
+                if place < len(start):
+                    mean[span] = (start[span] - self.flat.buffer[span]) / (self.num_steps * rate)
+        return mean
 
     def _can_be_flat(self) -> bool:
         return self._flat_optimizer is not None and all(

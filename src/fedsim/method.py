@@ -8,8 +8,9 @@ state) or to the server.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -30,6 +31,9 @@ class Upload:
 
     vector: Tensor
     """[num_shared] float32 on the device: the shared part of its model, as a rule a view of the resident's buffer"""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """further float32 tensors, as :meth:`Method.extras_up` declares them; the server gets their plain means over the
+    clients of an architecture that count"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Report:
     """n_k"""
     signals: Mapping[str, float]
     """what :meth:`Method.signals` measured"""
+    tensor_signals: tuple[float, ...] = ()
+    """what :meth:`Method.tensor_signals` measured: one number for each shared parameter tensor"""
 
 
 class Method(ABC):
@@ -47,12 +53,31 @@ class Method(ABC):
 
     Every hook of the client's side gets the live :class:`~fedsim.client.Client` and :class:`~fedsim.server.Server`;
     ``server.model(arch)`` is the global model as it was at the start of the round. What a client must remember between
-    rounds (an expert, a control variate, its previous model) goes in by ``client.keep(name, tensor)``; it is saved.
+    rounds (an expert, a control variate, its previous model) goes in by ``client.keep(name, tensor)``, what the server
+    must by ``server.keep(arch, name, tensor)``; both are saved.
     """
 
-    # not a ClassVar: with one, jsonargparse stops checking the types of the subclasses' fields
-    signal_names: tuple[str, ...] = ()
-    """names of the numbers that :meth:`signals` returns; the same on every rank"""
+    # -- what a method declares: the same on every rank ----------------------------------------------------------------
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """Names of the numbers that :meth:`signals` returns."""
+        return ()
+
+    @property
+    def has_tensor_signals(self) -> bool:
+        """Whether :meth:`tensor_signals` measures anything."""
+        return False
+
+    @property
+    def measures(self) -> bool:
+        """Whether weights are unknown until all clients have trained."""
+        return bool(self.signal_names) or self.has_tensor_signals
+
+    @property
+    def needs_public_images(self) -> bool:
+        """Whether the server must have public images."""
+        return False
 
     @property
     @abstractmethod
@@ -64,6 +89,14 @@ class Method(ABC):
         """Whether the identity head is shared; it then has the size of the largest label space."""
         return Group.HEAD in self.shared_groups
 
+    def extras_down(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of float32 tensors that clients get in this round beside the global model."""
+        return {}
+
+    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of what ``Upload.extras`` holds in this round, which is ``server.round``."""
+        return {}
+
     # -- on the client -------------------------------------------------------------------------------------------------
 
     def download(self, client: Client, server: Server) -> None:
@@ -72,10 +105,11 @@ class Method(ABC):
 
     def train(self, client: Client, server: Server) -> None:
         """Local training: E epochs of mini-batches."""
+        correct = partial(self.before_step, client, server)
         for epoch in range(client.training_settings.local_epochs):
             self.before_epoch(client, server, epoch)
             for batch in client.batches(epoch):
-                if client.step(self.loss(client, server, batch)):
+                if client.step(self.loss(client, server, batch), correct):
                     self.after_step(client, server)
 
     def before_epoch(self, client: Client, server: Server, epoch: int) -> None:  # noqa: B027 - optional
@@ -85,12 +119,19 @@ class Method(ABC):
         """Return the loss of a batch, a scalar with gradient."""
         return client.training_step(batch)
 
+    def before_step(self, client: Client, server: Server) -> None:  # noqa: B027 - optional
+        """Change a step's gradient, complete and not yet clipped, by ``client.optimizer.add_to_gradients``."""
+
     def after_step(self, client: Client, server: Server) -> None:  # noqa: B027 - optional
         """Act after each optimizer step, for example re-apply a mask."""
 
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Measure what the server's weights depend on; keys are :attr:`signal_names`."""
         return {}
+
+    def tensor_signals(self, client: Client, server: Server) -> Sequence[float]:
+        """Measure a number for each tensor in ``client.resident.flat.shared_parameters``."""
+        return ()
 
     def upload(self, client: Client, server: Server) -> Upload:
         """Return what leaves the client."""
@@ -102,10 +143,23 @@ class Method(ABC):
         """Return aggregation weights that sum to 1 over the clients of one architecture: by default n_k / n."""
         return size_weights({client: report.num_images for client, report in reports.items()})
 
+    def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]] | None:
+        """Return weights of the parameters that differ from :meth:`weights`, which then are those of the statistics.
+
+        Returns:
+            client -> one weight for all parameter tensors, or one for each; None: there are none.
+        """
+        return None
+
+    def step_size(self, reports: Mapping[str, Report]) -> float:
+        """Return how far the parameters move from the global model towards the mean: 1 is all the way."""
+        return 1.0
+
     def server_step(self, server: Server) -> None:  # noqa: B027 - optional
         """Change the new global model, for example distil on public data.
 
-        Runs on rank 0; the others receive the result. ``server.residents`` are models to load vectors into.
+        Runs on rank 0; the others receive the result. ``server.residents`` are models to load vectors into,
+        ``server.received`` is what came beside the uploads, ``server.keep`` remembers tensors.
         """
 
     # -- afterwards ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.local_optimizer import LocalOptimizer
 from fedsim.models.groups import Group
-from fedsim.models.reid import ReIDModel, make_head
-from fedsim.settings import LocalTraining
+from fedsim.models.reid import Features, ReIDModel, make_head
+from fedsim.settings import LocalTraining, autocast
 
-__all__ = ["Head", "Resident"]
+__all__ = ["Head", "Output", "Resident"]
 
 
 class Head(NamedTuple):
@@ -24,6 +25,14 @@ class Head(NamedTuple):
     """[Z, D]"""
     bias: Tensor
     """[Z]"""
+
+
+class Output(NamedTuple):
+    """What a model says about a batch."""
+
+    features: Features
+    logits: Tensor
+    """[B, Z]"""
 
 
 class Resident:
@@ -56,6 +65,8 @@ class Resident:
         counters = [model.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
         self._counters = [(counter, counter.clone()) for counter in counters]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
+        self._shared, self._max_classes = shared, max_classes
+        self._replicas: dict[str, Resident] = {}
         self.seat(max_classes)
 
     # -- the client that is loaded -------------------------------------------------------------------------------------
@@ -71,7 +82,12 @@ class Resident:
     @property
     def private(self) -> Tensor:
         """All that belongs to the seated client alone, [num_private + own head]: a view."""
-        return self.flat.buffer[self.flat.num_shared : self.flat.num_model + self._head_room(self.num_classes)]
+        return self.whole[self.flat.num_shared :]
+
+    @property
+    def whole(self) -> Tensor:
+        """The seated client's model with its own head: a view of the buffer."""
+        return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return what :attr:`private` is for a client that has not trained yet; a new tensor on the CPU.
@@ -103,6 +119,35 @@ class Resident:
         if not self.has_own_heads:
             return 0
         return aligned(num_classes * self.model.num_features) + aligned(num_classes)
+
+    def forward(self, images: Tensor, precision: str) -> Output:
+        """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
+        if precision == "32-true":
+            features = self.model(images)
+            return Output(features, self.head(features.neck))
+        with autocast(self.device, precision):
+            features = self.model(images)
+            logits = self.head(features.neck)
+        return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+
+    # -- further models ------------------------------------------------------------------------------------------------
+
+    def replica(self, role: str) -> Resident:
+        """Return a further model of this architecture beside this one, seated for the same client.
+
+        It is made when a rank first needs it, one for each role, and has a buffer, a head and optimizers of its own.
+        Its weights and its mode, training or evaluation, are what the last client left: set both in each visit.
+
+        Args:
+            role: what it is for, for example ``global`` or ``previous``.
+        """
+        if role not in self._replicas:
+            new = Resident(self.arch, copy.deepcopy(self.model), self._shared, self.groups, self._max_classes)
+            for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
+                its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
+            self._replicas[role] = new
+        self._replicas[role].seat(self.num_classes)
+        return self._replicas[role]
 
     # -- what every visit needs ----------------------------------------------------------------------------------------
 

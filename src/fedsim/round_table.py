@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,18 @@ from fedsim.client import Outcome
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.method import Report
 
-__all__ = ["RoundTable"]
+__all__ = ["RoundTable", "Signals"]
 
 log = logging.getLogger(__name__)
 
 _COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
+
+
+class Signals(NamedTuple):
+    """What a client measured for the server's weights."""
+
+    by_name: Mapping[str, float]
+    of_tensors: Sequence[float]
 
 
 class RoundTable:
@@ -26,9 +34,18 @@ class RoundTable:
         clients: names of all clients; the rows.
         signal_names: what the method measures; the last columns.
         world_size: number of ranks.
+        num_tensors: client -> how many tensors the method measures a number for; empty: it does not.
     """
 
-    def __init__(self, clients: Sequence[str], signal_names: Sequence[str], world_size: int) -> None:
+    def __init__(
+        self,
+        clients: Sequence[str],
+        signal_names: Sequence[str],
+        world_size: int,
+        num_tensors: Mapping[str, int] | None = None,
+    ) -> None:
+        self._num_tensors = num_tensors or {}
+        self._tensors = torch.zeros(len(self._num_tensors), max(self._num_tensors.values(), default=0)).double()
         self.signal_names = tuple(signal_names)
         self._row_of = {name: row for row, name in enumerate(clients)}
         self._table = torch.zeros(len(clients), len(_COLUMNS) + len(signal_names), dtype=torch.float64)
@@ -43,13 +60,16 @@ class RoundTable:
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
-        return [self._table, self._busy, self._signals]
+        return [self._table, self._busy, self._signals, self._tensors]
 
     # -- filled by each rank -------------------------------------------------------------------------------------------
 
-    def fill(self, client: str, outcome: Outcome, signals: Mapping[str, float], rank: int) -> None:
+    def fill(self, client: str, outcome: Outcome, signals: Signals, rank: int) -> None:
         """Write the row of a client that has trained on ``rank``."""
-        row = [*outcome, 0.0, *(signals[name] for name in self.signal_names)]
+        if client in self._num_tensors:
+            values = torch.tensor(signals.of_tensors, dtype=torch.float64)
+            self._tensors[self._row_of[client], : self._num_tensors[client]] = values
+        row = [*outcome, 0.0, *(signals.by_name[name] for name in self.signal_names)]
         self._filled[self._row_of[client]] = row
         self._busy[rank] += outcome.seconds
 
@@ -82,14 +102,16 @@ class RoundTable:
 
     def report(self, client: str, num_images: int) -> Report:
         """Return what the server knows about a client."""
-        signals = self._table[self._row_of[client], len(_COLUMNS) :].tolist()
-        return Report(num_images, dict(zip(self.signal_names, signals, strict=True)))
+        row = self._row_of[client]
+        signals = self._table[row, len(_COLUMNS) :].tolist()
+        of_tensors = self._tensors[row, : self._num_tensors[client]].tolist() if self._num_tensors else ()
+        return Report(num_images, dict(zip(self.signal_names, signals, strict=True)), tuple(of_tensors))
 
-    def metrics(self, trained: Sequence[str], wall: float) -> dict[str, float]:
+    def metrics(self, trained: Mapping[str, float], wall: float) -> dict[str, float]:
         """Return what is logged about training.
 
         Args:
-            trained: clients whose updates count.
+            trained: clients whose updates count, with their weights.
             wall: seconds of the whole round.
         """
         loss, correct, images, _, skipped = self._table[:, : len(_COLUMNS)].sum(0).tolist()
@@ -98,8 +120,10 @@ class RoundTable:
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
         if len(self._row_of) <= MAX_NAMES:  # of all clients: a sample of a few each round comes to many in the end
-            for name, values in self.of_clients(trained).items():
+            for name, values in self.of_clients(list(trained)).items():
                 metrics |= {f"train/{name}/{key}": values[key] for key in ("loss", *self.signal_names)}
+            if self.signal_names:  # other weights are known beforehand
+                metrics |= {f"train/{name}/weight": weight for name, weight in trained.items()}
         return metrics
 
     def of_clients(self, trained: Sequence[str]) -> dict[str, dict[str, float]]:

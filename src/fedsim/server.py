@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -10,13 +12,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from fedsim.core.seeding import derive_seed
-from fedsim.data.augmentation import normalise_images
+from fedsim.core.seeding import derive_seed, torch_generator
+from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.functional.statistics import central_variance, second_moments
+from fedsim.method import Report
 from fedsim.models.groups import STATISTICS, Group
 from fedsim.resident import Resident
 
-__all__ = ["BatchNormStatistics", "FedAdagrad", "FedAdam", "FedYogi", "Server", "StatisticsPolicy", "shared_names"]
+__all__ = [
+    "BatchNormStatistics",
+    "FedAdagrad",
+    "FedAdam",
+    "FedYogi",
+    "Received",
+    "Server",
+    "StatisticsPolicy",
+    "shared_names",
+]
 
 StatisticsPolicy = Literal["mean", "first", "pooled", "local", "recalibrate"]
 
@@ -27,16 +39,45 @@ def shared_names(groups: Mapping[str, Group], shared: frozenset[Group], policy: 
     return frozenset(name for name, group in groups.items() if group in kept and group is not Group.COUNTER)
 
 
+@dataclass(frozen=True)
+class Received:
+    """What came from the clients of one architecture whose updates count in the round."""
+
+    reports: Mapping[str, Report]
+    """by client"""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """plain means of what they uploaded beside the vector, float32 on the device"""
+
+
 class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.
 
     Args:
         residents: architecture -> resident model whose initial weights the server starts from.
+        archs: client -> architecture, for all clients.
+        augmentation: of training images.
+        seed: of the run.
     """
 
-    def __init__(self, residents: Mapping[str, Resident]) -> None:
+    def __init__(
+        self,
+        residents: Mapping[str, Resident],
+        archs: Mapping[str, str] | None = None,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.residents = dict(residents)
+        self.num_clients = Counter((archs or {}).values())
+        """architecture -> clients in the federation"""
+        self.augmentation = augmentation or Augmentation()
+        self.seed = seed
+        self.round = 0
+        """the current round, from 0"""
+        self.received: Mapping[str, Received] = {}
+        """by architecture: of the last round, without architectures in which nobody returned an update"""
+        self.kept: dict[str, dict[str, Tensor]] = {arch: {} for arch in residents}
+        """architecture -> what the method remembers between rounds, by name; see :meth:`keep`"""
         self.public_images: Tensor | None = None
         """unlabelled images that the server may use, uint8 [n, 3, H, W] in host memory"""
         self.vectors = nn.ParameterDict({a: residents[a].flat.shared.cpu().clone() for a in sorted(residents)})
@@ -45,6 +86,38 @@ class Server(nn.Module):
         """Return the global vector [num_shared] of an architecture, without gradient."""
         vector: Tensor = self.vectors[arch]
         return vector.detach()
+
+    def keep(self, arch: str, name: str, tensor: Tensor) -> None:
+        """Remember a copy of ``tensor`` between rounds and in checkpoints, on the device of the models."""
+        self.kept[arch][name] = tensor.detach().to(self.residents[arch].device, copy=True)
+
+    def load_kept(self, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore :attr:`kept` from a checkpoint."""
+        for arch, tensors in kept.items():
+            for name, tensor in tensors.items():
+                self.keep(arch, name, tensor)
+
+    def public_batches(self, size: int, augmented: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the public images once, in the round's random order.
+
+        Whoever asks gets the same batches in the same views: clients and server can talk about them.
+
+        Args:
+            size: images per batch, the last one maybe fewer.
+            augmented: views as in training, drawn for the round; else the images as they are.
+
+        Yields:
+            (index [b] int64 into the public images, normalised images [b, 3, H, W] on the device).
+        """
+        assert self.public_images is not None
+        device = next(iter(self.residents.values())).device
+        order = torch.randperm(
+            len(self.public_images), generator=torch_generator(self.seed, self.round, "public order")
+        )
+        stream = torch_generator(self.seed, self.round, "public augment", device=device)
+        for index in order.split(size):
+            images = self.public_images[index].to(device)
+            yield index, self.augmentation(images, stream) if augmented else normalise_images(images)
 
     def recalibrate(self, batch_size: int) -> None:
         """Replace all running statistics by plain averages over batches of the public images."""
@@ -56,7 +129,13 @@ class Server(nn.Module):
             torch.optim.swa_utils.update_bn(batches, resident.model)
             self.model(arch).copy_(resident.flat.shared)
 
-    def step(self, optimizer: Callable[[], Any], means: Mapping[str, Tensor], exact: Mapping[str, slice]) -> None:
+    def step(
+        self,
+        optimizer: Callable[[], Any],
+        means: Mapping[str, Tensor],
+        exact: Mapping[str, slice],
+        sizes: Mapping[str, float] | None = None,
+    ) -> None:
         """Step every vector with the pseudo-gradient ``theta - mean`` (Reddi et al., ICLR 2021).
 
         Args:
@@ -65,7 +144,10 @@ class Server(nn.Module):
                 returned an update are missing and keep their vector.
             exact: architecture -> the part of the vector that simply becomes the mean: running statistics, which no
                 optimizer should touch, or all of it for plain averaging.
+            sizes: architecture -> how far the parameters move towards the mean, where it is not 1; statistics always
+                become their mean.
         """
+        means = {arch: self._between(arch, mean, (sizes or {}).get(arch, 1.0)) for arch, mean in means.items()}
         for arch, mean in means.items():
             steps = exact[arch] != slice(None)  # else the optimizer has nothing to do but to count
             self.vectors[arch].grad = self.model(arch) - mean if steps else None
@@ -75,6 +157,15 @@ class Server(nn.Module):
                 self.vectors[arch][exact[arch]] = mean[exact[arch]]
         for vector in self.vectors.values():
             vector.grad = None
+
+    def _between(self, arch: str, mean: Tensor, size: float) -> Tensor:
+        """Return ``theta + size * (mean - theta)`` of the parameters, in float64, with the mean's statistics."""
+        if size == 1.0:
+            return mean
+        result, parameters = mean.clone(), slice(self.residents[arch].flat.num_shared_parameters)
+        theta = self.model(arch)[parameters].double()
+        result[parameters] = theta + size * (mean[parameters].double() - theta)
+        return result
 
 
 class BatchNormStatistics:
@@ -94,6 +185,8 @@ class BatchNormStatistics:
         flat = resident.flat
         self.span = slice(flat.num_shared_parameters, flat.num_shared)
         """where the shared statistics lie"""
+        self.parameters = flat.shared_parameters
+        """what lies before them"""
         self.num_shared = flat.num_shared
         """length of the shared vector"""
         entries = {e.name: e for e in flat.shared_entries if e.kind == "buffer"}

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.seeding import torch_generator
-from fedsim.models.reid import Features
 
 if TYPE_CHECKING:
     from fedsim.client import Client
 
-__all__ = ["Batch", "BatchReport", "Outcome", "Output", "Tally", "Visit"]
+__all__ = ["Batch", "BatchReport", "Outcome", "Tally", "Visit"]
 
 
 class Batch(NamedTuple):
@@ -27,14 +26,6 @@ class Batch(NamedTuple):
     """[B] int64, 0 .. num_classes - 1"""
     views: tuple[Tensor, ...] = ()
     """further views of the same images, augmented independently, each like ``images``"""
-
-
-class Output(NamedTuple):
-    """What the client's model says about a batch."""
-
-    features: Features
-    logits: Tensor
-    """[B, Z]"""
 
 
 class BatchReport(NamedTuple):

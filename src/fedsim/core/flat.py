@@ -103,6 +103,11 @@ class FlatParameters:
         return [entry for entry in self.entries if entry.shared]
 
     @property
+    def shared_parameters(self) -> list[Entry]:
+        """The parameters among :attr:`shared_entries`, in order: what lies before ``num_shared_parameters``."""
+        return [entry for entry in self.shared_entries if entry.kind == "parameter"]
+
+    @property
     def gradients(self) -> Tensor:
         """A second buffer of the same layout, for gradients; made when it is first asked for."""
         if self._gradients is None:
