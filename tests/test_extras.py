@@ -16,7 +16,7 @@ from small import LR, fit, make_data, make_model, named, vector
 # -- extras ------------------------------------------------------------------------------------------------------------
 
 
-class Sending(FedPav):
+class Sending(FedAvg):
     """Every client sends the sum of its labels and its first shared weights; the server remembers the last means."""
 
     def extras_up(self, server, arch):

@@ -274,11 +274,11 @@ def test_where_private_states_wait_changes_no_bit(method):
 
 
 def test_a_server_step_changes_the_global_model():
-    class Doubling(FedPav):
+    class Doubling(FedAvg):
         def server_step(self, server):
             server.model("smallcnn").mul_(2)
 
-    doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedPav()), rounds=1)
+    doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedAvg()), rounds=1)
     assert torch.equal(vector(doubled), 2 * vector(plain))
 
 

@@ -180,7 +180,7 @@ class Federation(LightningModule):
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
         self._server.step(optimizer.step, means, exact, {arch: w.step_size for arch, w in weights.items()})
-        if self.bn_stats == "recalibrate" or type(self.method).server_step is not Method.server_step:
+        if self.bn_stats == "recalibrate" or self.method.has_server_step(self._server):
             self._work_on_server()
 
     def _work_on_server(self) -> None:

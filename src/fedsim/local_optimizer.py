@@ -90,6 +90,11 @@ class LocalOptimizer:
                     group["lr"] = rate
 
     @property
+    def configured(self) -> Optimizer:
+        """The torch optimizer as the settings make it: to look at its class and options, not to step."""
+        return self._plain.optimizer
+
+    @property
     def is_flat(self) -> bool:
         """Whether this visit's steps are flat; known after the first."""
         return self._views is not None

@@ -11,18 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fedsim.functional.weighting import size_weights
+from fedsim.functional.weighting import size_weights, uniform_weights
 from fedsim.models.groups import Group
 
 if TYPE_CHECKING:
     from fedsim.client import Batch, Client
     from fedsim.server import Server
 
-__all__ = ["Method", "Report", "Upload"]
+__all__ = ["Method", "Report", "Upload", "Weighting", "weigh"]
+
+Weighting = Literal["size", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Report:
     """what :meth:`Method.signals` measured"""
     tensor_signals: tuple[float, ...] = ()
     """what :meth:`Method.tensor_signals` measured: one number for each shared parameter tensor"""
+
+
+def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> dict[str, float]:
+    """Return the weights that most methods choose from: ``size`` is n_k / n, ``uniform`` is 1 / K."""
+    if weighting == "uniform":
+        return uniform_weights(reports)
+    return size_weights({client: report.num_images for client, report in reports.items()})
 
 
 class Method(ABC):
@@ -73,6 +82,10 @@ class Method(ABC):
     def measures(self) -> bool:
         """Whether weights are unknown until all clients have trained."""
         return bool(self.signal_names) or self.has_tensor_signals
+
+    def has_server_step(self, server: Server) -> bool:
+        """Whether :meth:`server_step` does anything in round ``server.round``; if not, no rank waits for it."""
+        return type(self).server_step is not Method.server_step
 
     @property
     def needs_public_images(self) -> bool:
@@ -141,7 +154,7 @@ class Method(ABC):
 
     def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
         """Return aggregation weights that sum to 1 over the clients of one architecture: by default n_k / n."""
-        return size_weights({client: report.num_images for client, report in reports.items()})
+        return weigh("size", reports)
 
     def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]] | None:
         """Return weights of the parameters that differ from :meth:`weights`, which then are those of the statistics.

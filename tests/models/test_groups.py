@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.models import BODY, TRUNK, Group, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN, group_names
-from fedsim.models.groups import STATISTICS
+from fedsim.models.groups import STATISTICS, body_groups
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,12 @@ def test_resnet50_counts(resnet50):
     assert counts[Group.CONV] + counts[Group.NORM] == 23_508_032  # torchvision's 25,557,032 without fc
     assert counts[Group.NORM] == 53_120
     assert counts[Group.STAT] == 53_120
-    assert counts[Group.NECK] == 1_050_112  # Linear 2048 x 512 + 512, BatchNorm 2 x 512
+    assert counts[Group.NECK] == 1_049_088  # Linear 2048 x 512 + 512
+    assert counts[Group.NECKNORM] == 1_024
     assert counts[Group.NECKSTAT] == 1_024
     assert counts[Group.COUNTER] == 54  # one per norm of trunk and neck
-    assert set(counts) == {Group.CONV, Group.NORM, Group.STAT, Group.NECK, Group.NECKSTAT, Group.COUNTER}
+    neck = {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
+    assert set(counts) == {Group.CONV, Group.NORM, Group.STAT, Group.COUNTER} | neck
 
 
 def test_downsampling_norms_are_norms_in_spite_of_their_names(resnet50):
@@ -74,7 +77,8 @@ def test_other_models_are_covered(backbone, kind):
     assert_norms_are_grouped(model)
     assert groups["head.weight"] == groups["head.bias"] == Group.HEAD
     neck = {group for name, group in groups.items() if name.startswith("neck.")}
-    assert neck == (set() if kind == "none" else {Group.NECK, Group.NECKSTAT, Group.COUNTER})
+    expected = {"none": [], "bnneck": ["necknorm", "neckstat", "counter"]}
+    assert neck == set(expected.get(kind, [*expected["bnneck"], "neck"]))
 
 
 def test_small_cnn_counts():
@@ -84,7 +88,7 @@ def test_small_cnn_counts():
         Group.CONV: 9 * (3 * 8 + 8 * 16 + 16 * 32 + 32 * 32),
         Group.NORM: 2 * channels,
         Group.STAT: 2 * channels,
-        Group.NECK: 2 * 32,
+        Group.NECKNORM: 2 * 32,
         Group.NECKSTAT: 2 * 32,
         Group.HEAD: 5 * 32 + 5,
         Group.COUNTER: 5,
@@ -103,5 +107,10 @@ def test_norms_other_than_batch_norm(norm):
 def test_sets_of_groups():
     trunk = {"conv", "norm", "stat", "attn"}
     assert trunk == TRUNK
-    assert trunk | {"neck", "neckstat"} == BODY
+    assert trunk | {"neck", "necknorm", "neckstat"} == BODY
+    assert body_groups(False, False) == TRUNK
+    assert body_groups(True, False) == BODY
+    assert body_groups(True, True) == BODY | {"head"}
+    with pytest.raises(ConfigError, match=r"model\.method\.share_neck"):
+        body_groups(False, True)
     assert {"stat", "neckstat"} == STATISTICS

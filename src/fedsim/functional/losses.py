@@ -1,4 +1,4 @@
-"""Losses of local training. B images, D features, Z identities."""
+"""Losses and distances of features and logits. B images, D features, Z identities."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["batch_hard_triplet", "smoothed_cross_entropy"]
+__all__ = [
+    "batch_hard_triplet",
+    "distillation_loss",
+    "mean_cosine_distance",
+    "model_contrastive",
+    "smoothed_cross_entropy",
+]
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -53,3 +59,54 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) ->
     valid = (same & ~itself).any(1) & (~same).any(1)
     # an anchor that lacks one of the two has a gap of -inf, which relu turns into 0 without gradient
     return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)
+
+
+def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
+    """Mean over a batch of ``1 - cos(f, f')``, at least 0 (paper 003, Algorithm 3, lines 23-28).
+
+    Args:
+        logits: [B, Z] float.
+        others: [B, Z] float.
+
+    Returns:
+        scalar in [0, 2].
+
+    >>> mean_cosine_distance(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    tensor(0.5000)
+    """
+    return (1 - F.cosine_similarity(logits, others, dim=1)).mean().clamp_min(0.0)
+
+
+def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, temperature: float) -> Tensor:
+    """``-log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))`` (MOON).
+
+    Args:
+        features: [B, D] of the model in training.
+        of_global: [B, D] of the received model.
+        of_previous: [B, D] of the client's model of its last round.
+        temperature: tau.
+
+    Returns:
+        scalar, mean over the batch.
+
+    >>> x = torch.eye(2)
+    >>> model_contrastive(x, x, x, temperature=0.5)
+    tensor(0.6931)
+    """
+    similarities = torch.stack([F.cosine_similarity(features, other, dim=1) for other in (of_global, of_previous)], 1)
+    first = torch.zeros(len(features), dtype=torch.long, device=features.device)
+    return F.cross_entropy(similarities / temperature, first)
+
+
+def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Tensor:
+    """Mean squared difference between a student's features and its teachers' mean.
+
+    Args:
+        features: [B, D] of the student.
+        targets: [B, D].
+        normalise: give the student's features unit length first.
+
+    >>> distillation_loss(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.6, 0.0]]), normalise=True)
+    tensor(0.3200)
+    """
+    return F.mse_loss(F.normalize(features) if normalise else features, targets)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
-__all__ = ["normalise", "size_weights", "uniform_weights"]
+__all__ = ["normalise", "sgd_normaliser", "size_weights", "softmax_weights", "uniform_weights"]
 
 
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
@@ -42,3 +43,39 @@ def uniform_weights(clients: Mapping[str, object]) -> dict[str, float]:
     {'a': 0.5, 'b': 0.5}
     """
     return {client: 1.0 / len(clients) for client in clients}
+
+
+def softmax_weights(signals: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Softmax over the clients, for each tensor: ``exp(s_k) / sum_j exp(s_j)``.
+
+    Args:
+        signals: client -> [L] finite numbers.
+
+    Returns:
+        client -> [L] weights.
+
+    >>> softmax_weights({"a": [0.0, 0.0], "b": [0.0, math.log(3)]})
+    {'a': [0.5, 0.25], 'b': [0.5, 0.75]}
+    """
+    largest = [max(column) for column in zip(*signals.values(), strict=True)]
+    raw = {k: [math.exp(s - top) for s, top in zip(values, largest, strict=True)] for k, values in signals.items()}
+    totals = [sum(column) for column in zip(*raw.values(), strict=True)]
+    return {client: [x / total for x, total in zip(values, totals, strict=True)] for client, values in raw.items()}
+
+
+def sgd_normaliser(num_steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:
+    """Return ``||a||_1``: how often SGD's steps count a gradient in all (FedNova: Wang et al., NeurIPS 2020).
+
+    Step s moves by ``sum_j rho^(s - j) g_j``: in the end gradient j counts ``(1 - rho^(tau - j)) / (1 - rho)`` times.
+    Nesterov's variant, which the paper does not treat, looks a step ahead: ``(1 - rho^(tau - j + 1)) / (1 - rho)``.
+
+    Args:
+        num_steps: tau.
+        momentum: rho in [0, 1).
+        nesterov: the variant.
+
+    >>> sgd_normaliser(3), sgd_normaliser(2, momentum=0.5), sgd_normaliser(2, momentum=0.5, nesterov=True)
+    (3.0, 2.5, 3.25)
+    """
+    lag = momentum ** (2 if nesterov else 1)
+    return (num_steps - lag * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)

@@ -1,7 +1,30 @@
 """Federated methods: one file each, nothing but hooks."""
 
+from fedsim.methods.ditto import Ditto
+from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.fedpav import FedPav
+from fedsim.methods.fedbn import FedBN
+from fedsim.methods.fednova import FedNova
+from fedsim.methods.fedpav import Distillation, FedPav
+from fedsim.methods.fedprox import FedProx
+from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.local import Local
+from fedsim.methods.moon import MOON
+from fedsim.methods.pfedme import PFedMe
+from fedsim.methods.scaffold import Scaffold
 
-__all__ = ["FedAvg", "FedPav", "Local"]
+__all__ = [
+    "MOON",
+    "Distillation",
+    "Ditto",
+    "FedAtt",
+    "FedAvg",
+    "FedBN",
+    "FedNova",
+    "FedPav",
+    "FedProx",
+    "FedSGD",
+    "Local",
+    "PFedMe",
+    "Scaffold",
+]

@@ -9,6 +9,14 @@ W. Zhuang, Y. Wen, X. Zhang, X. Gan, D. Yin, D. Zhou, S. Zhang, S. Yi. ACM Multi
 | train           | lines 14-20: E epochs of mini-batches of size B                              |
 | upload          | lines 21-22: store v, return w                                               |
 | weights         | line 9: w^{t+1} <- sum over k in C_t of (n_k / n) w_k^{t+1}                   |
+|                 | Algorithm 3 (Cosine Distance Weight, ``weighting: cdw``)                     |
+| signals         | lines 22-28: m_k, how far logits of a batch have turned in training          |
+| weights         | lines 8-9: w^{t+1} <- sum over k in C_t of (m_k / m) w_k^{t+1}                |
+|                 | Algorithm 2 (Knowledge Distillation, ``distillation``)                       |
+| upload          | line 25: l_k, features of the public images                                  |
+| server_step     | lines 11-12: w^{t+1} is fine-tuned on l = (1 / K) sum over k in C_t of l_k     |
+
+Algorithm 5 is both at once.
 
 Deviations and silences:
 
@@ -17,35 +25,175 @@ Deviations and silences:
 - The authors' code never averages BatchNorm's running statistics: each round the server silently keeps those of one
   random client. ``bn_stats: first`` reproduces that; fedsim's default is ``mean``.
 - The authors' code also sends ResNet-50's unused ImageNet classifier (8.2 MB per direction); here it does not exist.
+- Algorithm 3, line 8, prints m <- sum of 1 / m_k: weights that do not sum to 1. Here m = sum of m_k, as in the code.
+- The code computes m_k in training mode: an augmented batch, dropout, statistics of the batch. Dropout of one half
+  alone gives a distance of a half, so weights come close to uniform ones: compare with ``weighting: uniform``.
+  ``cdw_mode: eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the
+  batch also shifts the running statistics of the server's model; here it moves nothing. If all m_k vanish, weights are
+  uniform. The batch has 32 images, B in the paper, or all if the client has fewer.
+- Algorithm 2 does not say what the loss of line 12 is, nor for how long: mean squared error on the neck's features,
+  one epoch, SGD with Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper).
+  The student is in training mode. The paper distils in every round, the code in every 10th (``every: 10``).
+- The code leaves the teachers in training mode, and normalises their features, but not the student's (``target_norm:
+  teacher``). Here teachers are in evaluation mode.
+- Public images are sent to all clients once, which is not counted as traffic of a round. CUHK02, the paper's, contains
+  the people of CUHK01, which is one of its clients: unlabelled, but not unseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.functional.weighting import size_weights, uniform_weights
-from fedsim.method import Method, Report
-from fedsim.models.groups import BODY, Group
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import SGD
 
-__all__ = ["FedPav"]
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import torch_generator
+from fedsim.functional.losses import distillation_loss, mean_cosine_distance
+from fedsim.functional.weighting import normalise, uniform_weights
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import BODY, Group
+from fedsim.server import Server
+
+__all__ = ["Distillation", "FedPav"]
+
+_CDW_BATCH = 32
+_CDW_FLOOR = 1e-8
+"""Distances that sum to less say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Fine-tuning of the global model on public images, with the clients' features as targets."""
+
+    every: int = 1
+    """rounds from one to the next: 1 in the paper, 10 in its code"""
+    epochs: int = 1
+    """passes over the public images"""
+    lr: float = 5e-4
+    """of the fine-tuning"""
+    batch_size: int = 32
+    """of the fine-tuning, and of the clients' passes over the public images"""
+    target_norm: Literal["none", "teacher", "both"] = "both"
+    """whose features are scaled to unit length: nobody's, the clients', or the server's, too"""
+    view: Literal["eval", "seeded_train"] = "eval"
+    """public images as they are, or augmented as in training, for clients and server alike"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, least in (("every", 1), ("epochs", 1), ("batch_size", 2)):
+            if self.__dict__[name] < least:
+                raise ConfigError(f"model.method.distillation.{name}: {self.__dict__[name]} is less than {least}")
+        if self.lr <= 0:
+            raise ConfigError(f"model.method.distillation.lr: {self.lr} is not positive")
+
+    def batches(self, server: Server) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the round's public images: (index [b], images [b, 3, H, W])."""
+        return server.public_batches(self.batch_size, self.view == "seeded_train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPav(Method):
     """Backbone and neck are averaged; every client keeps its identity head."""
 
-    weighting: Literal["size", "uniform"] = "size"
-    """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$"""
+    weighting: Literal["size", "uniform", "cdw"] = "size"
+    """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
+    cdw_mode: Literal["train", "eval"] = "train"
+    """of the models whose logits ``cdw`` compares: as in the authors' code, or as they are scored"""
+    distillation: Distillation | None = None
+    """knowledge distillation on public images (Algorithm 2), which ``data.public`` names; null: none"""
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """The cosine distance, if it is the weight."""
+        return ("cdw",) if self.weighting == "cdw" else ()
+
+    @property
+    def needs_public_images(self) -> bool:
+        """For distillation."""
+        return self.distillation is not None
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone and neck."""
         return BODY
 
+    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+        """Features of the public images, in rounds that distil."""
+        if not self.has_server_step(server):
+            return {}
+        assert server.public_images is not None  # see needs_public_images
+        return {"features": (len(server.public_images), server.residents[arch].model.num_features)}
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
+        if self.weighting != "cdw":
+            return {}
+        resident = client.resident
+        received = (server.model(resident.arch), client.private_state()["state"])
+        trained = (resident.flat.shared, resident.private)
+        replica = resident.replica("cdw")
+        replica.model.train(self.cdw_mode == "train")
+        replica.model.set_generator(client.generator("cdw dropout", device=client.device))
+        images = client.draw(_CDW_BATCH, "cdw", augmented=self.cdw_mode == "train").images
+        logits = []
+        for shared, private in (received, trained):
+            replica.flat.shared.copy_(shared)
+            replica.private.copy_(private)
+            with torch.no_grad():
+                logits.append(replica.forward(images, client.visit.precision).logits)
+        return {"cdw": float(mean_cosine_distance(*logits))}
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return the model and, in rounds that distil, l_k (Algorithm 2, line 25)."""
+        shared = client.resident.flat.shared
+        if self.distillation is None or not self.has_server_step(server):
+            return Upload(shared)
+        ((name, shape),) = self.extras_up(server, client.resident.arch).items()
+        features = torch.empty(shape, device=client.device)
+        client.resident.model.eval()
+        for index, images in self.distillation.batches(server):
+            with torch.no_grad():
+                features[index.to(client.device)] = client.resident.model(images).neck
+        return Upload(shared, {name: features if self.distillation.target_norm == "none" else F.normalize(features)})
+
     def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
-        """Return the share of each client in the average (Algorithm 1, line 9)."""
-        if self.weighting == "uniform":
-            return uniform_weights(reports)
-        return size_weights({client: report.num_images for client, report in reports.items()})
+        """Return the share of each client in the average (Algorithm 1, line 9; Algorithm 3, lines 8-9)."""
+        if self.weighting != "cdw":
+            return weigh(self.weighting, reports)
+        distances = {client: report.signals["cdw"] for client, report in reports.items()}
+        return normalise(distances) if sum(distances.values()) >= _CDW_FLOOR else uniform_weights(distances)
+
+    def has_server_step(self, server: Server) -> bool:
+        """Whether the round distils."""
+        return self.distillation is not None and (server.round + 1) % self.distillation.every == 0
+
+    def server_step(self, server: Server) -> None:
+        """Fine-tune the mean model on the mean features (Algorithm 2, line 12)."""
+        if self.distillation is not None and self.has_server_step(server):
+            for arch, received in server.received.items():
+                _fine_tune(server, arch, received.extras["features"], self.distillation)
+
+
+def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) -> None:
+    """Train an architecture's global model on ``targets`` [n, D], the mean features of the public images."""
+    resident = server.residents[arch]
+    model, shared = resident.model.train(), resident.flat.shared
+    shared.copy_(server.model(arch))
+    model.set_generator(torch_generator(server.seed, server.round, "distillation dropout", device=resident.device))
+    optimizer = SGD(model.parameters(), lr=how.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    for _ in range(how.epochs):
+        for index, images in how.batches(server):
+            if len(index) < 2:
+                continue  # batch normalisation cannot train on one image
+            optimizer.zero_grad()
+            goal = targets[index.to(targets.device)]
+            distillation_loss(model(images).neck, goal, how.target_norm == "both").backward()
+            optimizer.step()
+    optimizer.zero_grad()
+    server.model(arch).copy_(shared)

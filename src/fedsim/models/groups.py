@@ -11,7 +11,9 @@ from enum import StrEnum
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "group_names"]
+from fedsim.core.errors import ConfigError
+
+__all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "body_groups", "group_names"]
 
 
 class Group(StrEnum):
@@ -26,7 +28,9 @@ class Group(StrEnum):
     ATTN = "attn"
     """attention modules of the trunk, with their own norms"""
     NECK = "neck"
-    """the embedding layers between trunk and head"""
+    """weights of the embedding layers between trunk and head, outside normalisation modules"""
+    NECKNORM = "necknorm"
+    """affine parameters of the neck's normalisation modules"""
     NECKSTAT = "neckstat"
     """running statistics of the neck"""
     HEAD = "head"
@@ -38,13 +42,24 @@ class Group(StrEnum):
 TRUNK = frozenset({Group.CONV, Group.NORM, Group.STAT, Group.ATTN})
 """The whole backbone."""
 
-BODY = TRUNK | {Group.NECK, Group.NECKSTAT}
+BODY = TRUNK | {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
 """Backbone and neck: everything that retrieval needs."""
 
 STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
 """Running statistics, which follow the ``bn_stats`` policy."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
+    """Return the trunk with or without neck and head.
+
+    Raises:
+        ConfigError: if the head is shared on top of private necks: its inputs would mean something else to each client.
+    """
+    if share_head and not share_neck:
+        raise ConfigError("model.method.share_neck: a shared head needs a shared neck; set share_head to false, too")
+    return (BODY if share_neck else TRUNK) | (frozenset({Group.HEAD}) if share_head else frozenset())
 
 
 def group_names(model: nn.Module) -> dict[str, Group]:
@@ -71,7 +86,8 @@ def _group(part: str, module: nn.Module, tensor: Tensor) -> Group:
     if part == "head":
         return Group.HEAD
     if part == "neck":
-        return Group.NECK if is_parameter else Group.NECKSTAT
+        norm = Group.NECKNORM if isinstance(module, _NORMS) else Group.NECK
+        return norm if is_parameter else Group.NECKSTAT
     if not is_parameter:
         return Group.STAT
     return Group.NORM if isinstance(module, _NORMS) else Group.CONV

@@ -1,0 +1,87 @@
+"""Ditto: Fair and Robust Federated Learning Through Personalization.
+
+T. Li, S. Hu, A. Beirami, V. Smith. ICML 2021. arXiv:2012.04221.
+
+| hook        | Algorithm 1, with FedAvg as the solver of the global problem                 |
+|-------------|------------------------------------------------------------------------------|
+| train       | w_k^t: local training from w^t; then                                         |
+|             | v_k <- v_k - eta (gradient of F_k(v_k) + lambda (v_k - w^t)), s times        |
+| weights     | w^{t+1} <- the mean of w_k^t                                                 |
+| personalise | the model of client k is v_k                                                 |
+
+Deviations and silences:
+
+- v_k is a whole model: backbone, neck, running statistics, and a head of its own. The pull towards w^t acts on shared
+  parameters. v_k begins as the model that the client first receives, with its first head.
+- The personal model trains after the other and as long (E local epochs), on further random batches, with the client's
+  optimizer, which starts anew. So a round takes twice as long; the log counts the first half.
+- A client that has not taken part yet is scored with the global model.
+- lambda = 0 is local training beside FedAvg; the best one depends on the data, and the paper tunes it for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.method import Method, Report, Weighting, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["Ditto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Method):
+    """Averaging, and beside it a personal model of each client that is held near the global one."""
+
+    lam: float = 0.1
+    """$\\lambda$, weight of the pull towards the global model"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+    weighting: Weighting = "size"
+    """$n_k / n$; ``uniform`` is $1 / K$"""
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        if self.lam < 0:
+            raise ConfigError(f"model.method.lam: {self.lam} is negative")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train the global model's copy, then the personal model."""
+        model = client.resident.whole
+        personal = client.kept["personal"] if "personal" in client.kept else model.clone()
+        super().train(client, server)
+        trained = model.clone()
+        model.copy_(personal)
+        client.resident.reset_counters()
+        client.optimizer.reset(client.round)
+        pull = partial(self._pull, client, server)
+        for epoch in range(client.training_settings.local_epochs):
+            for batch in client.batches(epoch):
+                client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False), pull)
+        client.keep("personal", model)
+        model.copy_(trained)
+
+    def _pull(self, client: Client, server: Server) -> None:
+        """Add lambda (v_k - w^t) to the gradient."""
+        change = client.resident.flat.shared_change(server.model(client.resident.arch))
+        client.optimizer.add_to_gradients(change.mul_(self.lam))
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh(self.weighting, reports)
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load v_k."""
+        super().personalise(client, server)
+        if "personal" in client.kept:
+            client.resident.whole.copy_(client.kept["personal"])

@@ -1,0 +1,47 @@
+"""FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. ICLR 2021. arXiv:2102.07623.
+
+| hook            | Algorithm 1                                                                      |
+|-----------------|----------------------------------------------------------------------------------|
+| (shared groups) | all layers but normalisation take the mean; those of the client stay as they are |
+| weights         | (1 / K) sum over k                                                               |
+
+Deviations and silences:
+
+- What is a normalisation layer is decided by the module's class. The authors' code looks for "bn" in names, which would
+  miss ResNet's four ``downsample.1`` layers. It keeps affine parameters and running statistics both private, as here.
+- The paper's clients share one label space, hence also the last layer. With ``share_head: false`` ("FedBN+D", the
+  specific networks of paper 000) all that follows the trunk is private; with ``share_head: true`` heads have the size
+  of the largest label space, and of the neck all but its normalisation is shared.
+- The server has no complete model: unseen domains are scored by the clients' own models, and scores averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.method import Method, Report, Weighting, weigh
+from fedsim.models.groups import Group
+
+__all__ = ["FedBN"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBN(Method):
+    """Averaging of everything but normalisation layers."""
+
+    share_head: bool = False
+    """whether head and neck are averaged, too, without the neck's normalisation; for a common label space"""
+    weighting: Weighting = "uniform"
+    """$1 / K$; ``size`` is $n_k / n$"""
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Weights outside normalisation layers."""
+        return frozenset({Group.CONV, Group.NECK, Group.HEAD} if self.share_head else {Group.CONV})
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh(self.weighting, reports)

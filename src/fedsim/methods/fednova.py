@@ -1,0 +1,81 @@
+"""Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization (FedNova).
+
+J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. arXiv:2007.07481.
+
+| hook              | update rule of FedNova                                                                 |
+|-------------------|----------------------------------------------------------------------------------------|
+| signals           | norm of a_i: how often local steps count a gradient; tau_i for plain SGD               |
+| parameter_weights | d_i = (x - y_i) / norm of a_i, with weights p_i = n_i / n                              |
+| step_size         | x <- x - tau_eff sum over i of p_i d_i, with tau_eff = sum over i of p_i norm of a_i   |
+
+With w_i = p_i / norm of a_i and W the sum of these, that update is ``x + tau_eff W (mean - x)``, where the mean has the
+weights w_i / W. With equally many steps of all clients it is FedAvg, bit for bit.
+
+Deviations and silences:
+
+- Running statistics get the mean with weights p_i.
+- The paper gives norm of a_i for SGD without and with momentum, and for a proximal term. Here also for Nesterov's
+  momentum. Weight decay counts as a part of the gradient, and rates must not change within a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.optim import SGD
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.weighting import normalise, sgd_normaliser
+from fedsim.method import Method, Report
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["FedNova"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(Method):
+    """Averaging of updates that are divided by the amount of local work."""
+
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """The amount of local work."""
+        return ("normaliser",)
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return the norm of a_i."""
+        optimizer = client.optimizer.configured
+        options = optimizer.param_groups[0]
+        if type(optimizer) is not SGD or options["dampening"]:
+            raise ConfigError("model.client.optimizer: FedNova knows torch.optim.SGD without dampening; choose that")
+        steps = client.optimizer.num_steps
+        return {"normaliser": sgd_normaliser(steps, options["momentum"], options["nesterov"])}
+
+    def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]]:
+        """Return w_i / W."""
+        work = _relative_work(reports)
+        weights = normalise({client: report.num_images / work[client] for client, report in reports.items()})
+        return {client: [weight] for client, weight in weights.items()}
+
+    def step_size(self, reports: Mapping[str, Report]) -> float:
+        """Return tau_eff W."""
+        work, sizes = _relative_work(reports), {client: report.num_images for client, report in reports.items()}
+        effective = sum(n * work[client] for client, n in sizes.items())
+        return effective * sum(n / work[client] for client, n in sizes.items()) / sum(sizes.values()) ** 2
+
+
+def _relative_work(reports: Mapping[str, Report]) -> dict[str, float]:
+    """Norms of a_i over the largest: a common factor cancels, and equal ones become exactly 1."""
+    norms = {client: report.signals["normaliser"] for client, report in reports.items()}
+    largest = max(norms.values())
+    return {client: norm / largest for client, norm in norms.items()}

@@ -1,0 +1,65 @@
+"""Federated stochastic gradient descent (FedSGD): the baseline of FedAvg.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas. "Communication-Efficient Learning of Deep Networks
+from Decentralized Data". AISTATS 2017. arXiv:1602.05629.
+
+| hook            | Section 2                                                                       |
+|-----------------|---------------------------------------------------------------------------------|
+| train           | g_k, the gradient of F_k at w_t; one step w_{t+1}^k <- w_t - eta g_k            |
+| upload, weights | w_{t+1} <- sum_k (n_k / n) w_{t+1}^k, which is w_t - eta sum_k (n_k / n) g_k    |
+
+Deviations and silences:
+
+- McMahan et al. take g_k over all local images (B = infinity, E = 1). Here it is that of a batch, or of
+  ``model.client.accumulate`` batches.
+- Paper 001 calls FedSGD what trains one local epoch with all clients in each round ("S = 1, t_max = 1"): ``steps:
+  null`` with ``weighting: uniform``. On re-ID that is FedAvg with S = 1, and its Table 2 prints the same numbers for both.
+- The optimizer is the client's, new in each round: for a single step, momentum means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.method import Method, Report, Weighting, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["FedSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD(Method):
+    """One optimizer step of every client in each round."""
+
+    steps: int | None = 1
+    """optimizer steps per round; null: all of the local epochs (paper 001)"""
+    share_head: bool = True
+    """whether the identity head is averaged, too; for clients with a common label space"""
+    weighting: Weighting = "size"
+    """$n_k / n$; ``uniform`` is $1 / K$ (paper 001)"""
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"model.method.steps: {self.steps} is less than 1; use null for whole epochs")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Take the first ``steps`` steps of plain local training."""
+        for epoch in range(client.training_settings.local_epochs):
+            for batch in client.batches(epoch):
+                client.step(self.loss(client, server, batch))
+                if client.optimizer.num_steps == self.steps:
+                    return
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh(self.weighting, reports)

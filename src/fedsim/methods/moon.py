@@ -1,0 +1,96 @@
+"""Model-Contrastive Federated Learning (MOON).
+
+Q. Li, B. He, D. Song. CVPR 2021. arXiv:2103.16257.
+
+| hook     | Algorithm 1                                                                        |
+|----------|------------------------------------------------------------------------------------|
+| download | w_i^t <- w^t; the received model and the client's last one stay as references      |
+| loss     | l_sup + mu l_con, with the features z, z_glob, z_prev of the three models          |
+| upload   | return w_i^t, and keep it                                                          |
+| weights  | w^{t+1} <- sum over i of (n_i / n) w_i^t                                           |
+
+l_con = -log(e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_prev) / tau})).
+
+Deviations and silences:
+
+- z is the trunk's pooled feature. The paper adds a projection head (two layers, 256 outputs) between trunk and
+  classifier; in re-ID the neck stands there.
+- The references run in evaluation mode, as in the authors' code, and without gradient, which that does not switch off.
+- In a client's first round there is no previous model, and the term is 0.
+- After rounds without the client, its previous model is that of its last one.
+- The paper tunes mu in {0.1, 1, 5, 10} and takes tau = 0.5. Paper 000, which compares with "MOON+D", gives neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.losses import model_contrastive
+from fedsim.method import Method, Report, Upload, Weighting, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["MOON"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MOON(Method):
+    """Averaging of clients whose features stay near the global model's, and leave their own previous ones."""
+
+    mu: float = 1.0
+    """$\\mu$, weight of the contrastive term"""
+    tau: float = 0.5
+    """$\\tau$, temperature"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+    share_neck: bool = True
+    """whether the embedding layers before the head are averaged"""
+    weighting: Weighting = "size"
+    """$n_i / n$; ``uniform`` is $1 / K$"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.mu < 0:
+            raise ConfigError(f"model.method.mu: {self.mu} is negative")
+        if self.tau <= 0:
+            raise ConfigError(f"model.method.tau: {self.tau} is not positive")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The trunk, and what is shared of neck and head."""
+        return body_groups(self.share_neck, self.share_head)
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load the global model, and both references."""
+        super().download(client, server)
+        if "previous" in client.kept:
+            for role, weights in (("global", client.resident.whole), ("previous", client.kept["previous"])):
+                replica = client.resident.replica(role)
+                replica.whole.copy_(weights)
+                replica.model.eval()
+
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+        """Return the supervised loss plus mu times the contrastive one."""
+        output = client.forward(batch.images)
+        loss = client.supervised_loss(output, batch.labels)
+        if "previous" not in client.kept:
+            return loss
+        with torch.no_grad():
+            references = [client.resident.replica(role) for role in ("global", "previous")]
+            z_glob, z_prev = (r.forward(batch.images, client.visit.precision).features.pool for r in references)
+        return loss + self.mu * model_contrastive(output.features.pool, z_glob, z_prev, self.tau)
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return the model, and keep it for the next time."""
+        client.keep("previous", client.resident.whole)
+        return super().upload(client, server)
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh(self.weighting, reports)

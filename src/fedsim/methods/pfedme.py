@@ -1,0 +1,101 @@
+"""Personalized Federated Learning with Moreau Envelopes (pFedMe).
+
+C. T. Dinh, N. H. Tran, T. D. Nguyen. NeurIPS 2020. arXiv:2006.08848.
+
+| hook        | Algorithm 1                                                                                  |
+|-------------|----------------------------------------------------------------------------------------------|
+| train       | theta_i, about the minimum of f_i(theta; batch) + (lambda / 2) norm^2 of theta - w_i;        |
+|             | w_i <- w_i - eta lambda (w_i - theta_i); both R times                                        |
+| upload      | w_i                                                                                          |
+| step_size   | w^{t+1} <- (1 - beta) w^t + beta (1 / S) sum over i of w_i                                   |
+| personalise | the model of client i is theta_i                                                             |
+
+Deviations and silences:
+
+- R is the number of the client's batches in its local epochs. theta_i takes K steps of the client's optimizer on one batch,
+  as in the authors' code; it starts from w^t and goes on from batch to batch.
+- Only shared parameters have a w_i. A private head trains with theta_i, K steps on each batch, without a pull. Running
+  statistics are those of theta_i, and are averaged plainly (beta does not touch them).
+- theta_i is kept between rounds to be scored: a client that has not taken part yet is scored with the global model.
+- ``model.client.accumulate`` must be 1: each batch has a problem of its own.
+- The defaults are those of the authors' scripts for MNIST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.method import Method, Report, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["PFedMe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Method):
+    """Averaging of the centres around which clients have their personal models."""
+
+    lam: float = 15.0
+    """$\\lambda$, weight of the pull of personal models towards their centre"""
+    inner_steps: int = 5
+    """$K$, optimizer steps on each batch"""
+    local_lr: float = 0.005
+    """$\\eta$, of the steps of w_i"""
+    beta: float = 1.0
+    """$\\beta$, step size of the server"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("lam", "local_lr", "beta"):
+            if self.__dict__[name] <= 0:
+                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not positive")
+        if self.inner_steps < 1:
+            raise ConfigError(f"model.method.inner_steps: {self.inner_steps} is less than 1")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train theta_i and w_i; in the end keep the one and leave the other to be uploaded."""
+        if client.training_settings.accumulate != 1:
+            raise ConfigError("model.client.accumulate: PFedMe solves a problem for each batch; set it to 1")
+        flat = client.resident.flat
+        theta = flat.shared[: flat.num_shared_parameters]
+        w = theta.clone()
+        pull = partial(self._pull, client, w)
+        for epoch in range(client.training_settings.local_epochs):
+            for batch in client.batches(epoch):
+                for _ in range(self.inner_steps):
+                    client.step(self.loss(client, server, batch), pull)
+                w.sub_((w - theta).mul_(self.local_lr * self.lam))
+        client.keep("personal", client.resident.whole)
+        theta.copy_(w)
+
+    def _pull(self, client: Client, w: Tensor) -> None:
+        """Add lambda (theta_i - w_i) to the gradient."""
+        client.optimizer.add_to_gradients(client.resident.flat.shared_change(w).mul_(self.lam))
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return 1 / S."""
+        return weigh("uniform", reports)
+
+    def step_size(self, reports: Mapping[str, Report]) -> float:
+        """Return beta."""
+        return self.beta
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load theta_i."""
+        super().personalise(client, server)
+        if "personal" in client.kept:
+            client.resident.whole.copy_(client.kept["personal"])
