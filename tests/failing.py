@@ -123,6 +123,24 @@ class Run:
         return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
 
+def run_on_ranks(function, folder, ranks=2, timeout=120):
+    """Call ``function(folder)`` in processes that are ranks of one run; it may train as often as it likes."""
+    port = _free_port()
+    logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
+    processes = [
+        _server.Process(target=_call, args=(function, folder, rank, _variables(rank, ranks, port), log), daemon=True)
+        for rank, log in enumerate(logs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * ranks, "\n".join(log.read_text() for log in logs if log.exists())
+
+
 class Launched:
     """The command line as people type it: rank 0 starts the others. All are in a process group of their own.
 
@@ -173,7 +191,8 @@ def await_true(condition, timeout, describe):
         time.sleep(0.02)
 
 
-def _command(args, rank, variables, log):
+def _become(rank, variables, log):
+    """Make this process a rank that writes to a log."""
     with open(log, "wb", buffering=0) as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
@@ -181,6 +200,15 @@ def _command(args, rank, variables, log):
         del os.environ[name]
     os.environ |= variables
     rank_zero_only.rank = rank
+
+
+def _call(function, folder, rank, variables, log):
+    _become(rank, variables, log)
+    function(folder)
+
+
+def _command(args, rank, variables, log):
+    _become(rank, variables, log)
     sys.argv = ["fedsim", *args]
     sys.exit(main(args))
 

@@ -35,14 +35,14 @@ def make_model(method, **options):
     return Federation(method, **defaults | options)
 
 
-def fit(model, data=None, rounds=ROUNDS, **options):
+def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
     defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": [], "logger": False}
     trainer = FederatedTrainer(
-        accelerator="cpu", devices=1, strategy=FederatedStrategy(), max_epochs=rounds,
+        accelerator="cpu", devices=devices, strategy=FederatedStrategy(), max_epochs=rounds,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         use_distributed_sampler=False, **defaults | options,
     )  # fmt: skip
-    trainer.fit(model, datamodule=data or make_data())
+    trainer.fit(model, datamodule=data or make_data(), ckpt_path=ckpt_path)
     return model
 
 

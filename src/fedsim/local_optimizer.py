@@ -150,7 +150,7 @@ class LocalOptimizer:
             for parameter in group:
                 place = self.flat.place_of(parameter)
                 span = slice(place, place + parameter.numel())
-                if place < len(start):
+                if place < len(start) and rate > 0:
                     mean[span] = (start[span] - self.flat.buffer[span]) / (self.num_steps * rate)
         return mean
 

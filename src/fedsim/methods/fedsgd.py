@@ -13,7 +13,7 @@ Deviations and silences:
 - McMahan et al. take g_k over all local images (B = infinity, E = 1). Here it is that of a batch, or of
   ``model.client.accumulate`` batches.
 - Paper 001 calls FedSGD what trains one local epoch with all clients in each round ("S = 1, t_max = 1"): ``steps:
-  null`` with ``weighting: uniform``. On re-ID that is FedAvg with S = 1, and its Table 2 prints the same numbers for both.
+  null`` with ``weighting: uniform``. On re-ID that is FedAvg with S = 1: its Table 2 prints the same numbers for both.
 - The optimizer is the client's, new in each round: for a single step, momentum means nothing.
 """
 

@@ -12,8 +12,8 @@ C. T. Dinh, N. H. Tran, T. D. Nguyen. NeurIPS 2020. arXiv:2006.08848.
 
 Deviations and silences:
 
-- R is the number of the client's batches in its local epochs. theta_i takes K steps of the client's optimizer on one batch,
-  as in the authors' code; it starts from w^t and goes on from batch to batch.
+- R is the number of the client's batches in its local epochs. theta_i takes K steps of the client's optimizer on one
+  batch, as in the authors' code; it starts from w^t and goes on from batch to batch.
 - Only shared parameters have a w_i. A private head trains with theta_i, K steps on each batch, without a pull. Running
   statistics are those of theta_i, and are averaged plainly (beta does not touch them).
 - theta_i is kept between rounds to be scored: a client that has not taken part yet is scored with the global model.

@@ -1,0 +1,125 @@
+"""Federations as plain loops over torch modules in float64: what the equations of methods are compared with."""
+
+import copy
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedsim.core.seeding import torch_generator
+from fedsim.data.augmentation import normalise_images
+from fedsim.data.batches import shuffled_batches
+from fedsim.models import Neck, ReIDModel
+from fedsim.settings import LocalTraining
+from small import fit, make_data, make_model, named
+
+LR = 0.02
+NECK = Neck(kind="bnneck", dropout=0.0)
+
+
+class Smooth(nn.Module):
+    """A backbone without kinks: rounding does not grow."""
+
+    out_channels = 6
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 6, 3, stride=2)
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, images):
+        return torch.tanh(self.norm(self.conv(images)))
+
+
+class Participant:
+    """A client: its images, and its head."""
+
+    def __init__(self, data, size):
+        self.name, self.num_images = data.name, data.num_images
+        self.x = normalise_images(data.train.images.decode(size)).double()
+        self.y = torch.from_numpy(data.labels)
+        self.head = nn.Linear(6, data.num_classes)
+        nn.init.normal_(self.head.weight, std=0.001, generator=torch_generator(0, data.name, "head"))
+        nn.init.zeros_(self.head.bias)
+        self.head.double()
+
+    def batches(self, round_, passes=1):
+        """The batches of a round, of one or several passes over the images."""
+        generator = torch_generator(0, round_, self.name, "batches")
+        order = [index for _ in range(passes) for index in shuffled_batches(self.num_images, 8, generator)]
+        return [(self.x[index], self.y[index]) for index in order]
+
+
+class Federation:
+    """The server's model and the participants; whoever wants less than everybody says so."""
+
+    def __init__(self, data=None):
+        self.data = data or make_data()
+        if self.data.federated is None:
+            self.data.setup("fit")
+        self.clients = [Participant(c, self.data.size) for c in self.data.federated.clients]
+        backbone = Smooth()
+        torch.manual_seed(0)
+        self.model = ReIDModel(backbone, NECK).double()
+
+    def move_to(self, states, weights):
+        """Make the model the weighted mean of state dicts, statistics included."""
+        self.model.load_state_dict(mean_of(states, weights))
+
+
+def mean_of(states, weights):
+    """Weighted mean of state dicts, entry by entry."""
+    mean = copy.deepcopy(states[0])
+    for key, value in mean.items():
+        if value.is_floating_point():
+            mean[key] = sum(weight * state[key] for weight, state in zip(weights, states, strict=True))
+    return mean
+
+
+def shares(clients):
+    """n_k / n."""
+    return [c.num_images / sum(c.num_images for c in clients) for c in clients]
+
+
+def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0):
+    """Plain SGD on a model and its head, in place. ``correct(name, p)``: what is added to the gradient of ``p``."""
+    parameters = {**dict(model.named_parameters()), **{f"head.{n}": p for n, p in head.named_parameters()}}
+    velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    model.train()
+    for x, y in batches:
+        features = model(x)
+        loss = F.cross_entropy(head(features.neck), y)
+        loss = loss + (loss_of(x, features) if loss_of else 0.0)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        for (name, p), g in zip(parameters.items(), gradients, strict=True):
+            with torch.no_grad():
+                if correct and not name.startswith("head."):
+                    g = g + correct(name, p)
+                velocity[name] = momentum * velocity[name] + g
+                p -= LR * velocity[name]
+
+
+def play(method, rounds, momentum=0.0, data=None, **options):
+    """The same by fedsim."""
+    training = LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=LR, momentum=momentum))
+    model = make_model(method, backbone=Smooth(), neck=NECK, client=training, **options)
+    return fit(model, data, rounds=rounds)
+
+
+def assert_close(model, reference, tolerance=2e-6):
+    """Compare fedsim's global model with the reference's."""
+    expected = reference.model.state_dict()
+    found = named(model, "smooth")
+    assert found.keys() == {name for name in expected if "num_batches" not in name}
+    for name, tensor in found.items():
+        torch.testing.assert_close(
+            tensor.double(), expected[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def vector_of(model, resident):
+    """A plain model's state in the order of a flat buffer's shared entries, name -> tensor."""
+    state = model.state_dict()
+    return {entry.name: state[entry.name] for entry in resident.flat.shared_entries}
