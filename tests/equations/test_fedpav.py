@@ -1,4 +1,4 @@
-"""FedPav (paper 003): line 9 of Algorithm 1 in exact numbers (tests/test_round.py has the round); Algorithms 2 and 3."""
+"""FedPav (paper 003): line 9 of Algorithm 1 in exact numbers (the round: tests/test_round.py); Algorithms 2 and 3."""
 
 import copy
 import math

@@ -52,14 +52,16 @@ class FedNova(Method):
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Check that a_i will be known."""
+        optimizer = client.optimizer.configured
+        if type(optimizer) is not SGD or optimizer.param_groups[0]["dampening"]:
+            raise ConfigError("model.client.optimizer: FedNova knows torch.optim.SGD without dampening; choose that")
+
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Return the norm of a_i."""
-        optimizer = client.optimizer.configured
-        options = optimizer.param_groups[0]
-        if type(optimizer) is not SGD or options["dampening"]:
-            raise ConfigError("model.client.optimizer: FedNova knows torch.optim.SGD without dampening; choose that")
-        steps = client.optimizer.num_steps
-        return {"normaliser": sgd_normaliser(steps, options["momentum"], options["nesterov"])}
+        options = client.optimizer.configured.param_groups[0]
+        return {"normaliser": sgd_normaliser(client.optimizer.num_steps, options["momentum"], options["nesterov"])}
 
     def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]]:
         """Return w_i / W."""

@@ -2,12 +2,12 @@
 
 Q. Li, B. He, D. Song. CVPR 2021. arXiv:2103.16257.
 
-| hook     | Algorithm 1                                                                        |
-|----------|------------------------------------------------------------------------------------|
-| download | w_i^t <- w^t; the received model and the client's last one stay as references      |
-| loss     | l_sup + mu l_con, with the features z, z_glob, z_prev of the three models          |
-| upload   | return w_i^t, and keep it                                                          |
-| weights  | w^{t+1} <- sum over i of (n_i / n) w_i^t                                           |
+| hook         | Algorithm 1                                                                        |
+|--------------|------------------------------------------------------------------------------------|
+| before_epoch | the received model w^t and the client's last one, w_i^{t-1}, are the references    |
+| loss         | l_sup + mu l_con, with the features z, z_glob, z_prev of the three models          |
+| upload       | return w_i^t, and keep it                                                          |
+| weights      | w^{t+1} <- sum over i of (n_i / n) w_i^t                                           |
 
 l_con = -log(e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_prev) / tau})).
 
@@ -66,10 +66,9 @@ class MOON(Method):
         """The trunk, and what is shared of neck and head."""
         return body_groups(self.share_neck, self.share_head)
 
-    def download(self, client: Client, server: Server) -> None:
-        """Load the global model, and both references."""
-        super().download(client, server)
-        if "previous" in client.kept:
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Load both references, before the first step."""
+        if epoch == 0 and "previous" in client.kept:
             for role, weights in (("global", client.resident.whole), ("previous", client.kept["previous"])):
                 replica = client.resident.replica(role)
                 replica.whole.copy_(weights)
