@@ -165,7 +165,8 @@ class Aggregator:
         Args:
             weights: by architecture, for all ranks' clients.
         """
-        assert self._weights in (None, weights), "weights changed after uploads were summed with them"
+        for arch, early in (self._weights or {}).items():
+            assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
         for client, contribution in self._waiting.items():
             self._sum(client, contribution, weights[self.archs[client]])
         self._waiting = {}

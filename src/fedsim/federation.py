@@ -283,7 +283,7 @@ class Federation(LightningModule):
         crop = data.augmentation.crop
         check_image_size(self.residents, "augmentation.crop" if crop else "size", crop or data.size)
         check_image_size(self.residents, "test_size", data.test_size)
-        self.server = Server(self.residents, self.archs, data.augmentation, self.seed)
+        self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
         mine = [client for client in federated.clients if client.name in hosted]

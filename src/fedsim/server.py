@@ -57,6 +57,7 @@ class Server(nn.Module):
         archs: client -> architecture, for all clients.
         augmentation: of training images.
         seed: of the run.
+        num_public: how many public images the data have, known before they are decoded.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Server(nn.Module):
         archs: Mapping[str, str] | None = None,
         augmentation: Augmentation | None = None,
         seed: int = 0,
+        num_public: int = 0,
     ) -> None:
         super().__init__()
         self.residents = dict(residents)
@@ -72,6 +74,7 @@ class Server(nn.Module):
         """architecture -> clients in the federation"""
         self.augmentation = augmentation or Augmentation()
         self.seed = seed
+        self.num_public = num_public
         self.round = 0
         """the current round, from 0"""
         self.received: Mapping[str, Received] = {}

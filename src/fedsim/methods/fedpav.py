@@ -127,8 +127,7 @@ class FedPav(Method):
         """Features of the public images, in rounds that distil."""
         if not self.has_server_step(server):
             return {}
-        assert server.public_images is not None  # see needs_public_images
-        return {"features": (len(server.public_images), server.residents[arch].model.num_features)}
+        return {"features": (server.num_public, server.residents[arch].model.num_features)}
 
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
