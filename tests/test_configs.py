@@ -60,7 +60,7 @@ def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree)
     output = capsys.readouterr()
     assert code == 0, output.err
     assert "What is shared" in output.out
-    assert re.search(r"bytes down per round, all clients +[\d,]+", output.out)
+    assert re.search(r"bytes down per round, at most +[\d,]+", output.out)
 
 
 def test_there_are_configs():

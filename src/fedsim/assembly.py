@@ -14,6 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.store import ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federations import ClientData, FederatedData
+from fedsim.hardware import Hardware
 from fedsim.method import Method
 from fedsim.models.groups import group_names
 from fedsim.models.reid import Neck, ReIDModel
@@ -47,13 +48,19 @@ class Blueprint:
 
 
 def check_settings(
-    federated: FederatedData, overrides: Mapping[str, ClientOverride], bn_stats: StatisticsPolicy, method: Method
+    federated: FederatedData,
+    overrides: Mapping[str, ClientOverride],
+    bn_stats: StatisticsPolicy,
+    method: Method,
+    hardware: Hardware | None = None,
 ) -> None:
     """Raise ConfigError where settings name what the data do not have."""
     names = [c.name for c in federated.clients]
-    for name in overrides:
-        if name not in names:
-            raise ConfigError(f"model.clients: there is no client {name}; choose from {', '.join(names)}")
+    named = {"model.clients": list(overrides), "model.hardware.clients": list(hardware.clients) if hardware else []}
+    for field, clients in named.items():
+        for name in clients:
+            if name not in names:
+                raise ConfigError(f"{field}: there is no client {name}; choose from {', '.join(names)}")
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
     if method.needs_public_images and federated.public is None:

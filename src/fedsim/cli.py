@@ -34,7 +34,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
-from fedsim.report import report
+from fedsim.report import group_runs, report, traffic
 from fedsim.run_directory import default_run_dir, find_checkpoint, folder_of_draw, prepare_for_fit, with_own_config
 from fedsim.trainer import FederatedTrainer
 
@@ -216,6 +216,8 @@ class FedSimCLI(LightningCLI):
             _say(report([str(self.run_dir)]))
         else:
             _say("no scores: the run had no evaluation (trainer.check_val_every_n_epoch, trainer.limit_val_batches)")
+            if summary.exists():
+                _say(traffic(group_runs([self.run_dir])))
         if self.model.was_stopped:
             raise RunStoppedError(self.model.strategy.stop_signal)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from tabulate import tabulate
 
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation import Federation
+from fedsim.ledger import Traffic
 from fedsim.models.groups import Group
 from fedsim.resident import Resident
 
@@ -30,7 +33,11 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
         parts += [f"\nWhat is shared: {arch}, bn_stats {model.bn_stats}", group_table(resident)]
         if not resident.is_complete:
             parts.append("The server has no complete model: unseen domains are scored by the clients' own models.")
-    parts += ["\nWho holds what", _client_table(model), "\nWhat a run costs", _cost_table(model, data, rounds)]
+    parts += ["\nWho holds what", _client_table(model)]
+    traffic = _traffic_of(model, rounds)
+    if len(model.archs) <= MAX_NAMES:
+        parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
+    parts += ["\nWhat a run costs", _cost_table(model, data, traffic)]
     return "\n".join(parts)
 
 
@@ -66,22 +73,34 @@ def _client_table(model: Federation) -> str:
     return "\n\n".join(tables)
 
 
-def _cost_table(model: Federation, data: FederatedDataModule, rounds: int) -> str:
+def _traffic_of(model: Federation, rounds: int) -> list[dict[str, Traffic]]:
+    """What each round's clients receive and send if all of them answer."""
+    selected = (model.selection.select(t, list(model.archs), model.seed) for t in range(rounds))
+    return [model.ledger.expected(t, chosen) for t, chosen in enumerate(selected)]
+
+
+def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
+    rows = []
+    for name in model.archs:
+        own = [of_round[name] for of_round in traffic if name in of_round]
+        down, up = [t.received for t in own], [t.sent for t in own]
+        most = [max(down, default=0), max(up, default=0)]
+        rows.append([name, len(own), *most, sum(down), sum(up), sum(down) + sum(up)])
+    headers = ["client", "rounds", "down/round", "up/round", "down", "up", "both"]
+    return tabulate(rows, headers, intfmt=",")
+
+
+def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[Mapping[str, Traffic]]) -> str:
     placement, clients = model.placement, model.federated.clients
     per_client = {c.name: model.residents[model.archs[c.name]].shared_bytes for c in clients}
-    selected = [model.selection.select(t, list(per_client), model.seed) for t in range(rounds)]
-    run_bytes = 2 * sum(per_client[name] for chosen in selected for name in chosen)
     hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
     model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.residents.values())
     waits = model.method.measures or model.on_bad_update == "skip_client"
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
-    each_way = f"{sum(per_client.values()):,}"
     rows = [
-        ["bytes down per round, all clients", each_way],
-        ["bytes up per round, all clients", each_way],
-        [f"bytes of {rounds} round{'s' * (rounds != 1)}, both ways, without drop-outs", f"{run_bytes:,}"],
+        *_traffic_rows(model, traffic),
         [
             "predicted speed-up over one rank",
             f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)",
@@ -91,6 +110,27 @@ def _cost_table(model: Federation, data: FederatedDataModule, rounds: int) -> st
         ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> list[list[str]]:
+    """Bytes, and simulated seconds where there is hardware: of the round that costs most, and of the run."""
+    down = [sum(t.received for t in of_round.values()) for of_round in traffic]
+    up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
+    extra = sum(t.extra for of_round in traffic for t in of_round.values())
+    run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
+    rows = [
+        ["bytes down per round, at most", f"{max(down, default=0):,}"],
+        ["bytes up per round, at most", f"{max(up, default=0):,}"],
+        [f"bytes of {run}, both ways, without drop-outs", f"{sum(down) + sum(up):,}"],
+    ]
+    if extra:
+        rows.append(["of them beside the shared tensors", f"{extra:,}"])
+    seconds = [model.ledger.simulated_seconds(of_round, model.costs) for of_round in traffic]
+    known = [value for value in seconds if value is not None]
+    if known:
+        rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
+        rows.append([f"simulated seconds of {run}, at most", f"{sum(known):,.1f}"])
+    return rows
 
 
 def _mib(num_bytes: int) -> str:

@@ -35,7 +35,9 @@ from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.summary import few_names
+from fedsim.hardware import Hardware
 from fedsim.hosting import Host
+from fedsim.ledger import Ledger
 from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
@@ -62,6 +64,7 @@ class Federation(LightningModule):
         objective: the supervised loss.
         selection: who takes part in a round.
         availability: drop-outs and stragglers.
+        hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
         server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
             model becomes the weighted mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.server.BatchNormStatistics.
@@ -85,6 +88,7 @@ class Federation(LightningModule):
         objective: Objective = Objective(),  # noqa: B008
         selection: Selection = AllClients(),  # noqa: B008
         availability: Availability = Availability(),  # noqa: B008
+        hardware: Hardware | None = None,
         server_optimizer: OptimizerCallable | None = None,
         bn_stats: StatisticsPolicy = "mean",
         reduction: Literal["exact", "fp32"] = "exact",
@@ -107,6 +111,7 @@ class Federation(LightningModule):
         self.objective = objective
         self.selection = selection
         self.availability = availability
+        self.hardware = hardware
         self.server_optimizer = server_optimizer
         self.bn_stats: StatisticsPolicy = bn_stats
         self.reduction = reduction
@@ -157,7 +162,8 @@ class Federation(LightningModule):
                 self._server.received = self.aggregator.received(weights)
                 self._step_server(means, weights)
         shares = {name: weights[self.archs[name]].clients[name] for name in trained}
-        self._log_round(list(work), trained, table.metrics(shares, time.perf_counter() - started))
+        self.ledger.record(self.round, list(work), table.images(trained))
+        self._log_round(table.metrics(shares, time.perf_counter() - started))
         if table.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
             self.strategy.request_stop(table.stop_signal, self.strategy.stop_deadline)
             self.trainer.should_stop = True
@@ -270,7 +276,7 @@ class Federation(LightningModule):
             ConfigError: if settings and data do not fit together.
         """
         federated = self.federated = data.federated
-        check_settings(federated, self.overrides, self.bn_stats, self.method)
+        check_settings(federated, self.overrides, self.bn_stats, self.method, self.hardware)
         settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in federated.clients}
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
@@ -284,6 +290,7 @@ class Federation(LightningModule):
         check_image_size(self.residents, "augmentation.crop" if crop else "size", crop or data.size)
         check_image_size(self.residents, "test_size", data.test_size)
         self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
+        self.ledger = Ledger(self.method, self.server, self.archs, self.hardware)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
         mine = [client for client in federated.clients if client.name in hosted]
@@ -346,15 +353,9 @@ class Federation(LightningModule):
 
     # -- what people see -----------------------------------------------------------------------------------------------
 
-    def _log_round(self, selected: list[str], trained: list[str], training: Mapping[str, float]) -> None:
-        num_bytes = {name: self.residents[self.archs[name]].shared_bytes for name in selected}
-        self.round_metrics = {
-            "round": float(self.round + 1),
-            "client/lr": self.client_lr(self.round),
-            "comm/down_bytes": float(sum(num_bytes.values())),
-            "comm/up_bytes": float(sum(num_bytes[name] for name in trained)),
-            **training,
-        }
+    def _log_round(self, training: Mapping[str, float]) -> None:
+        about = {"round": float(self.round + 1), "client/lr": self.client_lr(self.round)}
+        self.round_metrics = {**about, **self.ledger.metrics(), **training}
         # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
         for logger in self.trainer.loggers:
             logger.log_metrics({**self.round_metrics, "epoch": self.round}, step=self.round)
@@ -383,9 +384,8 @@ class Federation(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
-        checkpoint[CONTENT_KEY] = describe_content(
-            self.method, self.residents, self._num_classes, self.placement.ranks, self.threads
-        )
+        what = (self.method, self.residents, self._num_classes, self.placement.ranks, self.threads)
+        checkpoint[CONTENT_KEY] = describe_content(*what) | {"traffic": dict(self.ledger.totals)}
         checkpoint[SERVER_KEY] = self._server.kept
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
@@ -400,5 +400,6 @@ class Federation(LightningModule):
             check_content(content, self.method, self.residents, self._num_classes)
             load_states(Path(content["path"]), content, self.clients)
             self._server.load_kept(checkpoint.get(SERVER_KEY, {}))
+            self.ledger.load_totals(content.get("traffic"))
             if content["threads"] != self.threads:
                 log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])

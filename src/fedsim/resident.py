@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.flat import FlatParameters, aligned
+from fedsim.functional.encodings import dense_bytes
 from fedsim.local_optimizer import LocalOptimizer
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features, ReIDModel, make_head
@@ -181,7 +182,7 @@ class Resident:
     @property
     def shared_bytes(self) -> int:
         """Bytes of one transfer of the shared tensors: float32, without padding."""
-        return 4 * sum(entry.numel for entry in self.flat.shared_entries)
+        return dense_bytes(sum(entry.numel for entry in self.flat.shared_entries))
 
     @property
     def is_complete(self) -> bool:

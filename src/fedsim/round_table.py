@@ -107,6 +107,15 @@ class RoundTable:
         of_tensors = self._tensors[row, : self._num_tensors[client]].tolist() if self._num_tensors else ()
         return Report(num_images, dict(zip(self.signal_names, signals, strict=True)), tuple(of_tensors))
 
+    def images(self, trained: Sequence[str]) -> dict[str, float]:
+        """Return how many images each client trained on, over all local epochs.
+
+        Args:
+            trained: clients whose updates count.
+        """
+        column = self._table[:, _COLUMNS.index("images")].tolist()
+        return {name: column[self._row_of[name]] for name in trained}
+
     def metrics(self, trained: Mapping[str, float], wall: float) -> dict[str, float]:
         """Return what is logged about training.
 

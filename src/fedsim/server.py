@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,6 +90,15 @@ class Server(nn.Module):
         """Return the global vector [num_shared] of an architecture, without gradient."""
         vector: Tensor = self.vectors[arch]
         return vector.detach()
+
+    @contextmanager
+    def in_round(self, round_: int) -> Iterator[None]:
+        """Let a method be asked what it does in another round, from 0."""
+        now, self.round = self.round, round_
+        try:
+            yield
+        finally:
+            self.round = now
 
     def keep(self, arch: str, name: str, tensor: Tensor) -> None:
         """Remember a copy of ``tensor`` between rounds and in checkpoints, on the device of the models."""

@@ -37,7 +37,7 @@ class RunSummary(Callback):
         self.fingerprint = fingerprint
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
-        self.totals = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+        self.totals = {"seconds": 0.0}
 
     def on_train_batch_end(
         self,
@@ -50,9 +50,10 @@ class RunSummary(Callback):
         """Add up the round, before an evaluation or a checkpoint looks at the sums."""
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         metrics = federation.round_metrics
-        self.totals["bytes_up"] += int(metrics["comm/up_bytes"])
-        self.totals["bytes_down"] += int(metrics["comm/down_bytes"])
-        self.totals["seconds"] += float(metrics["time/round_seconds"])
+        self.totals["seconds"] += metrics["time/round_seconds"]
+        if "time/simulated_seconds" in metrics:
+            simulated = self.totals.get("simulated_seconds", 0.0)
+            self.totals["simulated_seconds"] = simulated + metrics["time/simulated_seconds"]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is known so far."""
@@ -79,7 +80,9 @@ class RunSummary(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
+        self.final, self.best = state_dict["final"], state_dict["best"]
+        sums = state_dict["totals"]
+        self.totals = {name: sums[name] for name in ("seconds", "simulated_seconds") if name in sums}
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, rounds: int, finished: bool) -> None:
         if not trainer.is_global_zero:
@@ -97,6 +100,7 @@ class RunSummary(Callback):
             "primary": federation.evaluator.primary,
             "final": self.final,
             "best": self.best,
+            **{f"bytes_{name}": total for name, total in federation.ledger.totals.items()},
             **self.totals,
             "ranks": trainer.world_size,
             "threads": federation.threads,

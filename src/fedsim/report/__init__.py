@@ -2,5 +2,6 @@
 
 from fedsim.report.runs import Group, Run, group_runs, read_run
 from fedsim.report.table import report
+from fedsim.report.traffic import traffic
 
-__all__ = ["Group", "Run", "group_runs", "read_run", "report"]
+__all__ = ["Group", "Run", "group_runs", "read_run", "report", "traffic"]

@@ -13,6 +13,7 @@ from fedsim.report.figure import draw
 from fedsim.report.layout import mean_and_spread, table_in_parts
 from fedsim.report.rules import Rule, RuleName
 from fedsim.report.runs import METRICS, Group, group_runs
+from fedsim.report.traffic import traffic
 
 __all__ = ["report"]
 
@@ -139,6 +140,7 @@ def _legend(groups: Sequence[Group], columns: Sequence[_Column], metric: str, ru
         f"{numbers} in percent, {when[rule.name]}" + (", mean +- standard deviation over seeds" if spread else ""),
         "; ".join(text for kind, text in _MEANING.items() if any(kind == c.kind for c in columns)),
         "; ".join(f"{group.label}: {_describe(group)}" for group in groups),
+        traffic(groups),
     ]
     if rule.name == "best3":
         lines += ["best3 chooses rounds by their scores on test data: optimistic, fit only to stand beside paper 003's"]

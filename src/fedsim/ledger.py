@@ -1,0 +1,162 @@
+"""What a run sends: bytes per client and round, counted from what is shared, and the seconds that would take.
+
+Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger counts what
+the formula leaves out, too: clients that do not answer, and what a method sends beside the model. It counts simulated
+traffic, float32 without padding; what ranks exchange among themselves is something else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.functional.encodings import dense_bytes
+from fedsim.hardware import Hardware
+from fedsim.method import Method
+from fedsim.server import Server
+
+__all__ = ["Ledger", "Traffic"]
+
+log = logging.getLogger(__name__)
+
+
+class Traffic(NamedTuple):
+    """Bytes between the server and one client in one round."""
+
+    down: int
+    """shared tensors, to the client"""
+    up: int
+    """shared tensors, to the server"""
+    extra_down: int = 0
+    """whatever else, to the client"""
+    extra_up: int = 0
+    """whatever else, to the server"""
+
+    @property
+    def received(self) -> int:
+        """All that the client gets."""
+        return self.down + self.extra_down
+
+    @property
+    def sent(self) -> int:
+        """All that the server gets."""
+        return self.up + self.extra_up
+
+    @property
+    def extra(self) -> int:
+        """All but the shared tensors."""
+        return self.extra_down + self.extra_up
+
+    def unanswered(self) -> Traffic:
+        """What is left if the client's answer does not come, or does not count."""
+        return self._replace(up=0, extra_up=0)
+
+
+class Ledger:
+    """Counts the bytes of a run, alike on all ranks.
+
+    Args:
+        method: says what is sent beside the shared tensors.
+        server: which has a model of each architecture.
+        archs: client -> architecture, for all clients.
+        hardware: of the clients, for simulated seconds; None: there are none.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        server: Server,
+        archs: Mapping[str, str],
+        hardware: Hardware | None = None,
+    ) -> None:
+        self._method = method
+        self._server = server
+        self._archs = archs
+        self._hardware = hardware
+        self._model_bytes = {arch: resident.shared_bytes for arch, resident in server.residents.items()}
+        self.round: dict[str, Traffic] = {}
+        """client -> its traffic in the last round, of the clients that were selected"""
+        self.seconds: float | None = None
+        """simulated, of the last round; None without hardware"""
+        self.totals = {"down": 0, "up": 0, "extra": 0, "formula": 0}
+        """bytes since the run began; formula: 2 x model size x selected clients, summed over rounds (paper 003,
+        Section 3.5)"""
+
+    def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
+        """Return what clients receive and send in round ``round_``, from 0, if they answer."""
+        with self._server.in_round(round_):
+            of_arch = {arch: self._of_arch(arch) for arch in sorted({self._archs[name] for name in clients})}
+        return {name: of_arch[self._archs[name]] for name in clients}
+
+    def _of_arch(self, arch: str) -> Traffic:
+        size, method, server = self._model_bytes[arch], self._method, self._server
+        down, up = (sum(map(prod, of(server, arch).values())) for of in (method.extras_down, method.extras_up))
+        measured = len(method.signal_names)
+        if method.has_tensor_signals:
+            measured += len(server.residents[arch].flat.shared_parameters)
+        return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
+
+    def record(self, round_: int, selected: Sequence[str], images: Mapping[str, float]) -> None:
+        """Enter a round.
+
+        Args:
+            round_: from 0.
+            selected: clients that the server sent the model to.
+            images: client -> images that it trained on, of those whose updates count; the others' uploads did not
+                arrive.
+        """
+        expected = self.expected(round_, selected)
+        self.round = {name: t if name in images else t.unanswered() for name, t in expected.items()}
+        self.seconds = self.simulated_seconds(self.round, images)
+        for traffic in self.round.values():
+            self.totals["down"] += traffic.down
+            self.totals["up"] += traffic.up
+            self.totals["extra"] += traffic.extra
+        self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in selected)
+
+    def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
+        """Return how long a round takes on the clients' hardware: as long as its slowest client.
+
+        Args:
+            traffic: client -> its bytes.
+            images: client -> images that it trains on; whoever is missing trains on none.
+        """
+        if self._hardware is None:
+            return None
+        seconds_of = self._hardware.seconds
+        seconds = [seconds_of(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items()]
+        return max(seconds, default=0.0)
+
+    @property
+    def total(self) -> int:
+        """All bytes since the run began."""
+        return self.totals["down"] + self.totals["up"] + self.totals["extra"]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged: the last round's bytes, and those since the run began."""
+        metrics = self._named("comm", list(self.round.values()))
+        metrics |= {"comm/total_bytes": float(self.total), "comm/formula_bytes": float(self.totals["formula"])}
+        if self.seconds is not None:
+            metrics["time/simulated_seconds"] = self.seconds
+        if len(self._archs) <= MAX_NAMES:
+            for name in self._archs:
+                metrics |= self._named(f"comm/{name}", [self.round[name]] if name in self.round else [])
+        return metrics
+
+    def _named(self, prefix: str, traffic: Sequence[Traffic]) -> dict[str, float]:
+        sums = {"down": sum(t.down for t in traffic), "up": sum(t.up for t in traffic)}
+        if self.totals["extra"]:
+            sums["extra"] = sum(t.extra for t in traffic)
+        return {f"{prefix}/{name}_bytes": float(value) for name, value in sums.items()}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def load_totals(self, totals: Mapping[str, int] | None) -> None:
+        """Continue from a checkpoint's :attr:`totals`; None: it was written before there were any."""
+        if totals is None:
+            log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
+        else:
+            self.totals = dict(totals)
