@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 import fedsim
 from failing import is_of_a_launcher
-from fedsim import round_table
+from fedsim import ledger, round_table
 from fedsim.callbacks import Tracking, tracking
 from fedsim.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
 from fedsim.data import SyntheticReID
@@ -274,7 +274,7 @@ class Recorder(WandbLogger):
 @pytest.fixture
 def few(monkeypatch):
     """Take three for many."""
-    for module in (tracking, summary, round_table):
+    for module in (tracking, summary, round_table, ledger):
         monkeypatch.setattr(module, "MAX_NAMES", 2)
 
 

@@ -101,6 +101,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         metrics = {**federation.scores, **federation.round_metrics}
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
+        names["time/simulated_seconds"] = "simulated seconds"
         every = trainer.check_val_every_n_epoch or 1
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
             names["val/mAP"] = "val mAP"
