@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.functional import bitmap_bytes, dense_bytes, index_bytes
 from fedsim.hardware import ClientHardware, Hardware
 from fedsim.ledger import Ledger, Traffic
-from fedsim.method import Extra, Method
-from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.method import Method, Upload
+from fedsim.methods import FedAvg, FedPav, Local, Scaffold
 from fedsim.models import Neck, ResNet
 from fedsim.models.groups import TRUNK, Group
 from fedsim.report import Group as RunGroup
-from fedsim.report import traffic
+from fedsim.report import Run, traffic
 from fedsim.selection import Availability, RandomFraction
 from fedsim.settings import ClientOverride
 from small import fit as fit_here
@@ -64,6 +65,12 @@ def nine_clients(method, bn_stats="mean"):
 def test_payloads_are_those_of_the_papers_models(method, expected):
     ledger = nine_clients(method)
     assert set(ledger.expected(0, ["town0", "town8"]).values()) == {Traffic(expected, expected)}
+
+
+def test_control_variates_are_as_long_as_the_parameters_and_go_both_ways():
+    [traffic_] = nine_clients(Scaffold()).expected(0, ["town0"]).values()
+    parameters = 98_449_152 - 4 * 2 * (26_560 + 512)  # all but running means and variances, trunk and neck
+    assert traffic_ == Traffic(98_449_152, 98_449_152, parameters, parameters)
 
 
 def test_statistics_that_stay_local_are_not_sent():
@@ -145,8 +152,14 @@ class Counting(FedPav):
     def signals(self, client, server):
         return {"one": 1.0, "two": 2.0}
 
-    def extra_bytes(self, resident, round_, num_public):
-        return Extra(down={"variates": 1000, "images": num_public}, up={"labels": 10 * round_})
+    def extras_down(self, server, arch):
+        return {"variates": (50, 5), "images": (server.num_public,)}
+
+    def extras_up(self, server, arch):
+        return {"labels": (5, server.round)}
+
+    def upload(self, client, server):
+        return Upload(super().upload(client, server).vector, {"labels": torch.zeros(5, client.round)})
 
 
 class Rows(Callback):
@@ -184,7 +197,7 @@ def test_bytes_are_those_of_a_plain_loop(counted):
         down = up = extra = 0
         for name in NAMES:
             answered = (round_, name) in seen
-            own_extra = 1000 + num_public + (10 * round_ + 4 + 4 if answered else 0)
+            own_extra = 1000 + 4 * num_public + (20 * round_ + 4 + 4 if answered else 0)
             assert row[f"comm/{name}/down_bytes"] == size
             assert row[f"comm/{name}/up_bytes"] == (size if answered else 0)
             assert row[f"comm/{name}/extra_bytes"] == own_extra
@@ -204,7 +217,7 @@ def test_simulated_seconds_are_those_of_a_plain_loop(counted):
             seconds = 0.0 if name == "town2" else 0.030
             down = row[f"comm/{name}/down_bytes"] + row[f"comm/{name}/extra_bytes"]
             if answered:
-                sent = 10 * round_ + 8
+                sent = 20 * round_ + 8
                 down -= sent
                 seconds += (row[f"comm/{name}/up_bytes"] + sent) * 8 / (0.5e6 if name == "town1" else 2e6)
                 seconds += seen[round_, name] / (25.0 if name == "town2" else 500.0)
@@ -248,7 +261,7 @@ def test_only_few_clients_are_logged_by_name():
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     for number, named in ((MAX_NAMES, True), (MAX_NAMES + 1, False)):
         names = [f"town{i}" for i in range(number)]
-        ledger = Ledger(model.method, model.residents, dict.fromkeys(names, "smallcnn"))
+        ledger = Ledger(model.method, model.server, dict.fromkeys(names, "smallcnn"))
         ledger.record(0, names[:2], {"town0": 1.0})
         assert ("comm/town0/up_bytes" in ledger.metrics()) is named
         assert ledger.metrics()["comm/down_bytes"] == 2 * ledger.metrics()["comm/up_bytes"]
@@ -361,6 +374,7 @@ def test_the_line_about_traffic_names_each_group_of_runs():
     one = {"bytes_down": 300_000_000_000, "bytes_up": 200_000_000_000, "bytes_extra": 31_625_420_800}
     two = {"bytes_down": 60_000_000, "bytes_up": 18_800_000}  # a run without extras
     slow = two | {"bytes_up": 28_800_000, "simulated_seconds": 12.34}
-    groups = [RunGroup("FedPav", (), (one,)), RunGroup("Local", (), (two, slow))]
+    one, two, slow = (Run(Path(), summary) for summary in (one, two, slow))
+    groups = [RunGroup("FedPav", (one,)), RunGroup("Local", (two, slow))]
     expected = "sent by server and clients: FedPav 531.6 GB, Local 0.0788 to 0.0888 GB in 12.3 simulated seconds"
     assert traffic(groups) == expected

@@ -74,7 +74,7 @@ def reference_fedpav(data, rounds, weighting):
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-@pytest.mark.parametrize(("rounds", "tolerance"), [(1, 1e-6), (3, 2e-4)])
+@pytest.mark.parametrize(("rounds", "tolerance"), [(1, 1e-6), (2, 1e-4)])
 def test_fedpav_equals_plain_loops(weighting, rounds, tolerance):
     model = fit(make_model(FedPav(weighting=weighting), backbone=smooth()), rounds=rounds)
     expected = reference_fedpav(make_data(), rounds, weighting).state_dict()

@@ -119,6 +119,11 @@ class Aggregator:
         """Largest value that a contribution may hold."""
         return MAX_MAGNITUDE if self.is_exact else math.inf
 
+    def num_tensors(self, method: Method) -> dict[str, int]:
+        """Return client -> how many tensors the method measures (:meth:`Method.tensor_signals`), if it does."""
+        measured = self.archs.items() if method.has_tensor_signals else ()
+        return {name: len(self.statistics[arch].parameters) for name, arch in measured}
+
     def begin(
         self,
         round_: int,

@@ -13,6 +13,7 @@ from fedsim.client import Client
 from fedsim.core.errors import ConfigError
 from fedsim.core.store import ClientStore
 from fedsim.data.augmentation import Augmentation
+from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import ClientData, FederatedData
 from fedsim.hardware import Hardware
 from fedsim.method import Method
@@ -29,6 +30,7 @@ __all__ = [
     "build_residents",
     "check_equal_start",
     "check_image_size",
+    "check_image_sizes",
     "check_settings",
     "settings_of",
 ]
@@ -123,6 +125,7 @@ def build_clients(
     mine: Sequence[ClientData],
     settings: Mapping[str, LocalTraining],
     residents: Mapping[str, Resident],
+    archs: Mapping[str, str],
     store: ClientStore,
     *,
     objective: Objective,
@@ -134,7 +137,8 @@ def build_clients(
     Args:
         mine: what they hold.
         settings: client -> its settings.
-        residents: client -> the resident model of its architecture.
+        residents: architecture -> its resident model.
+        archs: client -> architecture.
         store: of the rank, where private states wait.
         objective: the supervised loss.
         augmentation: of training images.
@@ -146,12 +150,19 @@ def build_clients(
             training=settings[data.name],
             objective=objective,
             augmentation=augmentation,
-            resident=residents[data.name],
+            resident=residents[archs[data.name]],
             store=store,
             seed=seed,
-        ).to(residents[data.name].device)
+        ).to(residents[archs[data.name]].device)
         for data in mine
     }
+
+
+def check_image_sizes(residents: Mapping[str, Resident], data: FederatedDataModule) -> None:
+    """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
+    crop = data.augmentation.crop
+    check_image_size(residents, "augmentation.crop" if crop else "size", crop or data.size)
+    check_image_size(residents, "test_size", data.test_size)
 
 
 def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -20,7 +20,7 @@ from fedsim.assembly import (
     build_clients,
     build_residents,
     check_equal_start,
-    check_image_size,
+    check_image_sizes,
     check_settings,
     settings_of,
 )
@@ -145,7 +145,8 @@ class Federation(LightningModule):
             extras = {arch: self.method.extras_up(self._server, arch) for arch in self.residents}
             self.aggregator.begin(self.round, extras, self._early_weights(called))
             # 3. Each rank trains its clients, one after another.
-            table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size, self._num_tensors)
+            of_tensors = self.aggregator.num_tensors(self.method)
+            table = RoundTable(self._names, self.method.signal_names, self.strategy.world_size, of_tensors)
             self.round_table = table
             error = self.host.train(self.round, called, work, table, keep_snapshots=self._is_evaluation_round)
             # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
@@ -247,7 +248,8 @@ class Federation(LightningModule):
                 raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
             limit = self.trainer.limit_train_batches
             strategy, is_new = self.strategy, self.server is None
-            callbacks = [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
+            everybody = self.trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+            callbacks = [callback for callback in everybody if isinstance(callback, RoundCallback)]
             if is_new:
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
                 for callback in callbacks:
@@ -281,21 +283,16 @@ class Federation(LightningModule):
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
-        measured = self.archs.items() if self.method.has_tensor_signals else ()
-        self._num_tensors = {name: len(self.statistics[arch].parameters) for name, arch in measured}
         self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
         """client -> predicted work of a round: images times local epochs"""
         self.placement: Placement = place(self.costs, world_size)
-        crop = data.augmentation.crop
-        check_image_size(self.residents, "augmentation.crop" if crop else "size", crop or data.size)
-        check_image_size(self.residents, "test_size", data.test_size)
+        check_image_sizes(self.residents, data)
         self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
         self.ledger = Ledger(self.method, self.server, self.archs, self.hardware)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
-        mine = [client for client in federated.clients if client.name in hosted]
         self.clients = build_clients(
-            mine, settings, {client.name: self.residents[self.archs[client.name]] for client in mine}, self.store,
+            [c for c in federated.clients if c.name in hosted], settings, self.residents, self.archs, self.store,
             objective=self.objective, augmentation=data.augmentation, seed=self.seed,
         )  # fmt: skip
         self._data_of = {c.name: c for c in federated.clients}
@@ -375,10 +372,6 @@ class Federation(LightningModule):
         self.strategy.describe_activity(f"scoring the {what}")
         for callback in self.host.callbacks:
             callback.on_scoring(what)
-
-    @property
-    def _callbacks(self) -> list[Callback]:
-        return list(self.trainer.callbacks)  # type: ignore[attr-defined] # Lightning's stub misses it
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from fedsim.core.flat import FlatParameters
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.functional.encodings import dense_bytes
 from fedsim.hardware import Hardware
@@ -93,10 +94,12 @@ class Ledger:
 
     def _of_arch(self, arch: str) -> Traffic:
         size, method, server = self._model_bytes[arch], self._method, self._server
-        down, up = (sum(map(prod, of(server, arch).values())) for of in (method.extras_down, method.extras_up))
-        measured = len(method.signal_names)
-        if method.has_tensor_signals:
-            measured += len(server.residents[arch].flat.shared_parameters)
+        flat = server.residents[arch].flat
+        down, up = (
+            sum(_count(shape, flat) for shape in of(server, arch).values())
+            for of in (method.extras_down, method.extras_up)
+        )
+        measured = len(method.signal_names) + method.has_tensor_signals * len(flat.shared_parameters)
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
     def record(self, round_: int, selected: Sequence[str], images: Mapping[str, float]) -> None:
@@ -160,3 +163,10 @@ class Ledger:
             log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
         else:
             self.totals = dict(totals)
+
+
+def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
+    """How many numbers there are to be sent; in a vector of all shared parameters some only pad it."""
+    if shape == (flat.num_shared_parameters,):
+        return sum(entry.numel for entry in flat.shared_parameters)
+    return prod(shape)
