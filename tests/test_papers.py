@@ -19,11 +19,6 @@ SMALL = [
     "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
     "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
 ]  # fmt: skip
-MISSING = {
-    "table8_cdw": "FedPav has no weighting cdw yet",
-    "figure7_kd": "FedPav has no distillation yet",
-    "figure8_kd_cdw": "FedPav has neither yet",
-}
 
 
 def commands_of(path):
@@ -45,13 +40,6 @@ def on_standins(words, run_dir):
     return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
 
 
-def runnable(path):
-    """The path as a test's parameter; what waits for a method must fail until it is there."""
-    reason = MISSING.get(path.stem)
-    marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-    return pytest.param(path, id=path.stem, marks=marks)
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_headers_name_files_that_exist(path):
     words = fit_command(path)
@@ -64,7 +52,7 @@ def test_headers_name_files_that_exist(path):
     assert [name for name in mentioned if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", [runnable(path) for path in CONFIGS])
+@pytest.mark.parametrize("path", CONFIGS)
 def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     code = main(["describe", *on_standins(fit_command(path), tmp_path)])
