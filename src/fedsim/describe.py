@@ -31,7 +31,7 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
     parts = [f"{type(model.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
     for arch, resident in model.residents.items():
         parts += [f"\nWhat is shared: {arch}, bn_stats {model.bn_stats}", group_table(resident)]
-        if not resident.is_complete:
+        if not resident.serves(model.evaluation.layer):
             parts.append("The server has no complete model: unseen domains are scored by the clients' own models.")
     parts += ["\nWho holds what", _client_table(model)]
     traffic = _traffic_of(model, rounds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
 from fedsim.local_optimizer import LocalOptimizer
-from fedsim.models.groups import Group
+from fedsim.models.groups import BODY, TRUNK, Group
 from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.settings import LocalTraining, autocast
 
@@ -186,5 +186,10 @@ class Resident:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that retrieval needs is shared, so that the server has a model of its own."""
-        return all(e.shared for e in self.flat.entries if self.groups[e.name] is not Group.HEAD)
+        """Whether everything but the head is shared, so that the server has a model of its own."""
+        return self.serves("neck")
+
+    def serves(self, layer: Literal["neck", "pool"]) -> bool:
+        """Whether everything that the features of ``layer`` need is shared: pooled ones do without the neck."""
+        needless = {Group.HEAD} if layer == "neck" else {Group.HEAD, *(BODY - TRUNK)}
+        return all(entry.shared for entry in self.flat.entries if self.groups[entry.name] not in needless)

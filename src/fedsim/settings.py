@@ -186,6 +186,9 @@ class Evaluation:
     """what ranks: torch, faiss, or auto, which is torch"""
     batch_size: int = 64
     """images per forward pass; the same on any number of ranks"""
+    ensemble: bool = False
+    """also score, on unseen data sets, the personalised models of all clients together: their features side by side
+    (Feat-Concatenation of paper 001, Table 3, with ``Local``; FeatConcat of paper 000, Table 6)"""
     test_during_fit: bool = True
     """score the test sets, too, whenever a fit validates; for reporting only, selection uses ``val/*``"""
 

@@ -22,7 +22,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.export import global_tensors
-from fedsim.methods import FedPav
+from fedsim.methods import FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.settings import Evaluation
 from small import fit, make_data, make_model, refuse
@@ -521,3 +521,58 @@ def test_spread_is_over_splits_of_the_mean_over_clients():
         assert metrics[f"test/{metric}"] == pytest.approx(seen[0, i])
         assert f"test/personalised/a/{metric}_std" not in metrics
         assert f"test/personalised/unseen/{metric}_std" not in metrics
+
+
+# -- ensembles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distance):
+    how = Evaluation(ensemble=True, distance=distance, layer="pool")
+    model = fit(make_model(Local(), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
+    scores = model.evaluator.score("test")
+    sets, resident = model.federated.tests["viper"], model.residents["smallcnn"]
+    features = {"query": [], "gallery": []}
+    for client in model.clients.values():
+        resident.flat.private.copy_(client.private)
+        for part, found in features.items():
+            pixels = getattr(sets, part).images.decode(SIZE)
+            found.append(extract_features(resident.model, pixels, how, CPU))
+    assert len(features["gallery"]) == 2
+    trials = trials_of(sets, *(torch.cat(parts, dim=1) for parts in features.values()))
+    rankings = [Ranker(distance=distance).score(*trial) for trial in trials]
+    for metric in METRICS:
+        values = [ranking.__dict__[metric] for ranking in rankings]
+        assert scores[f"test/ensemble/viper/{metric}"] == pytest.approx(np.mean(values), abs=1e-12), metric
+        assert scores[f"test/ensemble/unseen/{metric}"] == scores[f"test/ensemble/viper/{metric}"]
+    assert not [name for name in scores if name.startswith("test/ensemble/") and "north" in name]
+    alone = [scores[f"test/personalised/viper/{metric}"] for metric in METRICS]
+    assert alone != [scores[f"test/ensemble/viper/{metric}"] for metric in METRICS]
+
+
+@pytest.mark.dist
+def test_an_ensemble_of_models_on_two_ranks_has_the_same_bits(config, tmp_path, capsys):
+    options = ["fit", "--config", str(config), "--model.method", "Local", "--model.evaluation.ensemble", "true"]
+    assert main([*options, "--run_dir", str(tmp_path / "one")]) == 0
+    finish(Run(tmp_path, *options, "--run_dir", tmp_path / "two", ranks=2))
+    assert metrics_of(tmp_path / "one") == metrics_of(tmp_path / "two")
+    assert "test/ensemble/viper/mAP" in metrics_of(tmp_path / "one")
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "one")]) == 0
+    assert "ensemble: all personalised models" in capsys.readouterr().out
+
+
+def test_pooled_features_need_no_neck(tree):
+    data = make_data(MarketFolders(str(tree)))
+    scores = {}
+    for layer in ("pool", "neck"):
+        method = FedAvg(share_head=False, share_neck=False)
+        model = fit(make_model(method, evaluation=Evaluation(layer=layer)), data, rounds=1)
+        scores[layer] = model.evaluator.score("test")
+        assert model.evaluator.has_global == (layer == "pool")
+        assert model.evaluator.primary == ("global" if layer == "pool" else "personalised")
+    for kind in ("global", "personalised"):
+        assert scores["pool"][f"test/{kind}/north/mAP"] == scores["pool"]["test/global/north/mAP"]
+    whole = fit(make_model(FedAvg(share_head=False), evaluation=Evaluation(layer="pool")), data, rounds=1)
+    rank = "test/global/viper/rank1"
+    assert whole.evaluator.score("test")[rank] == scores["pool"][rank]  # the first round's trunks are the same

@@ -3,8 +3,10 @@
 A model that every rank has, which is the global one, is scored by all ranks together where the data set is worth it:
 each extracts a share of the images, features are gathered once, and each ranks a share of the queries. Personal models
 are scored by the rank that hosts the client, on the client's own domain. Unseen domains are for the global model, or,
-where the method has none, for everybody's personal model, whose scores are averaged. Every number is computed by one
-rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same bits on any number of ranks.
+where the method has none, for everybody's personal model, whose scores are averaged. An ensemble is all personal models
+together; its feature is theirs side by side, each extracted by the rank that hosts the client. Every number is computed
+by one rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same bits on any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class _Job(NamedTuple):
     """their positions in the list of rows"""
     is_shared: bool
     """whether all ranks take part"""
+    is_ensemble: bool
 
     @property
     def domain(self) -> str:
@@ -107,7 +110,7 @@ class Evaluator:
     @property
     def has_global(self) -> bool:
         """Whether the server's models can retrieve on their own."""
-        return all(resident.is_complete for resident in self.residents.values())
+        return all(resident.serves(self.settings.layer) for resident in self.residents.values())
 
     @property
     def primary(self) -> Kind:
@@ -128,7 +131,7 @@ class Evaluator:
             if job.is_shared or job.row.owner == self.strategy.global_rank:
                 sets = self._sets(split, job.domain)
                 for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images)):
-                    self._read(images, f"{split} {job.domain} {name}", self._share(images, job.is_shared))
+                    self._read(images, f"{split} {job.domain} {name}", self._share(images, job))
 
     def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models.
@@ -194,7 +197,7 @@ class Evaluator:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
             domains = data.tests if split == "test" else ((data.name,) if data.val is not None else ())
             for domain in domains:
-                if self.residents[arch].is_complete:
+                if self.residents[arch].serves(self.settings.layer):
                     rows.append(Row("global", domain, None, arch, owner))
                 if data.name in trained:
                     rows.append(Row("local", domain, data.name, arch, owner))
@@ -210,6 +213,8 @@ class Evaluator:
             else:
                 ranks = self.placement.ranks
                 rows += [Row("personalised", domain, c, self.archs[c], ranks[c]) for c in ranks]
+            if self.settings.ensemble:
+                rows.append(Row("ensemble", domain, None, "", 0))
         return rows
 
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[_Job]:
@@ -221,7 +226,8 @@ class Evaluator:
         for (weights, _, domain), numbers in members.items():
             sets = self._sets(split, domain)
             is_large = len(sets.query) + len(sets.gallery) >= self.settings.share_from
-            jobs.append(_Job(rows[numbers[0]], numbers, weights == "global" and is_large))
+            is_shared = weights == "ensemble" or (weights == "global" and is_large)
+            jobs.append(_Job(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
         return sorted(jobs, key=lambda job: not job.is_shared)
 
     def _weights_of(self, row: Row) -> tuple[str, str]:
@@ -230,10 +236,12 @@ class Evaluator:
         Where everything that retrieval needs is shared, a personalised model is the global one; where nothing is, it is
         the local one.
         """
+        if row.kind == "ensemble":
+            return row.kind, row.arch
         kind = type(self.method)
         plain = kind.personalise is Method.personalise and kind.download is Method.download
         resident = self.residents[row.arch]
-        if row.client is None or (row.kind == "personalised" and plain and resident.is_complete):
+        if row.client is None or (row.kind == "personalised" and plain and resident.serves(self.settings.layer)):
             return "global", row.arch
         if plain and resident.flat.num_shared == 0:
             return "private", row.client
@@ -252,35 +260,52 @@ class Evaluator:
             if not (job.is_shared or job.row.owner == self.strategy.global_rank):
                 continue
             self.progress(f"{job.row.kind} model on {job.domain}")
-            resident = self.residents[job.row.arch]
-            self._load_model(job.row, resident)
-            sets = self._sets(split, job.domain)
+            if not job.is_ensemble:
+                self._load_model(job.row)
+            sets, extract = self._sets(split, job.domain), self._extract_all if job.is_ensemble else self._extract
             query, gallery = (
-                self._extract(resident, images, f"{split} {job.domain} {name}", job.is_shared)
+                extract(job, images, f"{split} {job.domain} {name}")
                 for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images))
             )
             if job.row.client is not None and self._weights_of(job.row)[0] != "global":
                 self.clients[job.row.client].unload()
             yield number, query, gallery
 
-    def _extract(self, resident: Resident, images: Images, what: str, is_shared: bool) -> Tensor:
+    def _extract(self, job: _Job, images: Images, what: str) -> Tensor:
         """Return the features [n, D] of ``images``, on the device; shared models' are gathered from all ranks."""
+        resident = self.residents[job.row.arch]
         device, width = resident.flat.buffer.device, resident.model.width_of(self.settings.layer)
-        share = self._share(images, is_shared)
+        share = self._share(images, job)
         part = extract_features(resident.model, self._read(images, what, share), self.settings, device)
-        if not is_shared or self.strategy.world_size == 1:
+        if not job.is_shared or self.strategy.world_size == 1:
             return part
         features = torch.zeros(len(images), width, device=device)
         features[share] = part
         self.strategy.barrier()  # here ranks may wait for long, in a collective they may not
         return self.strategy.sum_(features)
 
-    def _share(self, images: Images, is_shared: bool) -> slice:
-        if not is_shared:
+    def _extract_all(self, job: _Job, images: Images, what: str) -> Tensor:
+        """Return the features [n, sum of D] of all clients' personalised models, side by side."""
+        models = {name: self.residents[arch] for name, arch in self.archs.items()}
+        widths = [resident.model.width_of(self.settings.layer) for resident in models.values()]
+        device = next(iter(models.values())).device
+        features = torch.zeros(len(images), sum(widths), device=device)
+        for (name, resident), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
+            if name in self.clients:
+                self._load_model(Row("personalised", job.domain, name, self.archs[name], 0))
+                pixels = self._read(images, what, self._share(images, job))
+                columns.copy_(extract_features(resident.model, pixels, self.settings, device))
+                self.clients[name].unload()
+        self.strategy.barrier()
+        return self.strategy.sum_(features)
+
+    def _share(self, images: Images, job: _Job) -> slice:
+        if job.is_ensemble or not job.is_shared:
             return slice(0, len(images))
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
 
-    def _load_model(self, row: Row, resident: Resident) -> None:
+    def _load_model(self, row: Row) -> None:
+        resident = self.residents[row.arch]
         if self._weights_of(row)[0] == "global":
             resident.flat.shared.copy_(self.server.model(row.arch))
             return

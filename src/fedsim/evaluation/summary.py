@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["MAX_NAMES", "METRICS", "Curve", "Kind", "Row", "few_names", "summarise"]
 
-Kind = Literal["global", "local", "personalised"]
+Kind = Literal["global", "local", "personalised", "ensemble"]
 
 Curve = tuple[Literal["val", "test"], Kind, str]
 """Split, kind of model, domain."""
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     kind: Kind
     domain: str
     client: str | None
-    """whose model; None: the global model of :attr:`arch`"""
+    """whose model; None: the global model of :attr:`arch`, or all clients' (``ensemble``)"""
     arch: str
     owner: int
     """the rank that hosts the client, or writes the files"""
@@ -57,7 +57,7 @@ def summarise(
         domains.
     """
     metrics: dict[str, float] = {}
-    for kind in ("global", "local", "personalised"):
+    for kind in get_args(Kind):
         clients = {row.client for row in rows if row.kind == kind}
         means: dict[str, NDArray[np.float64]] = {}
         for domain in dict.fromkeys(row.domain for row in rows if row.kind == kind):

@@ -21,6 +21,7 @@ _MEANING = {
     "global": "global: the server's model",
     "local": "local: a client's own after training, before averaging",
     "personalised": "personalised: the client's private parts with what it shares",
+    "ensemble": "ensemble: all personalised models, their features side by side",
 }
 _LAST = Rule()
 
