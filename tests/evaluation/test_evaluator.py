@@ -22,7 +22,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.export import global_tensors
-from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.methods import Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.settings import Evaluation
 from small import fit, make_data, make_model, refuse
@@ -576,3 +576,26 @@ def test_pooled_features_need_no_neck(tree):
     whole = fit(make_model(FedAvg(share_head=False), evaluation=Evaluation(layer="pool")), data, rounds=1)
     rank = "test/global/viper/rank1"
     assert whole.evaluator.score("test")[rank] == scores["pool"][rank]  # the first round's trunks are the same
+
+
+def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_unseen_sets(tree, tmp_path):
+    model = fit(make_model(Ditto(lam=0.0)), make_data(MarketFolders(str(tree))), rounds=1)
+    evaluator = model.evaluator
+    assert evaluator.has_global
+    assert evaluator.primary == "personalised"
+    scores = evaluator.score("test", rankings=tmp_path / "lists")
+    assert scores["test/mAP"] == scores["test/personalised/seen/mAP"] != scores["test/global/seen/mAP"]
+    assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
+    files = evaluator.write_features(tmp_path / "features")
+    assert {path.stem for path in files if path.exists()} == {"north", "south", "viper"}
+    resident = model.residents["smallcnn"]
+    for name, source in (("north", model.clients["north"].private_state()["kept.personal"]), ("viper", None)):
+        vector = model.server.model("smallcnn") if source is None else source[: resident.flat.num_shared]
+        resident.flat.shared.copy_(vector)
+        sets = model.federated.tests[name]
+        pixels = (sets.gallery if source is None else sets.query).images.decode(SIZE)
+        expected = extract_features(resident.model, pixels, Evaluation(), CPU)
+        found = np.load(tmp_path / "features" / f"{name}.npz")
+        part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
+        rows = {tuple(np.round(row, 5)) for row in expected.numpy()}
+        assert {tuple(np.round(row, 5)) for row in part} <= rows

@@ -115,7 +115,8 @@ class Evaluator:
     @property
     def primary(self) -> Kind:
         """The model that the method delivers, by which checkpoints are selected."""
-        return "global" if self.has_global else "personalised"
+        makes_its_own = type(self.method).personalise is not Method.personalise
+        return "personalised" if makes_its_own or not self.has_global else "global"
 
     def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
         """Check and read what this rank needs now, so that a damaged image is reported before hours of training.
@@ -157,7 +158,7 @@ class Evaluator:
                 scores = score_trials(trials[number], query, gallery, self._ranker, self._is_mine(job))
                 for table, own in zip(tables[number], scores, strict=True):
                     table.copy_(torch.from_numpy(own))
-                if rankings is not None and job.row.kind == self.primary and job.row.owner == self.strategy.global_rank:
+                if rankings is not None and self._is_delivered(job.row) and job.row.owner == self.strategy.global_rank:
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
         values: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
@@ -179,7 +180,7 @@ class Evaluator:
         Returns:
             the files of all ranks.
         """
-        jobs = self._jobs("test", [row for row in self._rows("test", ()) if row.kind == self.primary])
+        jobs = self._jobs("test", [row for row in self._rows("test", ()) if self._is_delivered(row)])
         files = [folder / f"{self._file_name(job)}.npz" for job in jobs]
         with self.strategy.together():
             for number, query, gallery in self._features("test", jobs):
@@ -203,6 +204,9 @@ class Evaluator:
                     rows.append(Row("local", domain, data.name, arch, owner))
                 rows.append(Row("personalised", domain, data.name, arch, owner))
         return rows + (self._unseen_rows() if split == "test" else [])
+
+    def _is_delivered(self, row: Row) -> bool:
+        return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
 
     def _unseen_rows(self) -> list[Row]:
         rows: list[Row] = []
@@ -348,7 +352,7 @@ class Evaluator:
 
     def _file_name(self, job: _Job) -> str:
         """The domain, and whose model it is where the method delivers several for it."""
-        several = len(self.residents) > 1 if self.has_global else job.domain in self.federated.unseen
+        several = len(self.residents) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
     def _write_lists(self, path: Path, split: SplitName, job: _Job, query: Tensor, gallery: Tensor) -> None:
