@@ -537,7 +537,7 @@ def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distan
         resident.flat.private.copy_(client.private)
         for part, found in features.items():
             pixels = getattr(sets, part).images.decode(SIZE)
-            found.append(extract_features(resident.model, pixels, how, CPU))
+            found.append(extract_features(resident.model, HeldPixels(pixels, CPU), how, CPU))
     assert len(features["gallery"]) == 2
     trials = trials_of(sets, *(torch.cat(parts, dim=1) for parts in features.values()))
     rankings = [Ranker(distance=distance).score(*trial) for trial in trials]
@@ -594,7 +594,7 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
         resident.flat.shared.copy_(vector)
         sets = model.federated.tests[name]
         pixels = (sets.gallery if source is None else sets.query).images.decode(SIZE)
-        expected = extract_features(resident.model, pixels, Evaluation(), CPU)
+        expected = extract_features(resident.model, HeldPixels(pixels, CPU), Evaluation(), CPU)
         found = np.load(tmp_path / "features" / f"{name}.npz")
         part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
         rows = {tuple(np.round(row, 5)) for row in expected.numpy()}

@@ -21,7 +21,7 @@ from fedsim.run_directory import metrics_files
 __all__ = ["KINDS", "METRICS", "Group", "Run", "group_runs", "read_run"]
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
-KINDS = ("global", "local", "personalised")
+KINDS = ("global", "local", "personalised", "ensemble")
 
 
 @dataclass(frozen=True, eq=False)
