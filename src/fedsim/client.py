@@ -18,6 +18,7 @@ from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.local_optimizer import LocalOptimizer
 from fedsim.resident import Head, Output, Resident
 from fedsim.settings import LocalTraining, Objective
 from fedsim.visit import Batch, BatchReport, Outcome, Visit
@@ -44,6 +45,7 @@ class Client(LightningModule):
         resident: the model of its architecture on this rank.
         store: where its private state waits.
         seed: of the run.
+        kept: what the method has a client remember before its first round.
         limit_batches: see FederatedDataModule.limit_client_batches.
     """
 
@@ -57,6 +59,7 @@ class Client(LightningModule):
         resident: Resident,
         store: ClientStore,
         seed: int,
+        kept: Mapping[str, Tensor],
         limit_batches: float | None = None,
     ) -> None:
         super().__init__()
@@ -81,7 +84,8 @@ class Client(LightningModule):
         """[n] int64"""
         # at once, for all clients: memory that does not suffice is noticed before the first round
         generator = torch_generator(seed, self.client_name, "head")
-        store.write(self.client_name, {"state": resident.initial_state(self.num_classes, generator)})
+        state = resident.initial_state(self.num_classes, generator)
+        store.write(self.client_name, {"state": state, **_named(kept)})
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
 
@@ -99,14 +103,32 @@ class Client(LightningModule):
         self.round = round_
         self.visit = Visit(self, round_, work, precision, listener)
         self.load()
-        self.resident.reset_counters()
-        if self.resident.model.has_dropout:
-            self.resident.model.set_generator(self.generator("dropout", device=self.device))
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
-        self.optimizer = self.resident.optimizer(self.training_settings)
-        self.optimizer.reset(round_)
-        self.resident.model.train()  # also what another client's method may have frozen
+        self.optimizer = self._make_ready(self.resident, "dropout")
         self.snapshot = None
+
+    def trainable_replica(self, role: str) -> Resident:
+        """Return a further model, made ready for this visit as the resident one is, with a dropout stream of its own.
+
+        Its weights are what the last client left: load all of them. It steps by ``client.step(loss, optimizer=...)``
+        with its ``optimizer(client.training_settings)``.
+
+        Args:
+            role: what it is for; see :meth:`Resident.replica`.
+        """
+        replica = self.resident.replica(role)
+        self.visit.optimizers.append(self._make_ready(replica, f"dropout {role}"))
+        return replica
+
+    def _make_ready(self, resident: Resident, stream: str) -> LocalOptimizer:
+        """Prepare a model to train in this visit, whatever the last client has left; return its optimizer."""
+        resident.reset_counters()
+        if resident.model.has_dropout:
+            resident.model.set_generator(self.generator(stream, device=self.device))
+        resident.model.train()
+        optimizer = resident.optimizer(self.training_settings)
+        optimizer.reset(self.round)
+        return optimizer
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work.
@@ -150,17 +172,20 @@ class Client(LightningModule):
             self.visit.tally.add(loss.detach(), output.logits, labels)
         return loss
 
-    def step(self, loss: Tensor, correct: Callable[[], None] | None = None) -> bool:
+    def step(
+        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None
+    ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
         Args:
             loss: of the batch.
             correct: changes the gradient of a step, before it is clipped.
+            optimizer: of a replica; None: the client's own, whose progress is reported.
 
         Returns:
             whether the optimizer stepped.
         """
-        settings = self.training_settings
+        settings, stepped = self.training_settings, optimizer or self.optimizer
         epoch, done, total = self.visit.progress
         (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
         steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
@@ -168,8 +193,10 @@ class Client(LightningModule):
             if correct is not None:
                 correct()
             if settings.grad_clip is not None:
-                nn.utils.clip_grad_norm_(self.optimizer.parameters, settings.grad_clip)
-            self.optimizer.step()
+                nn.utils.clip_grad_norm_(stepped.parameters, settings.grad_clip)
+            stepped.step()
+        if stepped is not self.optimizer:
+            return steps
         share = (epoch + done / max(total, 1)) / settings.local_epochs
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
@@ -200,15 +227,15 @@ class Client(LightningModule):
                 "the learning rate",
                 "model.reduction to fp32",
             )
-        kept = {f"{_KEPT}{name}": tensor for name, tensor in self.kept.items()}
-        self.store.write(self.client_name, {"state": self.resident.private, **kept})
+        self.store.write(self.client_name, {"state": self.resident.private, **_named(self.kept)})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
 
     def leave(self) -> None:
         """Let go of what only the visit needed, whether it counts or not."""
         self.unload()
-        self.optimizer.release()  # its moments would occupy the device until the client's next round
+        for optimizer in (self.optimizer, *self.visit.optimizers):
+            optimizer.release()  # its moments would occupy the device until the client's next round
         self.progress = self.visit.progress
         del self.visit  # tensors of every batch, random generators
 
@@ -312,3 +339,7 @@ class Client(LightningModule):
         if limit is None:
             return num_batches
         return min(num_batches, int(limit)) if limit >= 1 else max(1, int(limit * num_batches))
+
+
+def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{_KEPT}{name}": tensor for name, tensor in kept.items()}

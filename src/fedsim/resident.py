@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
@@ -61,7 +62,8 @@ class Resident:
         self.flat = FlatParameters(model, shared.__contains__, self._head_room(max_classes))
         self.initial_private = self.flat.private.clone()
         """[num_private] what every client starts from"""
-        self.head = model.head or nn.Linear(model.num_features, 1, device=self.flat.buffer.device)
+        # without initial weights: a replica is made in the middle of a visit, whose random streams it must not move
+        self.head = model.head or skip_init(nn.Linear, model.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the client that was seated last"""
         counters = [model.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
         self._counters = [(counter, counter.clone()) for counter in counters]
@@ -189,7 +191,12 @@ class Resident:
         """Whether everything but the head is shared, so that the server has a model of its own."""
         return self.serves("neck")
 
-    def serves(self, layer: Literal["neck", "pool"]) -> bool:
-        """Whether everything that the features of ``layer`` need is shared: pooled ones do without the neck."""
-        needless = {Group.HEAD} if layer == "neck" else {Group.HEAD, *(BODY - TRUNK)}
+    def serves(self, layer: Literal["neck", "pool"], others: frozenset[Group] = frozenset()) -> bool:
+        """Whether everything that the features of ``layer`` need is shared: pooled ones do without the neck.
+
+        Args:
+            layer: the feature.
+            others: groups that the server has though they are private.
+        """
+        needless = others | ({Group.HEAD} if layer == "neck" else {Group.HEAD, *(BODY - TRUNK)})
         return all(entry.shared for entry in self.flat.entries if self.groups[entry.name] not in needless)

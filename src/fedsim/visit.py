@@ -13,6 +13,7 @@ from fedsim.core.seeding import torch_generator
 
 if TYPE_CHECKING:
     from fedsim.client import Client
+    from fedsim.local_optimizer import LocalOptimizer
 
 __all__ = ["Batch", "BatchReport", "Outcome", "Tally", "Visit"]
 
@@ -103,6 +104,8 @@ class Visit:
         self.tally = Tally()
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
+        self.optimizers: list[LocalOptimizer] = []
+        """of replicas that train"""
         self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
         self._client = client
         self._augment_streams: list[torch.Generator] = []
