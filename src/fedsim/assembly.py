@@ -128,6 +128,7 @@ def build_clients(
     archs: Mapping[str, str],
     store: ClientStore,
     *,
+    method: Method,
     objective: Objective,
     augmentation: Augmentation,
     seed: int,
@@ -140,6 +141,7 @@ def build_clients(
         residents: architecture -> its resident model.
         archs: client -> architecture.
         store: of the rank, where private states wait.
+        method: says what a client remembers from the start.
         objective: the supervised loss.
         augmentation: of training images.
         seed: of the run.
@@ -153,6 +155,7 @@ def build_clients(
             resident=residents[archs[data.name]],
             store=store,
             seed=seed,
+            kept=method.initial_kept(residents[archs[data.name]]),
         ).to(residents[archs[data.name]].device)
         for data in mine
     }

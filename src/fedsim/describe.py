@@ -29,10 +29,12 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
     """
     model.assemble(data, 0, world_size, torch.device("cpu"))
     parts = [f"{type(model.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
+    assert model.server is not None  # just assembled
     for arch, resident in model.residents.items():
         parts += [f"\nWhat is shared: {arch}, bn_stats {model.bn_stats}", group_table(resident)]
-        if not resident.serves(model.evaluation.layer):
-            parts.append("The server has no complete model: unseen domains are scored by the clients' own models.")
+        if not resident.serves(model.evaluation.layer, model.method.server_groups(model.server, arch)):
+            whose = "all clients' models together" if model.method.unseen_by_all else "the clients' own models"
+            parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model)]
     traffic = _traffic_of(model, rounds)
     if len(model.archs) <= MAX_NAMES:

@@ -293,7 +293,7 @@ class Federation(LightningModule):
         hosted = set(self.placement.hosted_by(rank))
         self.clients = build_clients(
             [c for c in federated.clients if c.name in hosted], settings, self.residents, self.archs, self.store,
-            objective=self.objective, augmentation=data.augmentation, seed=self.seed,
+            method=self.method, objective=self.objective, augmentation=data.augmentation, seed=self.seed,
         )  # fmt: skip
         self._data_of = {c.name: c for c in federated.clients}
         self._names = list(self._data_of)

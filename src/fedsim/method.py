@@ -20,6 +20,7 @@ from fedsim.models.groups import Group
 
 if TYPE_CHECKING:
     from fedsim.client import Batch, Client
+    from fedsim.resident import Resident
     from fedsim.server import Server
 
 __all__ = ["Method", "Report", "Upload", "Weighting", "weigh"]
@@ -110,6 +111,10 @@ class Method(ABC):
         """Names and shapes of what ``Upload.extras`` holds in this round, which is ``server.round``."""
         return {}
 
+    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return what a client keeps before its first round; ``resident`` has the initial weights."""
+        return {}
+
     # -- on the client -------------------------------------------------------------------------------------------------
 
     def download(self, client: Client, server: Server) -> None:
@@ -183,3 +188,20 @@ class Method(ABC):
         The private groups and what the method keeps have been loaded already.
         """
         self.download(client, server)
+
+    @property
+    def unseen_by_all(self) -> bool:
+        """Whether unseen domains are for all clients' personalised models together, as ``evaluation.ensemble`` has it.
+
+        It matters where the server has no model of its own; else every client's model is scored, and the scores
+        averaged.
+        """
+        return False
+
+    def server_groups(self, server: Server, arch: str) -> frozenset[Group]:
+        """Return what :meth:`generalise` loads beside the shared groups, where it can do so by now."""
+        return frozenset()
+
+    def generalise(self, resident: Resident, server: Server) -> None:
+        """Load the server's own model: by default the shared groups, to which a method may add others."""
+        resident.flat.shared.copy_(server.model(resident.arch))

@@ -2,11 +2,11 @@
 
 A model that every rank has, which is the global one, is scored by all ranks together where the data set is worth it:
 each extracts a share of the images, features are gathered once, and each ranks a share of the queries. Personal models
-are scored by the rank that hosts the client, on the client's own domain. Unseen domains are for the global model, or,
-where the method has none, for everybody's personal model, whose scores are averaged. An ensemble is all personal models
-together; its feature is theirs side by side, each extracted by the rank that hosts the client. Every number is computed
-by one rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same bits on any number of
-ranks.
+are scored by the rank that hosts the client, on the client's own domain. Unseen domains are for the server's model, or,
+where it has none, for everybody's personal model, whose scores are averaged, or for their ensemble. An ensemble is all
+personal models together; its feature is theirs side by side, each extracted by the rank that hosts the client. Every
+number is computed by one rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same
+bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -210,14 +210,16 @@ class Evaluator:
 
     def _unseen_rows(self) -> list[Row]:
         rows: list[Row] = []
+        layer, groups = self.settings.layer, self.method.server_groups
+        by_server = all(r.serves(layer, groups(self.server, arch)) for arch, r in self.residents.items())
+        by_all = self.method.unseen_by_all and not by_server
         for domain in self.federated.unseen:
-            if self.has_global:
+            if by_server:
                 for arch in sorted(self.residents):
                     rows.append(Row("global", domain, None, arch, len(rows) % self.strategy.world_size))
-            else:
-                ranks = self.placement.ranks
-                rows += [Row("personalised", domain, c, self.archs[c], ranks[c]) for c in ranks]
-            if self.settings.ensemble:
+            elif not by_all:
+                rows += [Row("personalised", domain, c, self.archs[c], r) for c, r in self.placement.ranks.items()]
+            if by_all or self.settings.ensemble:
                 rows.append(Row("ensemble", domain, None, "", 0))
         return rows
 
@@ -309,15 +311,14 @@ class Evaluator:
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
 
     def _load_model(self, row: Row) -> None:
-        resident = self.residents[row.arch]
         if self._weights_of(row)[0] == "global":
-            resident.flat.shared.copy_(self.server.model(row.arch))
+            self.method.generalise(self.residents[row.arch], self.server)
             return
         assert row.client is not None
         client = self.clients[row.client]
         if row.kind == "local":
             assert client.snapshot is not None
-            resident.flat.buffer.copy_(client.snapshot)
+            client.resident.flat.buffer.copy_(client.snapshot)
         else:
             client.load()
             self.method.personalise(client, self.server)
