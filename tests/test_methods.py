@@ -10,6 +10,7 @@ from failing import run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.methods import (
     MOON,
+    SKA,
     Distillation,
     Ditto,
     FedAtt,
@@ -43,6 +44,9 @@ METHODS = {
     "FedNova": FedNova(),
     "Ditto": Ditto(),
     "PFedMe": PFedMe(inner_steps=2),
+    "SKA": SKA(),
+    "SKA-before": SKA(personal="before_aggregation", attn_local=False),
+    "SKA-LSN-avg": SKA(dual=False, unseen="avg", avg_every=2),
 }
 
 
@@ -214,7 +218,7 @@ class Plain(nn.Module):
     "method",
     [
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
-        MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(),
+        MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

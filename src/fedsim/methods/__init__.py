@@ -12,9 +12,11 @@ from fedsim.methods.local import Local
 from fedsim.methods.moon import MOON
 from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
+from fedsim.methods.ska import SKA
 
 __all__ = [
     "MOON",
+    "SKA",
     "Distillation",
     "Ditto",
     "FedAtt",

@@ -1,0 +1,207 @@
+"""Decentralised Person Re-Identification with Selective Knowledge Aggregation (SKA).
+
+S. Sun, G. Wu, S. Gong. BMVC 2021.
+
+| hook            | Algorithm 1                                                                              |
+|-----------------|------------------------------------------------------------------------------------------|
+| initial_kept    | line 1: w_{0,ls} and w_{0,lg} are equal                                                  |
+| download        | SelectUpdate, lines 26-30: lg takes all of w_t, ls all but normalisation layers          |
+| loss            | LocalUpdate, lines 13-14: a step of lg and one of ls, each on its own cross-entropy      |
+| upload          | SelectAgg, lines 18-22: normalisation layers of lg, the others of ls                     |
+| weights         | line 6: w_{t+1} <- (1 / K) sum over k of w_l^k                                           |
+| personalise     | line 8: w_ls^k, after line 7                                                             |
+|                 | Table 6, ``unseen``: what scores unseen domains where the server has no normalisation    |
+| upload          | ``avg``: "average local specific normalisation layers at the end of model training"      |
+| generalise      | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
+
+``dual: false`` leaves lg out ("LSN"): normalisation layers never leave their clients, and this is FedBN.
+
+Deviations and silences:
+
+- ls and lg are whole models of the same start with a neck and a head each, which never leave the client. lg's head
+  begins as a copy of ls's; the paper does not say.
+- While they train the two share nothing but the batches: the same images, augmented once. Dropout has a stream for
+  each, and lg's draws from torch's global stream are undone: ls has the same bits with lg and without; Table 4 prints
+  equal numbers. The log counts ls.
+- A normalisation layer is affine parameters and running statistics, decided by the module's class, also in ResNet's
+  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in the attentive
+  normalisation the attention is part of the layer. The paper does not say whether SE's and CBAM's are local.
+- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``.
+  ``before_aggregation`` is the model as it was trained; the client then keeps a whole trunk.
+- All clients take part in the paper. One that does not keeps its normalisation layers; those of one that never did are
+  the initial ones.
+- ``avg`` is the plain mean over the clients of the round in which it is made, every ``avg_every`` rounds; before the
+  first, unseen domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
+- Necks are private, so the server has a model only for ``evaluation.layer: pool``, which the paper uses. On ``neck``
+  features, unseen domains are scored by the clients' own models, or by all together (``concat``).
+- Table 4's "Baseline" and "+AN" are FedAvg with private necks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import TRUNK, Group
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["SKA"]
+
+_LG = "generalised"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SKA(Method):
+    """Averaging of trunks whose normalisation layers are a client's own, and of others that are trained beside them."""
+
+    dual: bool = True
+    """whether a generalised model lg gives the server normalisation layers; costs a second local training"""
+    attn_local: bool = True
+    """whether attention modules are treated as normalisation layers; else as convolutions"""
+    personal: Literal["after", "before_aggregation"] = "after"
+    """a client's own model: with the server's convolutions, or with its own"""
+    unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
+    """the normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of
+    the clients', all clients' models with their features side by side, or the initial ones"""
+    avg_every: int = 1
+    """rounds from one mean of ``unseen: avg`` to the next, which costs an upload; the paper's is at the end"""
+
+    def __post_init__(self) -> None:
+        """Check that somebody scores unseen domains."""
+        if not self.dual and self.unseen == "dual":
+            raise ConfigError(
+                "model.method.unseen: without dual the server has no normalisation layers; "
+                "set it to avg, concat or imagenet"
+            )
+        if self.dual and self.unseen != "dual":
+            raise ConfigError(f"model.method.unseen: {self.unseen} is for dual: false; leave it out")
+        if self.avg_every < 1:
+            raise ConfigError(f"model.method.avg_every: {self.avg_every} is less than 1")
+
+    @property
+    def specific_groups(self) -> frozenset[Group]:
+        """The normalisation layers."""
+        return frozenset({Group.NORM, Group.STAT} | ({Group.ATTN} if self.attn_local else set()))
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The trunk; without lg, only what is no normalisation layer."""
+        return TRUNK if self.dual else TRUNK - self.specific_groups
+
+    @property
+    def unseen_by_all(self) -> bool:
+        """FeatConcat of Table 6."""
+        return self.unseen == "concat"
+
+    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return the normalisation layers of ls, where those that come from the server are lg's."""
+        return {"norms": _join(self._norms(resident, resident.flat.buffer))} if self.dual else {}
+
+    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+        """Normalisation layers, in rounds that average them."""
+        if not self.has_server_step(server):
+            return {}
+        resident = server.residents[arch]
+        return {"norms": (sum(part.numel() for part in self._norms(resident, resident.flat.buffer)),)}
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load w_t into both models (SelectUpdate)."""
+        self._load_specific(client, server)
+        if self.dual:
+            ls, lg = client.resident, client.trainable_replica(_LG)
+            lg.flat.shared.copy_(server.model(ls.arch))  # line 27
+            lg.private.copy_(client.kept.get(_LG, ls.private))
+
+    def _load_specific(self, client: Client, server: Server) -> None:
+        ls = client.resident
+        ls.flat.shared.copy_(server.model(ls.arch))  # line 30
+        if self.dual:
+            _fill(self._norms(ls, ls.flat.buffer), client.kept["norms"])
+
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+        """Return the loss of ls, after a step of lg."""
+        if self.dual:
+            lg = client.resident.replica(_LG)
+            with torch.random.fork_rng([lg.device] if lg.device.type == "cuda" else []):
+                output = lg.forward(batch.images, client.visit.precision)
+            loss = client.supervised_loss(output, batch.labels, counts=False)
+            client.step(loss, optimizer=lg.optimizer(client.training_settings))  # line 14
+        return client.training_step(batch)  # line 13
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return w_l (SelectAgg), and keep what is not in it."""
+        ls = client.resident
+        norms = _join(self._norms(ls, ls.flat.buffer))
+        if self.personal == "before_aggregation":
+            client.keep("trunk", ls.flat.shared)
+        if not self.dual:
+            return Upload(ls.flat.shared, {"norms": norms} if self.has_server_step(server) else {})
+        lg = ls.replica(_LG)
+        client.keep("norms", norms)
+        client.keep(_LG, lg.private)
+        vector = ls.flat.shared.clone()  # line 22
+        for mine, its in zip(self._norms(ls, vector), self._norms(lg, lg.flat.shared), strict=True):
+            mine.copy_(its)  # line 20
+        return Upload(vector)
+
+    # -- on the server -------------------------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return 1 / K (line 6)."""
+        return weigh("uniform", reports)
+
+    def has_server_step(self, server: Server) -> bool:
+        """Whether the round averages normalisation layers for unseen domains."""
+        return self.unseen == "avg" and (server.round + 1) % self.avg_every == 0
+
+    def server_step(self, server: Server) -> None:
+        """Keep the mean normalisation layers."""
+        for arch, received in server.received.items():
+            server.keep(arch, "norms", received.extras["norms"])
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load ls."""
+        self._load_specific(client, server)
+        if "trunk" in client.kept:
+            client.resident.flat.shared.copy_(client.kept["trunk"])
+
+    def server_groups(self, server: Server, arch: str) -> frozenset[Group]:
+        """Normalisation layers, once there are means, or the initial ones."""
+        has_norms = self.unseen == "imagenet" or "norms" in server.kept[arch]
+        return self.specific_groups if has_norms else frozenset()
+
+    def generalise(self, resident: Resident, server: Server) -> None:
+        """Load the server's model with the normalisation layers for unseen domains."""
+        super().generalise(resident, server)
+        if self.unseen == "imagenet":
+            resident.flat.private.copy_(resident.initial_private)
+        elif self.unseen == "avg":
+            _fill(self._norms(resident, resident.flat.buffer), server.kept[resident.arch]["norms"])
+
+    def _norms(self, resident: Resident, vector: Tensor) -> list[Tensor]:
+        """Return views of the normalisation layers in ``vector``, of the flat buffer's layout and maybe shorter."""
+        own = [entry for entry in resident.flat.entries if resident.groups[entry.name] in self.specific_groups]
+        return [vector[entry.span] for entry in own if entry.span.stop <= len(vector)]
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """Return the values of tensors as one vector; a backbone without normalisation gives an empty one."""
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _fill(parts: list[Tensor], values: Tensor) -> None:
+    """Copy a vector into tensors, one after another."""
+    for part, value in zip(parts, values.split([part.numel() for part in parts]), strict=True):
+        part.copy_(value)
