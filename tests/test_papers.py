@@ -11,14 +11,19 @@ from fedsim.__main__ import main
 from fedsim.sweep import command_of, draws, read_sweep
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "configs" / "papers" / "003"
-CONFIGS = sorted(FOLDER.glob("*.yaml"))
+PAPERS = ROOT / "configs" / "papers"
+FOLDER = PAPERS / "003"
+CONFIGS = sorted(PAPERS.glob("*/*.yaml"))
 SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
 FEW = "--data.source=[{class_path: VIPeR, init_args: {root: data}}]"
 SMALL = [
     "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
     "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
 ]  # fmt: skip
+
+
+def name_of(path):
+    return f"{path.parent.name}-{path.stem}"
 
 
 def commands_of(path):
@@ -40,19 +45,20 @@ def on_standins(words, run_dir):
     return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_headers_name_files_that_exist(path):
     words = fit_command(path)
     configs = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
     assert str(path.relative_to(ROOT)) in configs
     mentioned = re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", path.read_text())
     mentioned += [
-        f"configs/papers/003/{name}" for name in re.findall(r"[ (]((?:sweeps/)?[a-z\d_]+\.yaml)", path.read_text())
+        f"{path.parent.relative_to(ROOT)}/{name}"
+        for name in re.findall(r"[ (]((?:sweeps/)?[a-z\d_]+\.yaml)", path.read_text())
     ]
     assert [name for name in mentioned if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", CONFIGS)
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     code = main(["describe", *on_standins(fit_command(path), tmp_path)])

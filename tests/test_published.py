@@ -69,7 +69,7 @@ def test_every_row_is_complete():
         assert row.status in ("ok", "impossible", "not comparable", "figure only"), where
         assert row.status == "ok" or row.note, f"{where} has no reason"
         assert bool(row.scores) == (row.status != "figure only"), where
-        assert row.model in ("global", "local", "personalised"), where
+        assert row.model in ("global", "local", "personalised", "ensemble"), where
         assert set(row.scores) <= set(paper.test_sets), where
         for scores in row.scores.values():
             assert scores, where
