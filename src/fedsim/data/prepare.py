@@ -36,7 +36,7 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
     rows: list[list[object]] = []
     problems: list[str] = []
     for wanted in data.wanted():
-        was_there = decoded.find(folder, wanted).is_file()
+        was_there = decoded.is_built(folder, wanted)
         path = decoded.build(folder, wanted, workers)
         if was_there and verify:
             decoded.verify(path)
