@@ -417,6 +417,16 @@ def test_a_manifest_lists_only_what_can_be_read_when_others_are_left_out(damaged
     assert bad[0] not in client.train.images.locations()
 
 
+def test_a_data_set_of_which_nothing_can_be_read_is_named(damaged, tmp_path):
+    root, _ = damaged
+    for path in (root / "cuhk03" / "bounding_box_train").iterdir():
+        path.write_bytes(b"not an image")
+    data = make_data(MarketFolders(str(root)), on_corrupt="skip", cache_dir=str(tmp_path / "cache"), workers=0)
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"^cuhk03: none of its 24 training images can be read"):
+        _ = data.federated
+
+
 def test_reading_again_names_a_damaged_image(damaged):
     root, bad = damaged
     data = make_data(MarketFolders(str(root)), val="none", cache="none", workers=1)
@@ -469,6 +479,12 @@ def test_prepare_knows_the_home_folder(tree, tmp_path, monkeypatch):
 def test_prepare_refuses_a_negative_number_of_processes(tree, tmp_path):
     with pytest.raises(ConfigError, match="--workers: -1 is less than 0"):
         run_plain_command("data", ["prepare", "--config", config(tmp_path, tree), "--workers=-1"])
+
+
+def test_prepare_says_when_there_is_nothing_to_decode(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"data": {"source": "SyntheticReID", "cache_dir": str(tmp_path / "cache")}}))
+    assert "nothing to decode" in run_plain_command("data", ["prepare", "--config", str(path)])
 
 
 def test_prepare_needs_a_folder(tree, tmp_path):

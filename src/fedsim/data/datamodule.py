@@ -268,7 +268,10 @@ class FederatedDataModule(LightningDataModule):
         bad = {path: why for one in found for path, why in one.unreadable.items()}
         for why in bad.values():
             log.warning("left out: %s", why)
-        return decoded.use(decoded.without(domain, bad) if bad else domain, found)
+        left = decoded.without(domain, bad) if bad else domain
+        if domain.train and not left.train:
+            raise DataError(f"{domain.name}: none of its {len(domain.train)} training images can be read; replace them")
+        return decoded.use(left, found)
 
     def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
         """Return training images as batches for ``device``; see ``cache``."""

@@ -44,6 +44,8 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
         assert found is not None, path
         rows.append([*_row(wanted, found), ("verified" if verify else "was there") if was_there else "decoded"])
         problems += found.unreadable.values()
+    if not rows:
+        return "nothing to decode: the images of this config are no files"
     problems = list(dict.fromkeys(problems))
     table = tabulate(rows, headers=["data set", "size", "images", "unreadable", "MB", ""], floatfmt=".1f")
     if not problems:
