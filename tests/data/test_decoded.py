@@ -18,7 +18,7 @@ from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decode
 from fedsim.data.decoded import DecodedImages, Wanted
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Split
 from fedsim.data.manifest import read_manifest, write_manifest
-from fedsim.data.pixels import read_batches
+from fedsim.data.pixels import HeldPixels, ReadPixels, read_batches
 from fedsim.data.standins import write_standin
 from fedsim.messages import verdict_on
 from fedsim.methods import FedPav
@@ -88,6 +88,22 @@ def test_other_images_and_other_sizes_have_other_files(tmp_path, files):
     Image.new("RGB", (50, 50), "red").save(files[3])
     assert decoded.find(path.parent, wanted) != path
     assert decoded.open_decoded(path.parent, wanted) is None
+
+
+def test_files_that_were_decoded_in_another_way_have_other_names(tmp_path, files, monkeypatch):
+    wanted, path = built(tmp_path, files)
+    monkeypatch.setattr(decoded, "_DECODING", decoded._DECODING + 1)
+    assert decoded.find(path.parent, wanted) != path
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_part_of_the_images_is_that_part(files, held):
+    images, cpu = ImageFiles(files), torch.device("cpu")
+    whole = HeldPixels(images.decode(SIZE), cpu) if held else ReadPixels(images, SIZE, cpu, workers=0)
+    part = whole.part(slice(3, 8))
+    assert len(part) == 5
+    batches = part.batches([torch.tensor([4, 0]), torch.tensor([2])])
+    assert torch.equal(torch.cat(list(batches)), images.take(np.array([7, 3, 5])).decode(SIZE))
 
 
 def test_images_below_relative_and_absolute_folders_can_be_in_one_file(tmp_path, files, monkeypatch):
@@ -235,15 +251,26 @@ def test_building_continues_where_it_was_left(tmp_path, files, small_blocks, mon
 
 def test_a_damaged_part_is_decoded_again(tmp_path, files, small_blocks, monkeypatch):
     wanted = Wanted("set", tuple(files), SIZE)
+    good = files[5].read_bytes()
+    files[5].write_bytes(bytes(len(good)))
+
+    def break_off(path):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(decoded, "flush_file", break_off)  # all blocks are noted
         with pytest.raises(KeyboardInterrupt):
             decoded.build(tmp_path / "cache", wanted)
+    files[5].write_bytes(good)  # a problem of the part that is read again is forgotten
     [partial] = [p for p in (tmp_path / "cache").glob("*.partial-*") if p.suffix != ".json"]
     content = bytearray(partial.read_bytes())
-    content[-1] ^= 1
+    content[-7 * 3 * 8 * 4] ^= 1  # image 4, in the second of three blocks
     partial.write_bytes(content)
+    read, seen = decoded.read_batches, []
+    monkeypatch.setattr(decoded, "read_batches", lambda *args: (seen.append(len(b.pixels)) or b for b in read(*args)))
     one = opened(tmp_path, files)
+    assert sum(seen) == 7
+    assert one.unreadable == {}
     assert torch.equal(torch.from_numpy(np.array(one.pixels)), ImageFiles(files).decode(SIZE))
 
 
@@ -335,6 +362,15 @@ def test_where_images_wait_changes_no_bit(tree, plain, tmp_path, cache, has_fold
     model = fit(make_model(FedPav()), data_of(tree, cache=cache, cache_dir=folder, workers=1), rounds=2)
     assert torch.equal(vector(model), vector(plain))
     assert len(list(tmp_path.glob("cache/*.npy"))) == 2 * has_folder
+
+
+@pytest.mark.parametrize("val", ["identities", "none"])
+def test_images_are_decoded_in_the_sizes_of_their_uses(tree, val):
+    data = make_data(MarketFolders(str(tree), ["cuhk03"]), val=val, size=(32, 16), test_size=(36, 18))
+    [domain] = data.list_domains()
+    train, query, gallery = (set(one.images.locations()) for one in (domain.train, domain.query, domain.gallery))
+    tested = query | gallery | (train if val != "none" else set())  # of the training images, some validate
+    assert {one.size: set(one.files) for one in data.wanted()} == {(32, 16): train, (36, 18): tested}
 
 
 def test_a_manifests_images_are_decoded_once_too(tree, plain, tmp_path):
@@ -456,6 +492,15 @@ def test_prepare_prints_what_it_did(tree, tmp_path):
     assert first.count("decoded") == 2
     assert run_plain_command("data", args).count("was there") == 2
     assert run_plain_command("data", [*args, "--verify", "true"]).count("verified") == 2
+
+
+def test_prepare_finds_damage_when_asked_to(tree, tmp_path):
+    args = ["prepare", "--config", config(tmp_path, tree), "--cache_dir", str(tmp_path / "cache"), "--workers", "0"]
+    run_plain_command("data", args)
+    path = max((tmp_path / "cache").glob("*.npy"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match=rf"^{path}: is damaged"):
+        run_plain_command("data", [*args, "--verify", "true"])
 
 
 def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):

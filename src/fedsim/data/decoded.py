@@ -224,7 +224,7 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
                 _write_json(progress, {"sha256": sums, "unreadable": list(unreadable.items())})
             bar.update(len(batch))
     del pixels
-    if path.with_suffix(".json").is_file():  # another machine was faster, and its file may be in use
+    if _is_complete(path):  # another machine was faster, and its file may be in use
         partial.unlink()
     else:
         _write_json(path.with_suffix(".json"), _describe(wanted, sums, unreadable))
@@ -232,6 +232,10 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
         partial.replace(path)
         flush_directory(path.parent)
     progress.unlink(missing_ok=True)
+
+
+def _is_complete(path: Path) -> bool:
+    return path.is_file() and path.with_suffix(".json").is_file()
 
 
 def _continue(
@@ -304,7 +308,7 @@ def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
         DataError: if it is damaged.
     """
     path = find(folder, wanted)
-    if not (path.is_file() and path.with_suffix(".json").is_file()):
+    if not _is_complete(path):
         return None
     note, pixels = _read(path)
     if note["files"] != _names(wanted.files) or pixels.shape != (len(wanted.files), 3, *wanted.size):
