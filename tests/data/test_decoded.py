@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -150,13 +151,11 @@ def test_two_runs_that_fill_one_folder_do_not_disturb_each_other(tmp_path, files
 
     monkeypatch.setattr(decoded, "read_batches", slow)
     monkeypatch.setattr(decoded.log, "info", lambda *_: may_go_on.set())  # as soon as the second one waits
-    first, second = (threading.Thread(target=built, args=(tmp_path, files)) for _ in range(2))
-    first.start()
-    assert started.wait(timeout=10)
-    second.start()
-    for thread in (first, second):
-        thread.join(timeout=10)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(built, tmp_path, files)
+        assert started.wait(timeout=10)
+        second = threads.submit(built, tmp_path, files)
+        assert first.result(timeout=10) == second.result(timeout=10)
     assert sum(seen) == 11  # the second one found what the first one wrote
     _, path = built(tmp_path, files)
     assert decoded.verify(path) == 11
@@ -204,7 +203,7 @@ def test_reading_processes_end_when_the_parent_says_so(files):
     batches = read_batches(ImageFiles(files), SIZE, [[row] for row in range(11)], workers=1)
     next(batches)
     [worker] = multiprocessing.active_children()
-    batches.close()
+    worker.terminate()  # the DataLoader's last resort
     worker.join(timeout=3)
     assert worker.exitcode == 0
 
