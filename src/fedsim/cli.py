@@ -215,9 +215,7 @@ class FedSimCLI(LightningCLI):
         if summary.exists() and (json.loads(summary.read_text())["final"] or {}).get("metrics"):
             _say(report([str(self.run_dir)]))
         else:
-            _say(
-                "no scores: nothing was evaluated (trainer.check_val_every_n_epoch, data.val, model.evaluation.test_during_fit)"
-            )
+            _say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
             if summary.exists():
                 _say(traffic(group_runs([self.run_dir])))
         if self.model.was_stopped:
