@@ -24,7 +24,7 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> str:
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
     classifier ``fc`` is missing. A backbone whose ``norm`` is not ``bn`` has tensors of other names where attention
-    stands. Torchvision's network lacks them; fedsim's loads them by its setting ``weights``.
+    stands. Torchvision's network lacks them; fedsim's with the same ``norm`` has them.
 
     Args:
         ckpt_path: a checkpoint written by fedsim fit.
@@ -46,8 +46,8 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> str:
     if not holds_attention(tensors):
         return ""
     return (
-        f"{path}: holds attention, which torchvision's networks lack; load it as weights of fedsim's own backbone "
-        "with the same norm"
+        f"{path}: holds attention, which torchvision's networks lack; load it into fedsim's own backbone with the same "
+        "norm"
     )
 
 

@@ -179,7 +179,7 @@ def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Ca
 
 
 def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
-    """Load tensors; a classifier's are ignored. The last two arguments are for messages."""
+    """Load tensors; those of a classifier or neck are ignored. The last two arguments are for messages."""
     wanted = backbone.state_dict()
     if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
         state = {f"features.{key}": value for key, value in state.items()}
@@ -187,6 +187,12 @@ def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, nam
     if missing:
         raise ConfigError(
             f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
+            "give weights of the same network, width and norm"
+        )
+    strange = [key for key in state if key not in wanted and holds_attention([key])]
+    if strange:
+        raise ConfigError(
+            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
             "give weights of the same network, width and norm"
         )
     wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
