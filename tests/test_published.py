@@ -5,6 +5,7 @@ import yaml
 
 from fedsim.__main__ import main
 from fedsim.report.published import doubts_about, list_papers, read_paper
+from fedsim.report.runs import KINDS
 from run_dirs import scores_of, write_run
 from small import refuse
 
@@ -69,7 +70,7 @@ def test_every_row_is_complete():
         assert row.status in ("ok", "impossible", "not comparable", "figure only"), where
         assert row.status == "ok" or row.note, f"{where} has no reason"
         assert bool(row.scores) == (row.status != "figure only"), where
-        assert row.model in ("global", "local", "personalised", "ensemble"), where
+        assert row.model in KINDS, where
         assert set(row.scores) <= set(paper.test_sets), where
         for scores in row.scores.values():
             assert scores, where

@@ -212,10 +212,10 @@ class FedSimCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         summary = self.run_dir / "summary.json"
-        if summary.exists() and json.loads(summary.read_text())["final"]:
+        if summary.exists() and (json.loads(summary.read_text())["final"] or {}).get("metrics"):
             _say(report([str(self.run_dir)]))
         else:
-            _say("no scores: the run had no evaluation (trainer.check_val_every_n_epoch, trainer.limit_val_batches)")
+            _say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
             if summary.exists():
                 _say(traffic(group_runs([self.run_dir])))
         if self.model.was_stopped:

@@ -88,7 +88,10 @@ def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify:
     Returns:
         a table.
     """
-    return prepare_data(_data_of(config), None if cache_dir is None else Path(cache_dir), workers, verify)
+    if workers < 0:
+        raise ConfigError(f"--workers: {workers} is less than 0")
+    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    return prepare_data(_data_of(config), folder, workers, verify)
 
 
 def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
@@ -146,6 +149,8 @@ def manifest(config: str, output: str = "federation.csv") -> str:
         raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
     if data.dry_run:
         raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
+    if data.on_corrupt == "skip":
+        data.prepare_data()  # who is in it depends on which images can be read
     rows = write_manifest(data.federated, Path(output))
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 

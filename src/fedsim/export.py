@@ -13,21 +13,26 @@ from torch import Tensor
 from fedsim.checkpoint import read_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.models.attention import holds_attention
 
 __all__ = ["export"]
 
 
-def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
+def export(ckpt_path: str, output: str, arch: str | None = None) -> str:
     """Write the global model of a checkpoint as a safetensors file.
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
-    classifier ``fc`` is missing.
+    classifier ``fc`` is missing. A backbone whose ``norm`` is not ``bn`` has tensors of other names where attention
+    stands. Torchvision's network lacks them; fedsim's with the same ``norm`` has them.
 
     Args:
         ckpt_path: a checkpoint written by fedsim fit.
         output: the file to write.
         arch: which architecture, where the federation has several.
+
+    Returns:
+        a warning, if the file does not fit torchvision's network; else nothing.
     """
     tensors = global_tensors(read_checkpoint(Path(ckpt_path)), arch)
     path = Path(output)
@@ -38,6 +43,12 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> None:
             save_file(tensors, partial)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
+    if not holds_attention(tensors):
+        return ""
+    return (
+        f"{path}: holds attention, which torchvision's networks lack; load it into fedsim's own backbone with the same "
+        "norm"
+    )
 
 
 def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from fedsim.method import Method
 from fedsim.models.backbones import Backbone
 from fedsim.selection import Selection
 
-__all__ = ["Verdict", "explain", "lost_peer", "one_line", "user_error_behind", "verdict_on"]
+__all__ = ["Verdict", "explain", "lost_peer", "lost_reader", "one_line", "user_error_behind", "verdict_on"]
 
 # settings that are classes -> their base; for the list in the message about a wrong name
 _CLASSES = {
@@ -55,7 +55,7 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
     if (cause := user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
-    if (lost := lost_peer(error)) is not None:
+    if (lost := lost_peer(error) or lost_reader(error)) is not None:
         return Verdict(lost, 2)
     if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         where = error.filename or "a file of the run"
@@ -79,6 +79,17 @@ def lost_peer(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and re.search(signs, str(error), re.IGNORECASE):
         return f"another rank ended without a word, or did not answer in time ({str(error)[:120]})"
     return None
+
+
+def lost_reader(error: BaseException) -> str | None:
+    """Say what the DataLoader means when one of its processes is gone; None for other errors."""
+    if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")):
+        return None
+    what = str(error).partition(". ")[0]
+    return (
+        f"data.workers: a process that reads images was ended from outside ({what}); "
+        "if memory ran out, be it that of /dev/shm, set fewer"
+    )
 
 
 def user_error_behind(error: BaseException | None) -> FedSimError | None:

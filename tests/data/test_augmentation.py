@@ -349,6 +349,30 @@ def test_a_crop_is_a_part_of_the_image_that_can_be_anywhere(tiny):
     assert ((counts - 25) ** 2 / 25).sum() < 54  # 23 degrees of freedom: exceeded with probability 3e-4
 
 
+@pytest.mark.parametrize("tiny", [{}, {"rotate": 1e-5}])
+def test_an_image_that_is_smaller_than_the_crop_lies_in_it_anywhere(tiny):
+    image, size = noise(1, 4, 3, seed=1), (7, 5)
+    x = Augmentation(pad=0, flip=0.0, crop=size, **tiny)(copies(image, 300), seeded(0))
+    places = [cropped(image[0], False, -y, -z, size) for y in range(4) for z in range(3)]
+    distance = (x.flatten(1)[:, None] - normalise_images(torch.stack(places)).flatten(1)).abs().amax(2)
+    assert distance.amin(1).max() < 1e-3
+    assert torch.bincount(distance.argmin(1), minlength=12).min() > 5  # 25 expected
+
+
+def test_nothing_is_erased_where_no_rectangle_is_smaller_than_the_image():
+    images = noise(50, 40, 1)
+    assert torch.equal(Augmentation(pad=0, flip=0.0, erase=1.0)(images, seeded(0)), normalise_images(images))
+
+
+def test_colours_are_independent_of_flipping():
+    images = copies(noise(1, 8, 4), 2000) // 2
+    x = Augmentation(pad=0, flip=0.5, brightness=0.5)(images, seeded(0))
+    light = brightness(x).mean((1, 2)) > images[0, 0].double().mean()
+    flipped = brightness(x)[:, 0, 0] / brightness(x)[:, 0, 3] > 1
+    flipped ^= bool(images[0, 0, 0, 0] > images[0, 0, 0, 3])
+    assert abs((light & flipped).double().mean() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 2000)
+
+
 def test_erasing_together_and_one_by_one_are_equal():
     x = torch.rand(50, 3, 12, 7, generator=seeded(0))
     top, left = torch.randint(0, 8, (50,), generator=seeded(1)), torch.randint(0, 5, (50,), generator=seeded(2))

@@ -1,6 +1,12 @@
 """Images decoded once: building, continuing, finding out what changed; and that no run sees a difference."""
 
 import json
+import multiprocessing
+import os
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +18,10 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded
 from fedsim.data.decoded import DecodedImages, Wanted
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Split
-from fedsim.data.manifest import write_manifest
+from fedsim.data.manifest import read_manifest, write_manifest
+from fedsim.data.pixels import HeldPixels, ReadPixels, read_batches
 from fedsim.data.standins import write_standin
+from fedsim.messages import verdict_on
 from fedsim.methods import FedPav
 from small import fit, make_data, make_model, vector
 
@@ -83,6 +91,140 @@ def test_other_images_and_other_sizes_have_other_files(tmp_path, files):
     assert decoded.open_decoded(path.parent, wanted) is None
 
 
+def test_files_that_were_decoded_in_another_way_have_other_names(tmp_path, files, monkeypatch):
+    wanted, path = built(tmp_path, files)
+    monkeypatch.setattr(decoded, "_DECODING", decoded._DECODING + 1)
+    assert decoded.find(path.parent, wanted) != path
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_part_of_the_images_is_that_part(files, held):
+    images, cpu = ImageFiles(files), torch.device("cpu")
+    whole = HeldPixels(images.decode(SIZE), cpu) if held else ReadPixels(images, SIZE, cpu, workers=0)
+    part = whole.part(slice(3, 8))
+    assert len(part) == 5
+    batches = part.batches([torch.tensor([4, 0]), torch.tensor([2])])
+    assert torch.equal(torch.cat(list(batches)), images.take(np.array([7, 3, 5])).decode(SIZE))
+
+
+def test_images_below_relative_and_absolute_folders_can_be_in_one_file(tmp_path, files, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mixed = [Path("images") / files[0].name, *files[1:]]
+    wanted, path = built(tmp_path, mixed)
+    assert decoded.find(path.parent, wanted._replace(files=tuple(files))) == path
+    assert decoded.open_decoded(path.parent, wanted).rows[mixed[0]] == 0
+
+
+@pytest.mark.parametrize("style", ["one folder", "a folder each", "nothing in common"])
+def test_names_are_relative_to_the_deepest_common_folder(style):
+    paths = {
+        "one folder": ["/data/set/b.png", "/data/set/a.png"],
+        "a folder each": ["/data/set/x/b.png", "/data/set/y/a.png"],
+        "nothing in common": ["/b.png", "/set/a.png"],
+    }[style]
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    assert decoded._names([Path(path) for path in paths]) == [os.path.relpath(path, root) for path in paths]
+
+
+def test_a_repaired_image_is_decoded_although_its_size_is_the_same(tmp_path, files):
+    good = files[4].read_bytes()
+    files[4].write_bytes(bytes(len(good)))
+    wanted, path = built(tmp_path, files)
+    assert list(decoded.open_decoded(path.parent, wanted).unreadable) == [files[4]]
+    time = path.stat().st_mtime_ns
+    assert decoded.build(path.parent, wanted).stat().st_mtime_ns == time  # still damaged: nothing to do
+    files[4].write_bytes(good)
+    assert decoded.find(path.parent, wanted) == path
+    assert opened(tmp_path, files).unreadable == {}
+    assert torch.equal(torch.from_numpy(np.array(opened(tmp_path, files).pixels)), ImageFiles(files).decode(SIZE))
+
+
+def test_two_runs_that_fill_one_folder_do_not_disturb_each_other(tmp_path, files, small_blocks, monkeypatch):
+    read, started, may_go_on, seen = decoded.read_batches, threading.Event(), threading.Event(), []
+
+    def slow(images, size, order, workers):
+        for batch in read(images, size, order, workers):
+            seen.append(len(batch.pixels))
+            started.set()
+            assert may_go_on.wait(timeout=10)
+            yield batch
+
+    monkeypatch.setattr(decoded, "read_batches", slow)
+    monkeypatch.setattr(decoded.log, "info", lambda *_: may_go_on.set())  # as soon as the second one waits
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(built, tmp_path, files)
+        assert started.wait(timeout=10)
+        second = threads.submit(built, tmp_path, files)
+        assert first.result(timeout=10) == second.result(timeout=10)
+    assert sum(seen) == 11  # the second one found what the first one wrote
+    _, path = built(tmp_path, files)
+    assert decoded.verify(path) == 11
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_file_that_another_machine_has_finished_meanwhile_stays(tmp_path, files, monkeypatch):
+    read, others = decoded.read_batches, []
+
+    def overtaken(*args):
+        yield from read(*args)
+        if not others:
+            others.append(None)
+            with monkeypatch.context() as patch:
+                patch.setattr("socket.gethostname", lambda: "another")
+                others[0] = built(tmp_path, files)[1].stat().st_ino
+
+    monkeypatch.setattr(decoded, "read_batches", overtaken)
+    _, path = built(tmp_path, files)
+    assert path.stat().st_ino == others[0]
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path, files, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DataError, match=r"No space left on device\); choose another data\.cache_dir"):
+        built(tmp_path, files)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("signal", ["INT", "USR1", "TERM"])
+def test_signals_to_the_whole_job_leave_reading_to_the_parent(files, signal):
+    order = [[row] for row in range(11)]
+    batches = read_batches(ImageFiles(files), SIZE, order, workers=1)
+    first = next(batches).pixels
+    [worker] = multiprocessing.active_children()
+    subprocess.run(["kill", f"-{signal}", str(worker.pid)], check=True)
+    assert torch.equal(torch.cat([first, *(batch.pixels for batch in batches)]), ImageFiles(files).decode(SIZE))
+
+
+def test_reading_processes_end_when_the_parent_says_so(files):
+    batches = read_batches(ImageFiles(files), SIZE, [[row] for row in range(11)], workers=1)
+    next(batches)
+    [worker] = multiprocessing.active_children()
+    worker.terminate()  # the DataLoader's last resort
+    worker.join(timeout=3)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["DataLoader worker (pid 7) is killed by signal: Killed. ", "DataLoader worker (pid(s) 7) exited unexpectedly"],
+)
+def test_a_reading_process_that_was_killed_is_named_with_a_remedy(text):
+    verdict = verdict_on(RuntimeError(text), "fit")
+    assert verdict.code == 2
+    assert verdict.message.startswith(f"data.workers: a process that reads images was ended from outside ({text[:20]}")
+    assert verdict_on(RuntimeError("another text"), "fit") is None
+
+
+def test_reading_processes_draw_nothing_from_the_global_stream(files):
+    before = torch.get_rng_state()
+    list(read_batches(ImageFiles(files), SIZE, [[0], [1]], workers=1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_building_continues_where_it_was_left(tmp_path, files, small_blocks, monkeypatch):
     wanted = Wanted("set", tuple(files), SIZE)
     read, seen = decoded.read_batches, []
@@ -108,15 +250,26 @@ def test_building_continues_where_it_was_left(tmp_path, files, small_blocks, mon
 
 def test_a_damaged_part_is_decoded_again(tmp_path, files, small_blocks, monkeypatch):
     wanted = Wanted("set", tuple(files), SIZE)
+    good = files[5].read_bytes()
+    files[5].write_bytes(bytes(len(good)))
+
+    def break_off(path):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(decoded, "flush_file", break_off)  # all blocks are noted
         with pytest.raises(KeyboardInterrupt):
             decoded.build(tmp_path / "cache", wanted)
+    files[5].write_bytes(good)  # a problem of the part that is read again is forgotten
     [partial] = [p for p in (tmp_path / "cache").glob("*.partial-*") if p.suffix != ".json"]
     content = bytearray(partial.read_bytes())
-    content[-1] ^= 1
+    content[-7 * 3 * 8 * 4] ^= 1  # image 4, in the second of three blocks
     partial.write_bytes(content)
+    read, seen = decoded.read_batches, []
+    monkeypatch.setattr(decoded, "read_batches", lambda *args: (seen.append(len(b.pixels)) or b for b in read(*args)))
     one = opened(tmp_path, files)
+    assert sum(seen) == 7
+    assert one.unreadable == {}
     assert torch.equal(torch.from_numpy(np.array(one.pixels)), ImageFiles(files).decode(SIZE))
 
 
@@ -210,6 +363,15 @@ def test_where_images_wait_changes_no_bit(tree, plain, tmp_path, cache, has_fold
     assert len(list(tmp_path.glob("cache/*.npy"))) == 2 * has_folder
 
 
+@pytest.mark.parametrize("val", ["identities", "none"])
+def test_images_are_decoded_in_the_sizes_of_their_uses(tree, val):
+    data = make_data(MarketFolders(str(tree), ["cuhk03"]), val=val, size=(32, 16), test_size=(36, 18))
+    [domain] = data.list_domains()
+    train, query, gallery = (set(one.images.locations()) for one in (domain.train, domain.query, domain.gallery))
+    tested = query | gallery | (train if val != "none" else set())  # of the training images, some validate
+    assert {one.size: set(one.files) for one in data.wanted()} == {(32, 16): train, (36, 18): tested}
+
+
 def test_a_manifests_images_are_decoded_once_too(tree, plain, tmp_path):
     manifest = tmp_path / "federation.csv"
     write_manifest(data_of(tree).federated, manifest)
@@ -250,6 +412,56 @@ def test_images_that_cannot_be_read_are_left_out_when_asked_for(damaged, tmp_pat
         _ = stopping.federated
 
 
+@pytest.mark.parametrize("by_manifest", [False, True])
+def test_a_run_that_stopped_goes_on_when_the_images_are_repaired(tree, tmp_path, by_manifest):
+    image = next((tree / "cuhk03" / "bounding_box_train").iterdir())
+    manifest = tmp_path / "federation.csv"
+    options = {"size": (32, 16), "cache_dir": str(tmp_path / "cache"), "workers": 0}
+    write_manifest(data_of(tree).federated, manifest)
+
+    def make():
+        if by_manifest:
+            return FederatedDataModule(manifest=str(manifest), val="none", **options)
+        return data_of(tree, **options)
+
+    good = image.read_bytes()
+    image.write_bytes(bytes(len(good)))
+    try:
+        make().prepare_data()
+        with pytest.raises(
+            DataError, match=f"^{image}: cannot read this image .*(leave its rows out|on_corrupt: skip)"
+        ):
+            _ = make().federated
+    finally:
+        image.write_bytes(good)
+    data = make()
+    before = data.federated  # what the command line looks at before anything is decoded
+    assert not all(client.train.images.is_decoded((32, 16)) for client in before.clients)
+    data.prepare_data()
+    data.setup("fit")
+    assert all(client.train.images.is_decoded((32, 16)) for client in data.federated.clients)
+
+
+def test_a_manifest_lists_only_what_can_be_read_when_others_are_left_out(damaged, tmp_path):
+    root, bad = damaged
+    output = tmp_path / "federation.csv"
+    path = config(tmp_path, root, cache_dir=str(tmp_path / "cache"), on_corrupt="skip", workers=0)
+    run_plain_command("data", ["manifest", "--config", path, "--output", str(output)])
+    [client] = read_manifest(output).clients
+    assert len(client.train) == 23
+    assert bad[0] not in client.train.images.locations()
+
+
+def test_a_data_set_of_which_nothing_can_be_read_is_named(damaged, tmp_path):
+    root, _ = damaged
+    for path in (root / "cuhk03" / "bounding_box_train").iterdir():
+        path.write_bytes(b"not an image")
+    data = make_data(MarketFolders(str(root)), on_corrupt="skip", cache_dir=str(tmp_path / "cache"), workers=0)
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"^cuhk03: none of its 24 training images can be read"):
+        _ = data.federated
+
+
 def test_reading_again_names_a_damaged_image(damaged):
     root, bad = damaged
     data = make_data(MarketFolders(str(root)), val="none", cache="none", workers=1)
@@ -281,6 +493,15 @@ def test_prepare_prints_what_it_did(tree, tmp_path):
     assert run_plain_command("data", [*args, "--verify", "true"]).count("verified") == 2
 
 
+def test_prepare_finds_damage_when_asked_to(tree, tmp_path):
+    args = ["prepare", "--config", config(tmp_path, tree), "--cache_dir", str(tmp_path / "cache"), "--workers", "0"]
+    run_plain_command("data", args)
+    path = max((tmp_path / "cache").glob("*.npy"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match=rf"^{path}: is damaged"):
+        run_plain_command("data", [*args, "--verify", "true"])
+
+
 def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
     root, bad = damaged
     args = ["prepare", "--workers", "0", "--config"]
@@ -291,6 +512,23 @@ def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
     for path in bad:
         assert f"{path}: cannot read this image" in str(caught.value)
         assert f"{path}: cannot read this image" in said
+
+
+def test_prepare_knows_the_home_folder(tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run_plain_command("data", ["prepare", "--config", config(tmp_path, tree), "--cache_dir=~/cache", "--workers", "0"])
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+
+
+def test_prepare_refuses_a_negative_number_of_processes(tree, tmp_path):
+    with pytest.raises(ConfigError, match="--workers: -1 is less than 0"):
+        run_plain_command("data", ["prepare", "--config", config(tmp_path, tree), "--workers=-1"])
+
+
+def test_prepare_says_when_there_is_nothing_to_decode(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"data": {"source": "SyntheticReID", "cache_dir": str(tmp_path / "cache")}}))
+    assert "nothing to decode" in run_plain_command("data", ["prepare", "--config", str(path)])
 
 
 def test_prepare_needs_a_folder(tree, tmp_path):

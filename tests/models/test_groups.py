@@ -114,3 +114,63 @@ def test_sets_of_groups():
     with pytest.raises(ConfigError, match=r"model\.method\.share_neck"):
         body_groups(False, True)
     assert {"stat", "neckstat"} == STATISTICS
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+PLAIN_CONV = 23_508_032 - 53_120
+LAST_MIXTURES = 3 * 10 + 4 * 10 + 6 * 20 + 3 * 20  # of ResNet-50, over its blocks
+
+
+def attended(norm):
+    with torch.device("meta"):
+        return ReIDModel(ResNet(50, norm=norm), Neck())
+
+
+def test_attentive_normalisation_is_all_normalisation():
+    model = attended("attentive")
+    groups, counts = group_names(model), elements(model)
+    assert list(groups) == list(model.state_dict())
+    assert counts[Group.CONV] == PLAIN_CONV
+    assert counts[Group.NORM] == 251_508  # what paper 000 keeps local: 53,120 + 198,388
+    assert counts[Group.STAT] == 53_120 + 2 * LAST_MIXTURES
+    assert Group.ATTN not in counts
+    own = {name.rpartition("bn2.")[2]: group for name, group in groups.items() if ".layer4.2.bn2." in name}
+    assert own == {
+        "gamma": Group.NORM,
+        "beta": Group.NORM,
+        "norm.running_mean": Group.STAT,
+        "norm.running_var": Group.STAT,
+        "norm.num_batches_tracked": Group.COUNTER,
+        "attention.weight": Group.NORM,
+        "attention_norm.weight": Group.NORM,
+        "attention_norm.bias": Group.NORM,
+        "attention_norm.running_mean": Group.STAT,
+        "attention_norm.running_var": Group.STAT,
+        "attention_norm.num_batches_tracked": Group.COUNTER,
+    }
+
+
+@pytest.mark.parametrize(("norm", "added"), [("se", 2_514_944), ("cbam", 2_514_944 + 16 * 98)])
+def test_attention_blocks_have_a_group_of_their_own(norm, added):
+    model = attended(norm)
+    groups, counts = group_names(model), elements(model)
+    assert list(groups) == list(model.state_dict())
+    assert counts[Group.CONV] == PLAIN_CONV
+    assert counts[Group.NORM] == counts[Group.STAT] == 53_120
+    assert counts[Group.ATTN] == added
+    assert groups["backbone.layer4.2.bn3.norm.weight"] == Group.NORM
+    assert groups["backbone.layer4.2.bn3.attention.excite.reduce.weight"] == Group.ATTN
+
+
+@pytest.mark.parametrize("norm", ["bn", "attentive", "se", "cbam"])
+def test_masks_of_selective_aggregation_part_the_trunk(norm):
+    """Paper 000: convolutions come from the specific models, normalisation and attention from the generalised ones."""
+    model = attended(norm)
+    groups = {name: group for name, group in group_names(model).items() if name.startswith("backbone.")}
+    shared = {n for n, g in groups.items() if g is Group.CONV}
+    local = {n for n, g in groups.items() if g in {Group.NORM, Group.STAT, Group.ATTN}}
+    plain = attended("bn").state_dict()
+    convolutions = {n for n in plain if n.startswith("backbone.") and plain[n].dim() == 4}
+    assert shared == convolutions
+    assert local == {n for n in groups if not n.endswith("num_batches_tracked")} - convolutions

@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.overlap import warn_of_common_people
-from fedsim.data.decoded import Wanted
+from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federations import FederatedData, Validation, build_federation, map_splits
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.manifest import domains_of, read_manifest
@@ -186,11 +186,9 @@ class FederatedDataModule(LightningDataModule):
 
     def _decoded_of(self, federated: FederatedData, folder: Path) -> FederatedData:
         """Look the images of a manifest up."""
-        found = [decoded.open_decoded(folder, wanted) for wanted in self._wanted_of_manifest(federated)]
-        for one in found:
-            for why in one.unreadable.values() if one else ():
-                raise DataError(f"{why}, or leave its rows out of {self.manifest}")
-        return map_splits(federated, lambda split: decoded.use_split(split, [one for one in found if one]))
+        opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of_manifest(federated))
+        found = _readable([one for one in opened if one], f"leave its rows out of {self.manifest}")
+        return map_splits(federated, lambda split: decoded.use_split(split, found))
 
     def list_domains(self) -> list[Domain]:
         """Return all data sets, in their order; their images are decoded where a decoded file is there."""
@@ -222,7 +220,8 @@ class FederatedDataModule(LightningDataModule):
         if self.cache_dir is None:
             return
         for wanted in self.wanted():
-            if not (path := decoded.find(self.cache_dir, wanted)).is_file():
+            path = decoded.find(self.cache_dir, wanted)
+            if not (path.is_file() and path.with_suffix(".json").is_file()):
                 raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
         self._federated = None
 
@@ -264,13 +263,15 @@ class FederatedDataModule(LightningDataModule):
     def _look_up(self, domain: Domain, folder: Path) -> Domain:
         opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain))
         found = [one for one in opened if one is not None]
+        if self.on_corrupt == "stop":
+            found = _readable(found, "leave such images out with data.on_corrupt: skip")
         bad = {path: why for one in found for path, why in one.unreadable.items()}
-        if bad and self.on_corrupt == "stop":
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            raise DataError(f"{next(iter(bad.values()))}{more}, or leave such images out with data.on_corrupt: skip")
         for why in bad.values():
             log.warning("left out: %s", why)
-        return decoded.use(decoded.without(domain, bad) if bad else domain, found)
+        left = decoded.without(domain, bad) if bad else domain
+        if domain.train and not left.train:
+            raise DataError(f"{domain.name}: none of its {len(domain.train)} training images can be read; replace them")
+        return decoded.use(left, found)
 
     def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
         """Return training images as batches for ``device``; see ``cache``."""
@@ -333,3 +334,16 @@ class FederatedDataModule(LightningDataModule):
     def predict_dataloader(self) -> OncePerRound:
         """One step per prediction."""
         return OncePerRound()
+
+
+def _readable(found: Sequence[DecodedFile], otherwise: str) -> list[DecodedFile]:
+    """Return the files in which no image is missing; where one is that has been repaired, image files are read.
+
+    Raises:
+        DataError: naming an image that cannot be read, and what to do ``otherwise``.
+    """
+    bad = {path: why for one in found for path, why in decoded.still_unreadable(one).items()}
+    if bad:
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise DataError(f"{next(iter(bad.values()))}{more}, or {otherwise}")
+    return [one for one in found if not one.unreadable]

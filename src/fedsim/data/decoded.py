@@ -2,17 +2,21 @@
 
 ``NAME-HxW-KEY.npy`` is an array uint8 [n, 3, H, W] in NumPy's format, and ``NAME-HxW-KEY.json`` says which images it
 holds, which could not be read, and the checksums of its blocks. KEY depends on names and sizes of the image files, so a
-data set that has changed gets new files. A file that is complete has its name; one that is not continues where it was
-left.
+data set that has changed gets new files; one case goes unnoticed, an image that is overwritten by another of as many
+bytes, unless the old one could not be read. A file that is complete has its name; one that is not continues where it
+was left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import socket
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +38,19 @@ __all__ = [
     "Wanted",
     "build",
     "find",
+    "is_built",
     "open_decoded",
+    "still_unreadable",
     "use",
     "use_split",
     "verify",
     "without",
 ]
+
+log = logging.getLogger(__name__)
+
+_DECODING = 1
+"""Part of files' names; to be raised when images are decoded or resized in another way."""
 
 _BLOCK = 512
 """Images per checksum, and between two notes of how far building has come."""
@@ -115,8 +126,34 @@ class DecodedImages(Images):
 def find(folder: Path, wanted: Wanted) -> Path:
     """Return where the decoded file of these images is, or would be."""
     height, width = wanted.size
-    key = hashlib.sha256(json.dumps([_names(wanted.files), [_bytes_of(path) for path in wanted.files]]).encode())
-    return folder / f"{wanted.name}-{height}x{width}-{key.hexdigest()[:12]}.npy"
+    content = [_DECODING, _names(wanted.files), [_bytes_of(path) for path in wanted.files]]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+    return folder / f"{wanted.name}-{height}x{width}-{key}.npy"
+
+
+def is_built(folder: Path, wanted: Wanted) -> bool:
+    """Whether the decoded file of these images is there, and has all of them that can be read.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    one = open_decoded(folder, wanted)
+    return one is not None and len(still_unreadable(one)) == len(one.unreadable)
+
+
+def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
+    """Try again what could not be read: it may have been repaired, which need not change a file's size.
+
+    Returns:
+        image file -> why it cannot be read.
+    """
+    problems = {}
+    for path in decoded.unreadable:
+        try:
+            ImageFiles([path]).decode((1, 1))
+        except DataError as error:
+            problems[path] = str(error)
+    return problems
 
 
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
@@ -133,12 +170,19 @@ def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
     Raises:
         DataError: if the folder cannot be written to.
     """
+    if is_built(folder, wanted):
+        return find(folder, wanted)
     path = find(folder, wanted)
-    if path.is_file() and path.with_suffix(".json").is_file():
-        return path
+    partial = path.with_name(f"{path.stem}.partial-{socket.gethostname()}")  # machines may share the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _build(path, wanted, workers)
+        with _held(partial):
+            if is_built(folder, wanted):  # by whoever held it before
+                partial.unlink()
+            else:
+                if path.is_file():  # without images that have been repaired since
+                    path.with_suffix(".json").unlink(missing_ok=True)
+                _build(path, partial, wanted, workers)
     except OSError as error:
         raise DataError(
             f"{path}: cannot write decoded images ({error.strerror or error}); choose another data.cache_dir"
@@ -146,8 +190,22 @@ def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
     return path
 
 
-def _build(path: Path, wanted: Wanted, workers: int) -> None:
-    partial = path.with_name(f"{path.stem}.partial-{socket.gethostname()}")  # machines may share the folder
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Let one process of this machine at a time work at a file; it may be renamed or removed meanwhile."""
+    while True:
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another process, which writes %s", path)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield
+                return
+
+
+def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
     progress = partial.with_name(partial.name + ".json")
     pixels, sums, unreadable = _continue(partial, progress, wanted)
     total = len(wanted.files)
@@ -159,53 +217,69 @@ def _build(path: Path, wanted: Wanted, workers: int) -> None:
     ) as bar:  # fmt: skip
         for batch, read in zip(order, read_batches(ImageFiles(wanted.files), wanted.size, order, workers), strict=True):
             pixels[batch.start : batch.stop] = read.pixels.numpy()
-            unreadable |= {wanted.files[row]: problem for row, problem in read.problems.items()}
+            unreadable |= read.problems
             if batch.stop % _BLOCK == 0 or batch.stop == total:
                 pixels.flush()
                 sums.append(_checksum(pixels, len(sums)))
-                _write_json(progress, _describe(wanted, sums, unreadable))
+                _write_json(progress, {"sha256": sums, "unreadable": list(unreadable.items())})
             bar.update(len(batch))
     del pixels
-    _write_json(path.with_suffix(".json"), _describe(wanted, sums, unreadable))
-    flush_file(partial)
-    partial.replace(path)
-    flush_directory(path.parent)
+    if _is_complete(path):  # another machine was faster, and its file may be in use
+        partial.unlink()
+    else:
+        _write_json(path.with_suffix(".json"), _describe(wanted, sums, unreadable))
+        flush_file(partial)
+        partial.replace(path)
+        flush_directory(path.parent)
     progress.unlink(missing_ok=True)
+
+
+def _is_complete(path: Path) -> bool:
+    return path.is_file() and path.with_suffix(".json").is_file()
 
 
 def _continue(
     partial: Path, progress: Path, wanted: Wanted
-) -> tuple[np.memmap[Any, np.dtype[np.uint8]], list[str], dict[Path, str]]:
+) -> tuple[np.memmap[Any, np.dtype[np.uint8]], list[str], dict[int, str]]:
     """Open the partial file with what is right of it, or a new one; return checksums of its blocks and its problems."""
     shape = (len(wanted.files), 3, *wanted.size)
     try:
         note = json.loads(progress.read_text())
+        sums: list[str] = note["sha256"]
         pixels = np.lib.format.open_memmap(partial, mode="r+")
-        fits = pixels.shape == shape and pixels.dtype == np.uint8 and note["files"] == _names(wanted.files)
-    except (OSError, ValueError, KeyError):  # none, or nothing to build on
+        fits = pixels.shape == shape and pixels.dtype == np.uint8
+    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing to build on
         fits = False
     if not fits:
-        pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        with partial.open("r+b") as file:  # a full disk is an error now, and would be the end of the process later
-            os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
-        return pixels, [], {}
-    sums: list[str] = note["sha256"]
+        progress.unlink(missing_ok=True)
+        return _allocate(partial, shape), [], {}
     good = next((i for i, known in enumerate(sums) if _checksum(pixels, i) != known), len(sums))
-    by_name = dict(zip(note["files"], wanted.files, strict=True))
-    unreadable = {by_name[name]: problem for name, problem in note["unreadable"].items()}
-    return pixels, sums[:good], unreadable
+    return pixels, sums[:good], {row: problem for row, problem in note["unreadable"] if row < good * _BLOCK}
 
 
-def _describe(wanted: Wanted, sums: Sequence[str], unreadable: dict[Path, str]) -> dict[str, Any]:
+def _allocate(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:
+    """Write a new file; a full disk is an error now, and would be the end of the process later."""
+    pixels = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError:
+        path.unlink()  # what there was room for
+        raise
+    return pixels
+
+
+def _describe(wanted: Wanted, sums: Sequence[str], unreadable: Mapping[int, str]) -> dict[str, Any]:
     names = _names(wanted.files)
-    problems = {name: unreadable[path] for name, path in zip(names, wanted.files, strict=True) if path in unreadable}
+    problems = {names[row]: problem for row, problem in unreadable.items()}
     return {"size": wanted.size, "files": names, "unreadable": problems, "sha256": list(sums)}
 
 
 def _names(files: Sequence[Path]) -> list[str]:
     """Paths relative to the folder that all have in common: the same wherever the data set lies."""
-    root = os.path.commonpath([path.parent for path in files]) if files else ""
-    return [Path(os.path.relpath(path, root)).as_posix() for path in files]
+    paths = [os.path.abspath(path) for path in files]
+    root = os.path.commonpath({os.path.dirname(path) for path in paths}) if paths else ""
+    return [path[len(root) :].lstrip("/") for path in paths]  # relpath takes seconds for a large data set
 
 
 def _bytes_of(path: Path) -> int:
@@ -234,7 +308,7 @@ def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
         DataError: if it is damaged.
     """
     path = find(folder, wanted)
-    if not (path.is_file() and path.with_suffix(".json").is_file()):
+    if not _is_complete(path):
         return None
     note, pixels = _read(path)
     if note["files"] != _names(wanted.files) or pixels.shape != (len(wanted.files), 3, *wanted.size):

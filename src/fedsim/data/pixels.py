@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -133,6 +135,7 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         num_workers=min(workers, max(len(order), 1)),
         collate_fn=_as_it_is,  # type: ignore[arg-type] # gets what __getitems__ returns
         worker_init_fn=_leave_signals_to_the_parent,
+        generator=torch.Generator(),  # else seeds for workers would be drawn from the global stream, which models use
     )
 
 
@@ -168,9 +171,17 @@ def _as_it_is(batch: ReadBatch) -> ReadBatch:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
-    """A worker that inherited the parent's handlers would take part in its shutdown."""
-    for number, handler in (("SIGINT", signal.SIG_IGN), ("SIGUSR1", signal.SIG_IGN), ("SIGTERM", signal.SIG_DFL)):
-        signal.signal(getattr(signal, number), handler)
+    """Ctrl-C, and schedulers, signal all processes of a run; that a worker ended would then look like a failure."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_the_parent_says_so, daemon=True).start()
+
+
+def _end_when_the_parent_says_so() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _send(batch: Tensor, device: torch.device) -> Tensor:

@@ -36,7 +36,7 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
     rows: list[list[object]] = []
     problems: list[str] = []
     for wanted in data.wanted():
-        was_there = decoded.find(folder, wanted).is_file()
+        was_there = decoded.is_built(folder, wanted)
         path = decoded.build(folder, wanted, workers)
         if was_there and verify:
             decoded.verify(path)
@@ -44,6 +44,8 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
         assert found is not None, path
         rows.append([*_row(wanted, found), ("verified" if verify else "was there") if was_there else "decoded"])
         problems += found.unreadable.values()
+    if not rows:
+        return "nothing to decode: the images of this config are no files"
     problems = list(dict.fromkeys(problems))
     table = tabulate(rows, headers=["data set", "size", "images", "unreadable", "MB", ""], floatfmt=".1f")
     if not problems:

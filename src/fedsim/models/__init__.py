@@ -1,12 +1,15 @@
 """Backbones, necks, heads, and the parameter groups by which methods say what is shared."""
 
+from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
 from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
 
 __all__ = [
     "BODY",
+    "CBAM",
     "TRUNK",
+    "AttentiveNorm2d",
     "Backbone",
     "Features",
     "Group",
@@ -16,6 +19,7 @@ __all__ = [
     "ReIDModel",
     "ResNet",
     "SmallCNN",
+    "SqueezeExcitation",
     "group_names",
     "make_head",
 ]

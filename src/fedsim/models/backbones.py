@@ -2,13 +2,14 @@
 
 A backbone is any ``nn.Module`` that maps images [B, 3, H, W] to a map [B, C, h, w] (or a vector [B, C]) and has an int
 attribute ``out_channels`` = C. Those below keep torchvision's parameter names, so that an exported global model loads
-into the plain torchvision network.
+into the plain torchvision network; where they have attention (``norm`` is not ``bn``), it loads into them alone.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,17 @@ import torch
 import torchvision.models as tv
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torchvision.models.mobilenetv2 import InvertedResidual
 
 from fedsim.core.errors import ConfigError
+from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 
-__all__ = ["Backbone", "MobileNetV2", "ResNet", "SmallCNN", "load_weights"]
+__all__ = ["Backbone", "MobileNetV2", "ResNet", "SmallCNN"]
+
+
+_STAGE_MIXTURES = (10, 10, 20, 20)
+"""K of attentive normalisation at strides 4, 8, 16 and 32. Paper 000 is silent; these are for ResNet-50 in the original
+code of attentive normalisation."""
 
 
 class Backbone(nn.Sequential):
@@ -38,10 +46,21 @@ class ResNet(Backbone):
             "Bag of tricks", CVPRW 2019).
         weights: a torchvision name (``IMAGENET1K_V1``), the path of a local ``.pth`` or ``.safetensors`` file, or null
             for random weights. Give V1 or V2 explicitly: they are different networks.
+        norm: ``attentive`` replaces the second norm of each block (``bn2``) by attentive normalisation with 10, 10, 20
+            and 20 mixtures in the four stages; ``se`` and ``cbam`` put such a block at the end of each residual branch,
+            before the sum; ``bn`` is torchvision's network.
+        norm_init: ``convert`` lets attention start from what the network computes without it; ``random`` is as in the
+            papers on attention, and spoils pretrained weights. Files with attention of their own overwrite both.
     """
 
     def __init__(
-        self, depth: Literal[18, 34, 50] = 50, last_stride: Literal[1, 2] = 2, weights: str | None = None
+        self,
+        depth: Literal[18, 34, 50] = 50,
+        last_stride: Literal[1, 2] = 2,
+        weights: str | None = None,
+        *,
+        norm: NormKind = "bn",
+        norm_init: NormInit = "convert",
     ) -> None:
         name = f"resnet{depth}"
         network = tv.get_model(name)
@@ -49,8 +68,13 @@ class ResNet(Backbone):
             _remove_stride(network.layer4[0])
         super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in {"avgpool", "fc"}))
         self.out_channels = int(network.fc.in_features)
-        if weights is not None:
-            load_weights(self, weights, name)
+        last = "bn3" if depth == 50 else "bn2"
+        places = [
+            Place(f"layer{stage}.{i}.bn2", f"layer{stage}.{i}.{last}", num_mixtures)
+            for stage, num_mixtures in enumerate(_STAGE_MIXTURES, start=1)
+            for i, _ in enumerate(network.get_submodule(f"layer{stage}").children())
+        ]
+        _load_around(self, weights, name, lambda: insert_attention(self, places, norm, norm_init))
 
 
 def _remove_stride(block: nn.Module) -> None:
@@ -67,17 +91,40 @@ class MobileNetV2(Backbone):
         width: width multiplier.
         weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only.
         norm_eps: epsilon of the batch normalisations. Weights converted from Keras need 1e-3.
+        norm: as for :class:`ResNet`; ``attentive`` replaces the norm after each depthwise convolution, with 10 mixtures
+            up to stride 8 and 20 beyond; ``se`` and ``cbam`` stand at the end of each inverted residual.
+        norm_init: as for :class:`ResNet`.
     """
 
-    def __init__(self, width: float = 1.0, weights: str | None = None, norm_eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        width: float = 1.0,
+        weights: str | None = None,
+        norm_eps: float = 1e-5,
+        *,
+        norm: NormKind = "bn",
+        norm_init: NormInit = "convert",
+    ) -> None:
         network = tv.mobilenet_v2(width_mult=width)
         super().__init__(OrderedDict(features=network.features))
         self.out_channels = int(network.last_channel)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = norm_eps
-        if weights is not None:
-            load_weights(self, weights, "mobilenet_v2")
+        places = _inverted_residuals(network.features)
+        _load_around(self, weights, "mobilenet_v2", lambda: insert_attention(self, places, norm, norm_init))
+
+
+def _inverted_residuals(features: nn.Sequential) -> list[Place]:
+    """Places in the blocks: (expansion,) depthwise convolution with norm, projection, norm."""
+    places, stride = [], 1
+    for i, block in enumerate(features):
+        stride *= max((m.stride[0] for m in block.modules() if isinstance(m, nn.Conv2d)), default=1)
+        if isinstance(block, InvertedResidual):
+            end = len(block.conv) - 1
+            num_mixtures = _STAGE_MIXTURES[0] if stride <= 8 else _STAGE_MIXTURES[-1]
+            places.append(Place(f"features.{i}.conv.{end - 2}.1", f"features.{i}.conv.{end}", num_mixtures))
+    return places
 
 
 class SmallCNN(Backbone):
@@ -85,9 +132,12 @@ class SmallCNN(Backbone):
 
     Args:
         width: channels of the first layer; the others have 2, 4 and 4 times as many.
+        norm: as for :class:`ResNet`, at every second norm (``bn2`` and ``bn4``): ``attentive`` replaces it, with 10 and
+            20 mixtures, ``se`` and ``cbam`` follow it.
+        norm_init: as for :class:`ResNet`.
     """
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, *, norm: NormKind = "bn", norm_init: NormInit = "convert") -> None:
         if width < 1:
             raise ConfigError(f"backbone.width: {width} is less than 1")
         channels = [3, width, 2 * width, 4 * width, 4 * width]
@@ -102,20 +152,34 @@ class SmallCNN(Backbone):
                 layers.append((f"pool{i}", nn.MaxPool2d(2)))
         super().__init__(OrderedDict(layers))
         self.out_channels = channels[-1]
+        places = [Place("bn2", "bn2", _STAGE_MIXTURES[0]), Place("bn4", "bn4", _STAGE_MIXTURES[-1])]
+        insert_attention(self, places, norm, norm_init)
 
 
-def load_weights(backbone: nn.Module, weights: str, name: str) -> None:
-    """Load pretrained weights into ``backbone``; classifier entries of the file are ignored.
+def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:
+    """Load pretrained weights, then insert attention; the other way round if the weights have attention of their own.
 
     Args:
         backbone: a module with torchvision's parameter names.
-        weights: torchvision's name of the weights, or a local file (never unpickled beyond tensors).
+        weights: torchvision's name of the weights, a local file (never unpickled beyond tensors), or None.
         name: torchvision's name of the network.
+        insert: puts attention into ``backbone``.
 
     Raises:
         ConfigError: if the name or file does not exist or does not fit; the message says what is missing.
     """
-    state = _read_weights(weights, name)
+    state = {} if weights is None else _read_weights(weights, name)
+    trained = holds_attention(state)
+    if trained:
+        insert()
+    if weights is not None:
+        _load_state(backbone, state, weights, name)
+    if not trained:
+        insert()
+
+
+def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
+    """Load tensors; those of a classifier or neck are ignored. The last two arguments are for messages."""
     wanted = backbone.state_dict()
     if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
         state = {f"features.{key}": value for key, value in state.items()}
@@ -123,7 +187,13 @@ def load_weights(backbone: nn.Module, weights: str, name: str) -> None:
     if missing:
         raise ConfigError(
             f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
-            "give weights of the same network and width"
+            "give weights of the same network, width and norm"
+        )
+    strange = [key for key in state if key not in wanted and holds_attention([key])]
+    if strange:
+        raise ConfigError(
+            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
+            "give weights of the same network, width and norm"
         )
     wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
     if wrong:

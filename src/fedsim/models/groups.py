@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedsim.core.errors import ConfigError
+from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 
 __all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "body_groups", "group_names"]
 
@@ -20,13 +21,13 @@ class Group(StrEnum):
     """What a tensor of the model is for. A method shares whole groups."""
 
     CONV = "conv"
-    """trunk weights outside normalisation (and attention) modules"""
+    """trunk weights outside normalisation and attention modules"""
     NORM = "norm"
-    """affine parameters of the trunk's normalisation modules"""
+    """affine parameters of the trunk's normalisation modules; of attentive normalisation all parameters"""
     STAT = "stat"
-    """running mean and variance of those modules"""
+    """running mean and variance of the trunk, wherever they are: they follow ``bn_stats``"""
     ATTN = "attn"
-    """attention modules of the trunk, with their own norms"""
+    """parameters of the trunk's attention modules: squeeze-and-excitation and CBAM, which have no statistics"""
     NECK = "neck"
     """weights of the embedding layers between trunk and head, outside normalisation modules"""
     NECKNORM = "necknorm"
@@ -48,7 +49,8 @@ BODY = TRUNK | {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
 STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
 """Running statistics, which follow the ``bn_stats`` policy."""
 
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, AttentiveNorm2d)
+_ATTENTION = (SqueezeExcitation, CBAM)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
@@ -73,21 +75,27 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     """
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
+        kinds = dict.fromkeys(_inside(child, _NORMS), Group.NORM)
+        kinds |= dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
         for path, module in child.named_modules(prefix=part):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-                groups[f"{path}.{name}"] = _group(part, module, tensor)
+                groups[f"{path}.{name}"] = _group(part, kinds.get(module, Group.CONV), tensor)
     return groups
 
 
-def _group(part: str, module: nn.Module, tensor: Tensor) -> Group:
+def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Module]:
+    """Return the modules of these types below ``root``, with all that they consist of."""
+    return {part for module in root.modules() if isinstance(module, types) for part in module.modules()}
+
+
+def _group(part: str, kind: Group, tensor: Tensor) -> Group:
+    """Return a tensor's group, where ``kind`` would be the group of a parameter of its module in the trunk."""
     if not tensor.is_floating_point():
         return Group.COUNTER
     is_parameter = isinstance(tensor, nn.Parameter)
     if part == "head":
         return Group.HEAD
     if part == "neck":
-        norm = Group.NECKNORM if isinstance(module, _NORMS) else Group.NECK
+        norm = Group.NECKNORM if kind is Group.NORM else Group.NECK
         return norm if is_parameter else Group.NECKSTAT
-    if not is_parameter:
-        return Group.STAT
-    return Group.NORM if isinstance(module, _NORMS) else Group.CONV
+    return kind if is_parameter else Group.STAT

@@ -46,7 +46,7 @@ class Row:
     name: str
     scores: Scores
     model: str = "global"
-    """whose scores: of the global, local or personalised models"""
+    """whose scores: of the global, local or personalised models, or of their ensemble"""
     status: Status = "ok"
     note: str = ""
     settings: Mapping[str, Any]
