@@ -11,7 +11,7 @@ from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.methods import SKA, FedAvg, FedBN
-from fedsim.models import Neck
+from fedsim.models import Neck, SmallCNN
 from fedsim.models.groups import TRUNK, Group
 from fedsim.selection import RandomFraction
 from fedsim.settings import Evaluation, LocalTraining, Schedule
@@ -245,27 +245,23 @@ def test_shared_groups():
 
 
 @pytest.mark.parametrize("attn_local", [True, False])
-def test_attention_is_the_generalised_models_if_it_is_local(attn_local, monkeypatch):
-    """The last convolution stands for an attention module."""
-    from fedsim import assembly
+@pytest.mark.parametrize("norm", ["attentive", "se", "cbam"])
+def test_attention_is_the_generalised_models_if_it_is_local(norm, attn_local):
+    def run(method):
+        torch.manual_seed(0)
+        return fit(make_model(method, backbone=SmallCNN(width=8, norm=norm), neck=Neck(dim=8, dropout=0.5)))
 
-    as_before = assembly.group_names
-
-    def groups_of(model):
-        found = as_before(model)
-        return found | {name: Group.ATTN for name in found if name.startswith("backbone.last.")}
-
-    monkeypatch.setattr(assembly, "group_names", groups_of)
-    alone = play_specific(SKA(dual=False, unseen="concat", attn_local=attn_local))
-    dual = play_specific(SKA(attn_local=attn_local))
+    alone = run(SKA(dual=False, unseen="concat", attn_local=attn_local))
+    dual = run(SKA(attn_local=attn_local))
     a, b = personalised(alone), personalised(dual)
     for name in a:
         assert_equal(a[name], b[name])
-    attention = of_groups(dual, Group.ATTN, arch="noisy")
-    mine = personalised(dual)[dual.trained[0]]
-    assert differ({n: t.view_as(mine[n]) for n, t in attention.items()}, {n: mine[n] for n in attention}) == attn_local
-    if not attn_local:
-        assert_equal(attention, of_groups(alone, Group.ATTN, arch="noisy"))
+    attention = of_groups(dual, Group.NORM if norm == "attentive" else Group.ATTN)
+    own = b["town0"]
+    is_own = differ({n: t.view_as(own[n]) for n, t in attention.items()}, {n: own[n] for n in attention})
+    assert is_own == (attn_local or norm == "attentive")
+    if not is_own:
+        assert_equal(attention, of_groups(alone, Group.ATTN))
 
 
 def bytes_of(method, rounds=2):
