@@ -37,6 +37,7 @@ LEVELS = [
         "compatibility",
         "round_table",
         "ledger",
+        "privacy",
     },
     {"strategy", "evaluation"},
     {

@@ -103,6 +103,7 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rows = [
         *_traffic_rows(model, traffic),
+        *_privacy_rows(model, len(traffic)),
         [
             "predicted speed-up over one rank",
             f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)",
@@ -133,6 +134,12 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
         rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
         rows.append([f"simulated seconds of {run}, at most", f"{sum(known):,.1f}"])
     return rows
+
+
+def _privacy_rows(model: Federation, rounds: int) -> list[list[str]]:
+    """What the run's rounds will have spent of the privacy budget, if there is one."""
+    spent = model.privacy.metrics(rounds) if rounds else {}
+    return [[f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()]
 
 
 def _mib(num_bytes: int) -> str:

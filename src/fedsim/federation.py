@@ -41,6 +41,7 @@ from fedsim.ledger import Ledger
 from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
+from fedsim.privacy import Privacy
 from fedsim.round_table import RoundTable
 from fedsim.selection import AllClients, Availability, Selection
 from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy
@@ -64,6 +65,7 @@ class Federation(LightningModule):
         objective: the supervised loss.
         selection: who takes part in a round.
         availability: drop-outs and stragglers.
+        privacy: WhiteNoise, or DifferentialPrivacy; null: what is sent is not changed.
         hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
         server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
             model becomes the weighted mean, exactly.
@@ -88,6 +90,7 @@ class Federation(LightningModule):
         objective: Objective = Objective(),  # noqa: B008
         selection: Selection = AllClients(),  # noqa: B008
         availability: Availability = Availability(),  # noqa: B008
+        privacy: Privacy | None = None,
         hardware: Hardware | None = None,
         server_optimizer: OptimizerCallable | None = None,
         bn_stats: StatisticsPolicy = "mean",
@@ -111,6 +114,7 @@ class Federation(LightningModule):
         self.objective = objective
         self.selection = selection
         self.availability = availability
+        self.privacy = privacy or Privacy()
         self.hardware = hardware
         self.server_optimizer = server_optimizer
         self.bn_stats: StatisticsPolicy = bn_stats
@@ -156,8 +160,8 @@ class Federation(LightningModule):
             # 5. Every rank computes the same weights, normalised before they meet any upload.
             reports = {name: table.report(name, self._data_of[name].num_images) for name in trained}
             weights = aggregation_weights(self.method, reports, self.archs)
-            # 6. Weighted sums over all clients, one collective per architecture.
-            means = self.aggregator.means(weights)
+            # 6. Weighted sums over all clients, one collective per architecture; noise, if there is to be any.
+            means = self.privacy.aggregated(self._server, self.aggregator.means(weights), weights)
             # 7. The server moves towards the means, and does what else the method asks of it.
             if means:  # nobody answered: no step, not even of the momentum
                 self._server.received = self.aggregator.received(weights)
@@ -210,8 +214,7 @@ class Federation(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the validation sets, and during a fit the test sets, too."""
         fitting = self.trainer.state.fn == "fit"
-        training = fitting and not self.trainer.sanity_checking
-        trained = self.trained if training else ()
+        trained = self.trained if fitting and not self.trainer.sanity_checking else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.evaluation.test_during_fit:
             scores = self.evaluator.score("test", trained)
@@ -247,20 +250,18 @@ class Federation(LightningModule):
             if not isinstance(data, FederatedDataModule):
                 raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
             limit = self.trainer.limit_train_batches
-            strategy, is_new = self.strategy, self.server is None
+            strategy, device, is_new = self.strategy, self.strategy.root_device, self.server is None
             everybody = self.trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
             callbacks = [callback for callback in everybody if isinstance(callback, RoundCallback)]
             if is_new:
-                self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
+                self.assemble(data, strategy.global_rank, strategy.world_size, device)
                 for callback in callbacks:
                     callback.on_placed(self.placement)
-            self.aggregator = Aggregator(
-                strategy, self.statistics, self.archs, self.reduction, strategy.root_device, self.seed
-            )
+            self.aggregator = Aggregator(strategy, self.statistics, self.archs, self.reduction, device, self.seed)
             for client in self.clients.values():  # Lightning's option counts a client's batches; fast_dev_run sets it
                 client.limit_batches = limit if isinstance(limit, int) else data.limit_client_batches
-            how = (self.on_bad_update, str(self.trainer.precision))
-            self.host = Host(self.clients, self.method, self._server, self.aggregator, strategy, *how, callbacks)
+            how = (self.on_bad_update, str(self.trainer.precision), callbacks, self.privacy)
+            self.host = Host(self.clients, self.method, self._server, self.aggregator, strategy, *how)
             self._read_images(data, stage)
         if is_new:
             check_equal_start(strategy, self.residents)
@@ -288,6 +289,7 @@ class Federation(LightningModule):
         self.placement: Placement = place(self.costs, world_size)
         check_image_sizes(self.residents, data)
         self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
+        self.privacy.prepare(self.method, self.server, self.selection)
         self.ledger = Ledger(self.method, self.server, self.archs, self.hardware)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
@@ -352,7 +354,7 @@ class Federation(LightningModule):
 
     def _log_round(self, training: Mapping[str, float]) -> None:
         about = {"round": float(self.round + 1), "client/lr": self.client_lr(self.round)}
-        self.round_metrics = {**about, **self.ledger.metrics(), **training}
+        self.round_metrics = {**about, **self.ledger.metrics(), **self.privacy.metrics(self.round + 1), **training}
         # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
         for logger in self.trainer.loggers:
             logger.log_metrics({**self.round_metrics, "epoch": self.round}, step=self.round)

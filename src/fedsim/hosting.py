@@ -12,6 +12,7 @@ from fedsim.callbacks.events import RoundCallback
 from fedsim.client import BatchReport, Client, Outcome
 from fedsim.core.errors import BadUpdateError
 from fedsim.method import Method
+from fedsim.privacy import Privacy
 from fedsim.round_table import RoundTable, Signals
 from fedsim.server import Server
 from fedsim.strategy import FederatedStrategy
@@ -32,6 +33,7 @@ class Host:
         on_bad_update: what to do with an update that is not finite.
         precision: of forward passes, Lightning's name.
         callbacks: told about rounds and batches.
+        privacy: what noise is added to downloads and uploads.
     """
 
     clients: Mapping[str, Client]
@@ -42,6 +44,7 @@ class Host:
     on_bad_update: Literal["stop", "skip_client"]
     precision: str
     callbacks: Sequence[RoundCallback]
+    privacy: Privacy
 
     def train(
         self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
@@ -92,7 +95,8 @@ class Host:
         client.resident.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
         try:
-            return self._do_round(client, keep_snapshot)
+            with self.privacy.visit(client, self.server):
+                return self._do_round(client, keep_snapshot)
         finally:
             client.leave()
 
@@ -101,7 +105,8 @@ class Host:
         self.method.download(client, self.server)
         self.method.train(client, self.server)
         signals = self._measure(client)
-        contribution = self.aggregator.encode(client.client_name, self.method.upload(client, self.server))
+        upload = self.privacy.uploaded(client, self.server, self.method.upload(client, self.server))
+        contribution = self.aggregator.encode(client.client_name, upload)
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)

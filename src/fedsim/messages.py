@@ -14,6 +14,7 @@ from fedsim.core.errors import DrawsFailedError, FedSimError, RunStoppedError
 from fedsim.data.images import ReIDSource
 from fedsim.method import Method
 from fedsim.models.backbones import Backbone
+from fedsim.privacy import Privacy
 from fedsim.selection import Selection
 
 __all__ = ["Verdict", "explain", "lost_peer", "lost_reader", "one_line", "user_error_behind", "verdict_on"]
@@ -23,6 +24,7 @@ _CLASSES = {
     "model.method": Method,
     "model.backbone": Backbone,
     "model.selection": Selection,
+    "model.privacy": Privacy,
     "data.source": ReIDSource,
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 
-__all__ = ["AllClients", "Availability", "RandomFraction", "Selection"]
+__all__ = ["AllClients", "Availability", "PoissonSampling", "RandomFraction", "Selection"]
 
 
 class Selection(ABC):
@@ -26,6 +26,18 @@ class Selection(ABC):
             seed: of the run; with the round, the only source of randomness.
         """
 
+    def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
+        """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
+
+        None: it may depend on them. Differential privacy needs to know.
+        """
+        return None
+
+    @property
+    def probability(self) -> float | None:
+        """With which a round selects each client, independently of other clients and rounds; None: not so."""
+        return None
+
 
 class AllClients(Selection):
     """Every client, every round."""
@@ -33,6 +45,10 @@ class AllClients(Selection):
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:  # noqa: ARG002 - needs neither
         """Return all clients."""
         return list(clients)
+
+    def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
+        """Return 1."""
+        return 1.0
 
 
 class RandomFraction(Selection):
@@ -49,10 +65,45 @@ class RandomFraction(Selection):
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the round's sample."""
-        # without the margin, 0.28 * 25 = 7.000000000000001 would select 8 of 25 clients
-        count = math.ceil(self.fraction * len(clients) - 1e-9)
-        chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[:count]
+        chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[: self._count(len(clients))]
         return [clients[i] for i in sorted(chosen)]
+
+    def expected_share(self, num_clients: int) -> float:
+        """Return ceil(S * N) / N."""
+        return self._count(num_clients) / num_clients
+
+    def _count(self, num_clients: int) -> int:
+        # without the margin, 0.28 * 25 = 7.000000000000001 would select 8 of 25 clients
+        return math.ceil(self.fraction * num_clients - 1e-9)
+
+
+class PoissonSampling(Selection):
+    """Each client with the same probability, independently: how many take part differs, and may be none.
+
+    The sampling of which differential privacy is amplified.
+
+    Args:
+        rate: the probability, in (0, 1].
+    """
+
+    def __init__(self, rate: float = 0.5) -> None:
+        if not 0 < rate <= 1:
+            raise ConfigError(f"model.selection.rate: {rate} is not in (0, 1]")
+        self.rate = rate
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the round's sample."""
+        draws = numpy_generator(seed, round_, "Poisson selection").random(len(clients))
+        return [client for client, draw in zip(clients, draws, strict=True) if draw < self.rate]
+
+    def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
+        """Return the probability."""
+        return self.rate
+
+    @property
+    def probability(self) -> float:
+        """The rate."""
+        return self.rate
 
 
 @dataclass(frozen=True, kw_only=True)

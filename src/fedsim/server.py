@@ -82,14 +82,24 @@ class Server(nn.Module):
         """by architecture: of the last round, without architectures in which nobody returned an update"""
         self.kept: dict[str, dict[str, Tensor]] = {arch: {} for arch in residents}
         """architecture -> what the method remembers between rounds, by name; see :meth:`keep`"""
+        self._sent: dict[str, Tensor] = {}
         self.public_images: Tensor | None = None
         """unlabelled images that the server may use, uint8 [n, 3, H, W] in host memory"""
         self.vectors = nn.ParameterDict({a: residents[a].flat.shared.cpu().clone() for a in sorted(residents)})
 
     def model(self, arch: str) -> Tensor:
-        """Return the global vector [num_shared] of an architecture, without gradient."""
-        vector: Tensor = self.vectors[arch]
+        """Return the global vector [num_shared] of an architecture, without gradient; see :meth:`sending`."""
+        vector: Tensor = self._sent.get(arch, self.vectors[arch])
         return vector.detach()
+
+    @contextmanager
+    def sending(self, arch: str, vector: Tensor) -> Iterator[None]:
+        """Let :meth:`model` be ``vector`` while a client visits that received it instead of the global model."""
+        self._sent[arch] = vector
+        try:
+            yield
+        finally:
+            del self._sent[arch]
 
     @contextmanager
     def in_round(self, round_: int) -> Iterator[None]:
