@@ -1,19 +1,22 @@
 """The privacy axis: noise and clipping against plain loops, the accountant against closed forms and printed values."""
 
 import copy
+import csv
 import math
 import sys
 from functools import partial
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
 
 import plain_loops
 from failing import run_on_ranks
+from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.core.seeding import torch_generator
+from fedsim.core.seeding import numpy_generator
 from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import Neck, SmallCNN
@@ -41,8 +44,8 @@ def still(method=UNIFORM, **options):
 
 def draw(model, entries, std, *key):
     """Noise by tensor name, float64."""
-    generator = torch_generator(*key)
-    return {e.name: std * torch.randn(e.shape, generator=generator).double() for e in entries}
+    generator = numpy_generator(*key)
+    return {e.name: std * torch.tensor(generator.standard_normal(e.shape, dtype=np.float32)).double() for e in entries}
 
 
 # -- white noise -------------------------------------------------------------------------------------------------------
@@ -324,6 +327,30 @@ def test_two_ranks_give_the_bits_of_one(tmp_path):
         one = vector(play_private(name, 1))
         for rank in range(2):
             assert torch.equal(one, torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)), name
+
+
+# -- what people see ---------------------------------------------------------------------------------------------------
+
+PRIVATE = """
+model:
+  method: {class_path: FedAvg, init_args: {share_head: false, weighting: uniform}}
+  bn_stats: local
+  selection: {class_path: PoissonSampling, init_args: {rate: 0.5}}
+  privacy: {class_path: DifferentialPrivacy, init_args: {clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}}
+"""
+
+
+def test_describe_predicts_what_a_fit_logs(accountant, tiny, tmp_path, capsys):
+    config = tmp_path / "private.yaml"
+    config.write_text(PRIVATE)
+    files = ["--config", str(tiny), "--config", str(config)]
+    assert main(["describe", *files]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "privacy/epsilon after 3 rounds" in line]
+    assert main(["fit", *files, "--run_dir", str(tmp_path / "run")]) == 0
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        spent = [float(row["privacy/epsilon"]) for row in csv.DictReader(file) if row["privacy/epsilon"]]
+    assert spent == [gaussian_epsilon(1.0, rounds, 1e-3, 0.5) for rounds in (1, 2, 3)]
+    assert line.split()[-1] == f"{spent[-1]:.2f}"
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

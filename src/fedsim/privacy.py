@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
-from fedsim.core.seeding import torch_generator
+from fedsim.core.seeding import numpy_generator
 from fedsim.method import Method, Report, Upload
 from fedsim.selection import Selection
 from fedsim.server import Server
@@ -101,7 +102,7 @@ class WhiteNoise(Privacy):
             yield
             return
         arch = client.resident.arch
-        generator = torch_generator(server.seed, server.round, client.client_name, "noise in download")
+        generator = numpy_generator(server.seed, server.round, client.client_name, "noise in download")
         noise = _noise(client.resident.flat, _noised(client.resident.flat), self.beta, generator)
         with server.sending(arch, server.model(arch) + noise):
             yield
@@ -118,7 +119,7 @@ class WhiteNoise(Privacy):
         result = {}
         for arch, mean in means.items():
             flat = server.residents[arch].flat
-            generator = torch_generator(server.seed, server.round, arch, "noise in aggregation")
+            generator = numpy_generator(server.seed, server.round, arch, "noise in aggregation")
             result[arch] = mean + _noise(flat, _noised(flat), self.beta, generator)
         return result
 
@@ -211,7 +212,7 @@ class DifferentialPrivacy(Privacy):
         return {"privacy/epsilon": gaussian_epsilon(multiplier, rounds, self.delta, self._probability)}
 
     def _noise(self, flat: FlatParameters, server: Server, whose: str) -> Tensor:
-        generator = torch_generator(server.seed, server.round, whose, f"{self.mode} differential privacy")
+        generator = numpy_generator(server.seed, server.round, whose, f"{self.mode} differential privacy")
         return _noise(flat, flat.shared_parameters, self.noise_multiplier * self.clip, generator)
 
 
@@ -316,12 +317,13 @@ def _noised(flat: FlatParameters) -> list[Entry]:
     return [entry for entry in flat.shared_entries if entry.kind == "parameter" or "running_mean" in entry.name]
 
 
-def _noise(flat: FlatParameters, entries: Iterable[Entry], std: float, generator: torch.Generator) -> Tensor:
+def _noise(flat: FlatParameters, entries: Iterable[Entry], std: float, generator: np.random.Generator) -> Tensor:
     """Draw N(0, std^2) for ``entries``, zeros elsewhere: float32 [num_shared] on the model's device.
 
-    The generator is the CPU's: a GPU's numbers depend on its kind, and the replicas of the server would drift apart.
+    By NumPy, whose numbers are the same on every machine: torch's depend on the kind of GPU and the instructions of
+    the CPU, and the server's replicas would drift apart.
     """
     noise = torch.zeros(flat.num_shared)
     for entry in entries:
-        noise[entry.span] = torch.randn(entry.numel, generator=generator)
+        noise[entry.span] = torch.from_numpy(generator.standard_normal(entry.numel, dtype=np.float32))
     return noise.mul_(std).to(flat.buffer.device)
