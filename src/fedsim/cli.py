@@ -31,7 +31,7 @@ from fedsim.compatibility import check_trainer
 from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import METRICS
+from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import group_runs, report, traffic
@@ -181,7 +181,11 @@ class FedSimCLI(LightningCLI):
             return [last]
         # its own option save_last would be written only when the best one is
         best = ModelCheckpoint(
-            dirpath=folder, filename="best", monitor="val/mAP", mode="max", enable_version_counter=False
+            dirpath=folder,
+            filename="best",
+            monitor=self.model.evaluation.monitor,
+            mode="max",
+            enable_version_counter=False,
         )
         return [best, last]  # last.ckpt remembers what the best score was
 
@@ -237,11 +241,12 @@ class FedSimCLI(LightningCLI):
             if key.count("/") == 3:
                 _, kind, domain, metric = key.split("/")
                 rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
+        metrics = METRICS if self.model.evaluation.task == "retrieval" else ACCURACIES
         table = [
-            [domain, kind, *(_cell(values, metric) for metric in METRICS)] for (domain, kind), values in rows.items()
+            [domain, kind, *(_cell(values, metric) for metric in metrics)] for (domain, kind), values in rows.items()
         ]
-        _say(tabulate(table, headers=["data set", "model", *METRICS], disable_numparse=True,
-                      colalign=("left", "left", *["right"] * len(METRICS))))  # fmt: skip
+        _say(tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True,
+                      colalign=("left", "left", *["right"] * len(metrics))))  # fmt: skip
         if self.model.rankings is not None:
             _say(f"wrote {self.model.rankings}")
 

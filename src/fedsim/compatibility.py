@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.evaluator import METRICS
+from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["check_trainer"]
@@ -96,7 +96,7 @@ def _check_monitor(who: str, monitor: str, has_validation: bool) -> None:
             f"{who} would choose by {monitor}; monitor val/mAP, or oracle/mAP to say that test data were used"
         )
     if split == "val" and not has_validation:
-        raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or first_image")
-    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in METRICS
+        raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or images")
+    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in (*METRICS, *ACCURACIES)
     if not scores and split not in ("train", "client", "comm", "time"):
         raise ConfigError(f"{who} monitors {monitor}, which no run logs; monitor val/mAP or train/loss")

@@ -33,7 +33,7 @@ from fedsim.core.placement import Placement, place
 from fedsim.core.seeding import derive_seed
 from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.classification import evaluator_for
 from fedsim.evaluation.summary import few_names
 from fedsim.hardware import Hardware
 from fedsim.hosting import Host
@@ -303,7 +303,7 @@ class Federation(LightningModule):
 
     def _read_images(self, data: FederatedDataModule, stage: str) -> None:
         """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts."""
-        self.evaluator = Evaluator(
+        self.evaluator = evaluator_for(self.evaluation)(
             settings=self.evaluation,
             method=self.method,
             server=self._server,

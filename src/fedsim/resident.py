@@ -191,12 +191,14 @@ class Resident:
         """Whether everything but the head is shared, so that the server has a model of its own."""
         return self.serves("neck")
 
-    def serves(self, layer: Literal["neck", "pool"], others: frozenset[Group] = frozenset()) -> bool:
-        """Whether everything that the features of ``layer`` need is shared: pooled ones do without the neck.
+    def serves(self, layer: Literal["neck", "pool", "head"], others: frozenset[Group] = frozenset()) -> bool:
+        """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.
 
         Args:
-            layer: the feature.
+            layer: the feature, or the classes.
             others: groups that the server has though they are private.
         """
-        needless = others | ({Group.HEAD} if layer == "neck" else {Group.HEAD, *(BODY - TRUNK)})
+        if layer == "head" and self.has_own_heads:
+            return False
+        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer] | others
         return all(entry.shared for entry in self.flat.entries if self.groups[entry.name] not in needless)

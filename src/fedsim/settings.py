@@ -166,6 +166,10 @@ class ClientOverride:
 class Evaluation:
     """How models are scored."""
 
+    task: Literal["retrieval", "classification"] = "retrieval"
+    """``classification``: top-1 accuracy, where the same classes train and are tested on; it needs
+    ``data.labels: common``. Of the settings below it heeds flip (logits are added), share_from,
+    batch_size and test_during_fit"""
     layer: Literal["neck", "pool"] = "neck"
     """the retrieval feature: the embedding, or the pooled map"""
     flip: bool = False
@@ -196,6 +200,13 @@ class Evaluation:
         """Check the ranges."""
         if self.batch_size < 1:
             raise ConfigError(f"model.evaluation.batch_size: {self.batch_size} is less than 1")
+        if self.task == "classification" and self.ensemble:
+            raise ConfigError("model.evaluation.ensemble: joins retrieval features; leave it out of classification")
+
+    @property
+    def monitor(self) -> str:
+        """The score by which models are selected."""
+        return "val/top1" if self.task == "classification" else "val/mAP"
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

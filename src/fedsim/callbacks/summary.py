@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RunSummary"]
 
-_MONITOR = "val/mAP"
-
 
 class RunSummary(Callback):
     """Writes the final and the best scores, bytes, seconds, versions and seed; anew after each evaluation.
 
-    "Best" is by ``val/mAP``, never by a test score.
+    "Best" is by ``val/mAP``, or ``val/top1``, never by a test score.
 
     Args:
         folder: the run directory.
@@ -66,7 +64,8 @@ class RunSummary(Callback):
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         scores = dict(federation.scores)
         self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
-        if _MONITOR in scores and (self.best is None or scores[_MONITOR] > self.best["metrics"][_MONITOR]):
+        monitor = federation.evaluation.monitor
+        if monitor in scores and (self.best is None or scores[monitor] > self.best["metrics"][monitor]):
             self.best = self.final
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,7 +24,7 @@ from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
-from fedsim.evaluation.summary import MAX_NAMES, METRICS, Curve, few_names
+from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
 
 if TYPE_CHECKING:
     from fedsim.federation import Federation
@@ -243,8 +243,9 @@ def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
             rows.setdefault((split, domain, kind), {})[metric] = value
     if not rows:
         return {}
-    columns: list[str | int] = ["round", "split", "data set", "model", *METRICS]
-    data = [[round_, *row, *(values.get(metric) for metric in METRICS)] for row, values in rows.items()]
+    metrics = [metric for metric in (*METRICS, *ACCURACIES) if any(metric in values for values in rows.values())]
+    columns: list[str | int] = ["round", "split", "data set", "model", *metrics]
+    data = [[round_, *row, *(values.get(metric) for metric in metrics)] for row, values in rows.items()]
     return {"scores": wandb.Table(columns=columns, data=data)}
 
 

@@ -19,7 +19,7 @@ from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.overlap import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
-from fedsim.data.federations import FederatedData, Validation, build_federation, map_splits
+from fedsim.data.federations import FederatedData, Labels, Validation, build_federation, map_splits
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
@@ -61,10 +61,12 @@ class FederatedDataModule(LightningDataModule):
         alpha: of dirichlet; small values give each identity to few clients.
         unseen: data sets that nobody trains on, beside those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
-        val: what each client holds out for model selection: identities, first_image, or none.
-        val_fraction: share of the identities that val: identities holds out.
+        val: what each client holds out for model selection: identities, first_image, images (a random share), or none.
+        val_fraction: share of the identities that val: identities holds out, or of the images (val: images).
         max_images: at most so many training images per client, a random part; null keeps all.
         max_identities: at most so many training identities per client, a random part; null keeps all.
+        labels: own: each client numbers its identities from 0; common: equal identities have equal labels everywhere,
+            also where a client lacks some (classification: identities are classes).
         manifest: a CSV file written by fedsim data manifest, instead of a source: it says who holds what.
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
@@ -94,6 +96,7 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: float = 0.2,
         max_images: int | None = None,
         max_identities: int | None = None,
+        labels: Labels = "own",
         manifest: str | None = None,
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,
@@ -126,7 +129,7 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.source: give a source of data sets or data.manifest, one of them")
         decided = {"unseen": unseen, "public": public, "max_images": max_images, "max_identities": max_identities,
                    "partition": partition != "by_dataset", "dry_run": dry_run}  # fmt: skip
-        decided["on_corrupt"] = on_corrupt == "skip"
+        decided |= {"on_corrupt": on_corrupt == "skip", "labels": labels != "own"}
         if manifest is not None and (given := [name for name, value in decided.items() if value]):
             raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
@@ -140,6 +143,7 @@ class FederatedDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.max_images = max_images
         self.max_identities = max_identities
+        self.labels: Labels = labels
         self.size = size
         self.test_size = test_size or size
         self.augmentation = augmentation
@@ -172,6 +176,7 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction,
             max_images=self.max_images,
             max_identities=self.max_identities,
+            labels=self.labels,
         )
 
     def _read(self, manifest: Path) -> FederatedData:

@@ -18,6 +18,7 @@ __all__ = [
     "RESERVED",
     "ClientData",
     "FederatedData",
+    "Labels",
     "Partition",
     "RetrievalSet",
     "Validation",
@@ -25,7 +26,10 @@ __all__ = [
     "map_splits",
 ]
 
-Validation = Literal["identities", "first_image", "none"]
+Validation = Literal["identities", "first_image", "images", "none"]
+
+Labels = Literal["own", "common"]
+"""How clients number what they train on."""
 
 RESERVED = ("seen", "unseen")
 """Names of means over data sets, which no data set can have."""
@@ -56,11 +60,13 @@ class ClientData:
     """held-out training data for model selection"""
     tests: tuple[str, ...]
     """names of the test sets that belong to this client"""
+    common_classes: int | None = None
+    """classes that all clients number alike, whether this one has images of them or not; None: labels are its own"""
 
     @property
     def num_classes(self) -> int:
-        """Number of training identities."""
-        return int(self.labels.max()) + 1
+        """Size of the label space: by default the number of training identities."""
+        return int(self.labels.max()) + 1 if self.common_classes is None else self.common_classes
 
     @property
     def num_images(self) -> int:
@@ -86,6 +92,8 @@ class FederatedData:
     """unlabelled images that the server may use"""
     public_name: str | None = None
     """the data set that they are from"""
+    classes: Index | None = None
+    """[Z] identity of each label, where all clients have the same labels"""
 
 
 def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> FederatedData:
@@ -115,6 +123,7 @@ def build_federation(
     val_fraction: float = 0.2,
     max_images: int | None = None,
     max_identities: int | None = None,
+    labels: Labels = "own",
 ) -> FederatedData:
     """Turn data sets into clients and test sets.
 
@@ -131,9 +140,12 @@ def build_federation(
         val_fraction: share of the identities held out by ``val: identities``.
         max_images: per client, before validation images are held out; see :func:`fedsim.data.caps.cap_training`.
         max_identities: see there.
+        labels: ``own``: each client numbers the identities that it trains on from 0. ``common``: equal identities have
+            equal labels in all clients and data sets, whoever lacks images of them: for classification, where
+            identities are classes.
 
     Raises:
-        ConfigError: if a name does not exist or nobody is left to train.
+        ConfigError: if a name does not exist or nobody is left to train, or ``val`` would hold out classes.
         DataError: if a client's data cannot be split.
     """
     _check_names(domains, unseen, public)
@@ -147,6 +159,12 @@ def build_federation(
         _client(name, cap_training(name, train, max_identities, max_images), (data_set,), val, val_fraction)
         for data_set, name, train in _shares(seen, partition, parts, alpha)
     ]
+    classes = None
+    if labels == "common":
+        if val == "identities":
+            raise ConfigError("data.val: identities holds out whole classes of data.labels common; use images or none")
+        classes = np.unique(np.concatenate([d.train.identities for d in seen if d.train is not None]))
+        clients = [_number_by(client, classes) for client in clients]
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
@@ -158,6 +176,7 @@ def build_federation(
         unseen=tuple(name for name in tests if name not in names),
         public=None if public is None else _all_images(by_name[public]),
         public_name=public,
+        classes=classes,
     )
 
 
@@ -193,16 +212,25 @@ def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fr
     return ClientData(name, rest, labels.astype(np.int64), held_out, tests)
 
 
+def _number_by(client: ClientData, classes: Index) -> ClientData:
+    """Return a client whose labels are positions in ``classes``."""
+    labels = np.searchsorted(classes, client.train.pids).astype(np.int64)
+    return replace(client, labels=labels, common_classes=len(classes))
+
+
 def _unite(clients: Sequence[ClientData]) -> ClientData:
     """One client with everybody's images; its validation set joins the members' sets."""
     train = Split.join([client.train for client in clients])
     held_out = [client.val for client in clients if client.val is not None]
-    val = _join_retrieval(held_out) if held_out else None
-    return ClientData("union", train, train.pids, val, tuple(name for client in clients for name in client.tests))
+    common = clients[0].common_classes
+    val = _join_retrieval(held_out, apart=common is None) if held_out else None
+    labels = train.pids if common is None else np.concatenate([client.labels for client in clients])
+    tests = tuple(name for client in clients for name in client.tests)
+    return ClientData("union", train, labels, val, tests, common)
 
 
-def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
-    """Join query and gallery sets; members keep their identities apart."""
+def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
+    """Join query and gallery sets; members keep their cameras, and their identities if they shall, apart."""
     offset, cams, start = 0, 0, 0
     own: list[Index] = []
     queries: list[Split] = []
@@ -213,7 +241,7 @@ def _join_retrieval(sets: Sequence[RetrievalSet]) -> RetrievalSet:
         if member.own is not None:
             own.append(member.own + start)
         start += len(member.gallery)
-        offset += int(member.gallery.pids.max()) + 1
+        offset += int(member.gallery.pids.max()) + 1 if apart else 0
         cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
     return RetrievalSet(Split.concatenate(queries), Split.concatenate(galleries), np.concatenate(own) if own else None)
 
@@ -229,12 +257,14 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
     query = the first image of each held-out identity and camera, gallery = all held-out images. A query is in the
     gallery as well, but never counts as its own match.
     ``first_image``: the first image of each identity is a query, the remaining training images are the gallery.
+    ``images``: a random share of the images are queries, drawn as above, the remaining training images are the gallery.
 
     Args:
         client: its name, for messages and as the key of the draw.
         train: all its training images.
         how: see above; ``none`` holds out nothing.
-        fraction: share of the identities for ``identities``; at least 2 are held out and at least 2 left.
+        fraction: share of the identities for ``identities``, at least 2 are held out and at least 2 left; share of the
+            images for ``images``, at least 1 is held out and at least 1 left.
 
     Returns:
         (images left for training, held-out set).
@@ -248,6 +278,8 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
         return _hold_out_first_images(client, train)
     if not 0 < fraction < 1:
         raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
+    if how == "images":
+        return _hold_out_images(client, train, fraction)
     identities = train.identities
     count = max(2, round(fraction * len(identities)))
     if len(identities) - count < 2:
@@ -272,3 +304,12 @@ def _hold_out_first_images(client: str, train: Split) -> tuple[Split, RetrievalS
         )
     rest = train.take(np.setdiff1d(np.arange(len(train)), first))
     return rest, RetrievalSet(train.take(first), rest)
+
+
+def _hold_out_images(client: str, train: Split, fraction: float) -> tuple[Split, RetrievalSet]:
+    if len(train) < 2:
+        raise DataError(f"client {client}: its only image cannot be held out; set data.val to none")
+    count = min(max(1, round(fraction * len(train))), len(train) - 1)
+    order = numpy_generator("validation", client).permutation(len(train))
+    rest = train.take(np.sort(order[count:]))
+    return rest, RetrievalSet(train.take(np.sort(order[:count])), rest)

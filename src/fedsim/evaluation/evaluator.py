@@ -11,7 +11,6 @@ bits on any number of ranks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.client import Client
-from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
@@ -37,21 +35,19 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import QueryScores, average_scores
 from fedsim.evaluation.similarity import Similarity
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
-from fedsim.evaluation.trials import Trial, score_trials, trials_of
+from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
 from fedsim.method import Method
 from fedsim.resident import Resident
 from fedsim.server import Server
 from fedsim.settings import Evaluation
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["METRICS", "Evaluator", "Kind", "Row"]
-
-log = logging.getLogger(__name__)
+__all__ = ["METRICS", "Evaluator", "Job", "Kind", "Row"]
 
 SplitName = Literal["val", "test"]
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """One model on one retrieval set; rows with equal weights are one job."""
 
     row: Row
@@ -100,6 +96,9 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Start with nothing read."""
+        self.metrics: tuple[str, ...] = METRICS
+        self.needs: Literal["neck", "pool", "head"] = self.settings.layer
+        """what must be shared for a global model to be scored"""
         self.curves: dict[Curve, list[float]] = {}
         """CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
         self._opened: dict[tuple[str, int, int], Pixels] = {}
@@ -109,8 +108,8 @@ class Evaluator:
 
     @property
     def has_global(self) -> bool:
-        """Whether the server's models can retrieve on their own."""
-        return all(resident.serves(self.settings.layer) for resident in self.residents.values())
+        """Whether the server's models can be scored on their own."""
+        return all(resident.serves(self.needs) for resident in self.residents.values())
 
     @property
     def primary(self) -> Kind:
@@ -127,7 +126,7 @@ class Evaluator:
         """
         jobs = self._jobs(split, self._rows(split, tuple(trained)))
         for domain in dict.fromkeys(job.domain for job in jobs):
-            _check_matches(split, domain, self._trials_of(split, domain))
+            self._check(split, domain)
         for job in reversed(jobs):  # whole sets first: shares are parts of them
             if job.is_shared or job.row.owner == self.strategy.global_rank:
                 sets = self._sets(split, job.domain)
@@ -148,15 +147,11 @@ class Evaluator:
         """
         rows = self._rows(split, tuple(trained))
         jobs = self._jobs(split, rows)
-        trials = [self._trials_of(split, job.domain) for job in jobs]
-        tables = [
-            [torch.zeros(t.num_queries, self._ranker.num_columns, dtype=torch.float64) for t in ts] for ts in trials
-        ]
+        tables = [self._blank(split, job) for job in jobs]
         with self.strategy.together():
             for number, query, gallery in self._features(split, jobs):
                 job = jobs[number]
-                scores = score_trials(trials[number], query, gallery, self._ranker, self._is_mine(job))
-                for table, own in zip(tables[number], scores, strict=True):
+                for table, own in zip(tables[number], self._score(split, job, query, gallery), strict=True):
                     table.copy_(torch.from_numpy(own))
                 if rankings is not None and self._is_delivered(job.row) and job.row.owner == self.strategy.global_rank:
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
@@ -169,7 +164,7 @@ class Evaluator:
                 values[row], curves[row] = metrics, curve
         self._keep_curves(split, rows, curves)
         unseen = set(self.federated.unseen) if split == "test" else set()
-        return summarise(split, rows, values, unseen, self.primary, len(self.archs))
+        return summarise(split, rows, values, unseen, self.primary, len(self.archs), self.metrics)
 
     def write_features(self, folder: Path) -> list[Path]:
         """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
@@ -198,7 +193,7 @@ class Evaluator:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
             domains = data.tests if split == "test" else ((data.name,) if data.val is not None else ())
             for domain in domains:
-                if self.residents[arch].serves(self.settings.layer):
+                if self.residents[arch].serves(self.needs):
                     rows.append(Row("global", domain, None, arch, owner))
                 if data.name in trained:
                     rows.append(Row("local", domain, data.name, arch, owner))
@@ -223,7 +218,7 @@ class Evaluator:
                 rows.append(Row("ensemble", domain, None, "", 0))
         return rows
 
-    def _jobs(self, split: SplitName, rows: list[Row]) -> list[_Job]:
+    def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
         """Put rows with equal weights and data together; what needs all ranks comes first."""
         members: dict[tuple[str, str, str], list[int]] = {}
         for number, row in enumerate(rows):
@@ -233,7 +228,7 @@ class Evaluator:
             sets = self._sets(split, domain)
             is_large = len(sets.query) + len(sets.gallery) >= self.settings.share_from
             is_shared = weights == "ensemble" or (weights == "global" and is_large)
-            jobs.append(_Job(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
+            jobs.append(Job(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
         return sorted(jobs, key=lambda job: not job.is_shared)
 
     def _weights_of(self, row: Row) -> tuple[str, str]:
@@ -247,20 +242,20 @@ class Evaluator:
         kind = type(self.method)
         plain = kind.personalise is Method.personalise and kind.download is Method.download
         resident = self.residents[row.arch]
-        if row.client is None or (row.kind == "personalised" and plain and resident.serves(self.settings.layer)):
+        if row.client is None or (row.kind == "personalised" and plain and resident.serves(self.needs)):
             return "global", row.arch
         if plain and resident.flat.num_shared == 0:
             return "private", row.client
         return row.kind, row.client
 
-    def _is_mine(self, job: _Job) -> Callable[[int], bool]:
+    def _is_mine(self, job: Job) -> Callable[[int], bool]:
         """Which blocks of a job's queries this rank ranks."""
         rank, world_size = self.strategy.global_rank, self.strategy.world_size
         return (lambda block: block % world_size == rank) if job.is_shared else (lambda _: True)
 
     # -- features ------------------------------------------------------------------------------------------------------
 
-    def _features(self, split: SplitName, jobs: list[_Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _features(self, split: SplitName, jobs: list[Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""
         for number, job in enumerate(jobs):
             if not (job.is_shared or job.row.owner == self.strategy.global_rank):
@@ -277,35 +272,40 @@ class Evaluator:
                 self.clients[job.row.client].unload()
             yield number, query, gallery
 
-    def _extract(self, job: _Job, images: Images, what: str) -> Tensor:
+    def _extract(self, job: Job, images: Images, what: str) -> Tensor:
         """Return the features [n, D] of ``images``, on the device; shared models' are gathered from all ranks."""
         resident = self.residents[job.row.arch]
-        device, width = resident.flat.buffer.device, resident.model.width_of(self.settings.layer)
         share = self._share(images, job)
-        part = extract_features(resident.model, self._read(images, what, share), self.settings, device)
+        part = self._outputs(resident, self._read(images, what, share))
         if not job.is_shared or self.strategy.world_size == 1:
             return part
-        features = torch.zeros(len(images), width, device=device)
+        features = torch.zeros(len(images), self._width(resident), device=resident.device)
         features[share] = part
         self.strategy.barrier()  # here ranks may wait for long, in a collective they may not
         return self.strategy.sum_(features)
 
-    def _extract_all(self, job: _Job, images: Images, what: str) -> Tensor:
+    def _extract_all(self, job: Job, images: Images, what: str) -> Tensor:
         """Return the features [n, sum of D] of all clients' personalised models, side by side."""
         models = {name: self.residents[arch] for name, arch in self.archs.items()}
-        widths = [resident.model.width_of(self.settings.layer) for resident in models.values()]
+        widths = [self._width(resident) for resident in models.values()]
         device = next(iter(models.values())).device
         features = torch.zeros(len(images), sum(widths), device=device)
         for (name, resident), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
             if name in self.clients:
                 self._load_model(Row("personalised", job.domain, name, self.archs[name], 0))
                 pixels = self._read(images, what, self._share(images, job))
-                columns.copy_(extract_features(resident.model, pixels, self.settings, device))
+                columns.copy_(self._outputs(resident, pixels))
                 self.clients[name].unload()
         self.strategy.barrier()
         return self.strategy.sum_(features)
 
-    def _share(self, images: Images, job: _Job) -> slice:
+    def _width(self, resident: Resident) -> int:
+        return resident.model.width_of(self.settings.layer)
+
+    def _outputs(self, resident: Resident, images: Pixels) -> Tensor:
+        return extract_features(resident.model, images, self.settings, resident.device)
+
+    def _share(self, images: Images, job: Job) -> slice:
         if job.is_ensemble or not job.is_shared:
             return slice(0, len(images))
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
@@ -349,14 +349,17 @@ class Evaluator:
             self._trials[split, domain] = trials_of(self._sets(split, domain), how.camera_aware, how.junk_pids)
         return self._trials[split, domain]
 
+    def _check(self, split: SplitName, domain: str) -> None:
+        check_matches(split, domain, self._trials_of(split, domain))
+
     # -- results and files ---------------------------------------------------------------------------------------------
 
-    def _file_name(self, job: _Job) -> str:
+    def _file_name(self, job: Job) -> str:
         """The domain, and whose model it is where the method delivers several for it."""
         several = len(self.residents) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
-    def _write_lists(self, path: Path, split: SplitName, job: _Job, query: Tensor, gallery: Tensor) -> None:
+    def _write_lists(self, path: Path, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> None:
         """Write ranked lists and a picture of some; of a data set with several random splits, the first."""
         trial, sets = self._trials_of(split, job.domain)[0], self._sets(split, job.domain)
         lists = rank_lists(Similarity(*trial.select(query, gallery), self.settings.distance), trial.labels)
@@ -367,6 +370,15 @@ class Evaluator:
         picture = draw_ranked_lists(lists, query_images, gallery_images, (128, 64))
         with replacing(path.with_name(f"{path.name}.png")) as partial:
             picture.save(partial, format="png")
+
+    def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
+        """Tables of a job's scores, a row per query."""
+        sizes = [trial.num_queries for trial in self._trials_of(split, job.domain)]
+        return [torch.zeros(size, self._ranker.num_columns, dtype=torch.float64) for size in sizes]
+
+    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterable[NDArray[np.float64]]:
+        """Fill the rows that are this rank's; the others are zero."""
+        return score_trials(self._trials_of(split, job.domain), query, gallery, self._ranker, self._is_mine(job))
 
     def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Means over queries [trials, metrics], and the CMC curve, mean over trials [MAX_RANK]."""
@@ -383,18 +395,3 @@ class Evaluator:
             members.setdefault((split, row.kind, row.domain), []).append(curve)
         others = {key: curve for key, curve in self.curves.items() if key[0] != split}
         self.curves = others | {key: np.mean(same, axis=0).tolist() for key, same in members.items()}
-
-
-def _check_matches(split: str, domain: str, trials: list[Trial]) -> None:
-    """Raise DataError if no query can have a match; say how many have none."""
-    for trial in trials:
-        valid, queries = trial.labels.num_valid, trial.num_queries
-        if valid == 0:
-            raise DataError(
-                f"{split} set of {domain}: no query has a match: {trial.labels.why_no_match()} "
-                "(model.evaluation" + (", or set data.val to none)" if split == "val" else ")")
-            )
-        if valid < queries:
-            log.info(
-                "%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid, queries
-            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from fedsim.data.pixels import Pixels
 from fedsim.models.reid import Features, ReIDModel
 from fedsim.settings import Evaluation
 
-__all__ = ["extract_features", "shard_of"]
+__all__ = ["extract_features", "run_batches", "shard_of"]
 
 
 def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:
@@ -26,10 +28,7 @@ def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> sl
 
 @torch.no_grad()
 def extract_features(model: ReIDModel, images: Pixels, settings: Evaluation, device: torch.device) -> Tensor:
-    """Run a model in evaluation mode, in float32.
-
-    Batch boundaries depend on the number of images only: matrix products with another number of rows may differ in
-    their last bits.
+    """Run a model in evaluation mode; see :func:`run_batches`.
 
     Args:
         model: on ``device``.
@@ -41,14 +40,36 @@ def extract_features(model: ReIDModel, images: Pixels, settings: Evaluation, dev
         float32 [n, D] on the device, not normalised.
     """
     model.eval()
-    features = torch.empty(len(images), model.width_of(settings.layer), device=device)
+    return run_batches(lambda x: _layer(model(x), settings), images, model.width_of(settings.layer), settings, device)
+
+
+@torch.no_grad()
+def run_batches(
+    network: Callable[[Tensor], Tensor], images: Pixels, width: int, settings: Evaluation, device: torch.device
+) -> Tensor:
+    """Run a network on a list of images, in float32.
+
+    Batch boundaries depend on the number of images only: matrix products with another number of rows may differ in
+    their last bits.
+
+    Args:
+        network: normalised images [B, 3, H, W] -> [B, D], in evaluation mode.
+        images: n images; their batches are on ``device``.
+        width: D.
+        settings: mirror images, whose outputs are added, and batch size.
+        device: where the network is.
+
+    Returns:
+        float32 [n, D] on the device.
+    """
+    features = torch.empty(len(images), width, device=device)
     with torch.autocast(device.type, enabled=False):
         order = torch.arange(len(images)).split(settings.batch_size)
         for batch, out in zip(images.batches(order), features.split(settings.batch_size), strict=False):
             x = normalise_images(batch)
-            out.copy_(_layer(model(x), settings))
+            out.copy_(network(x))
             if settings.flip:
-                out += _layer(model(x.flip(-1)), settings)
+                out += network(x.flip(-1))
     return features
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_NAMES", "METRICS", "Curve", "Kind", "Row", "few_names", "summarise"]
+__all__ = ["ACCURACIES", "MAX_NAMES", "METRICS", "Curve", "Kind", "Row", "few_names", "summarise"]
 
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
@@ -16,6 +16,9 @@ Curve = tuple[Literal["val", "test"], Kind, str]
 """Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
+
+ACCURACIES = ("top1",)
+"""Metrics of classification."""
 
 MAX_NAMES = 50
 """Clients or data sets that loggers hear of by name; more curves than this are no help to anybody."""
@@ -40,6 +43,7 @@ def summarise(
     unseen: Set[str],
     primary: Kind,
     num_clients: int,
+    names: Sequence[str] = METRICS,
 ) -> dict[str, float]:
     """Name the scores, and add means.
 
@@ -50,6 +54,7 @@ def summarise(
         unseen: domains on which nobody trains.
         primary: the kind of model that the method delivers.
         num_clients: of the federation.
+        names: of the metrics.
 
     Returns:
         ``split/kind/domain/metric`` -> fraction of 1, with ``metric_std`` beside it where there are several random
@@ -65,14 +70,14 @@ def summarise(
             trials = np.mean(same, axis=0)  # over clients
             means[domain] = trials.mean(axis=0)
             if len(trials) > 1:
-                metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), "_std")
+                metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), names, "_std")
         # a mean over the local models of a sample of clients would stand beside means over all of them
         if not (kind == "local" and len(clients) < num_clients):
             means |= _means_over_domains(means, unseen)
         for domain, mean in means.items():
-            metrics |= _named(f"{split}/{kind}/{domain}", mean)
+            metrics |= _named(f"{split}/{kind}/{domain}", mean, names)
     seen = f"{split}/{primary}/seen"
-    return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in METRICS if f"{seen}/{m}" in metrics}
+    return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in names if f"{seen}/{m}" in metrics}
 
 
 def few_names(scores: Mapping[str, float]) -> dict[str, float]:
@@ -93,5 +98,5 @@ def _means_over_domains(scores: dict[str, NDArray[np.float64]], unseen: Set[str]
     return {name: np.mean(members, axis=0) for name, members in groups.items() if members}
 
 
-def _named(prefix: str, scores: NDArray[np.float64], suffix: str = "") -> dict[str, float]:
-    return {f"{prefix}/{metric}{suffix}": float(value) for metric, value in zip(METRICS, scores, strict=True)}
+def _named(prefix: str, scores: NDArray[np.float64], names: Sequence[str], suffix: str = "") -> dict[str, float]:
+    return {f"{prefix}/{metric}{suffix}": float(value) for metric, value in zip(names, scores, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.errors import DataError
 from fedsim.data.federations import RetrievalSet
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.similarity import query_blocks
 
-__all__ = ["Trial", "score_trials", "trials_of"]
+__all__ = ["Trial", "check_matches", "score_trials", "trials_of"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,18 @@ def score_trials(
             table[np.concatenate([np.arange(rows.start, rows.stop) for rows in mine])] = scores
         tables.append(table)
     return tables
+
+
+def check_matches(split: str, domain: str, trials: Sequence[Trial]) -> None:
+    """Raise DataError if no query can have a match; say how many have none."""
+    for trial in trials:
+        valid, queries = trial.labels.num_valid, trial.num_queries
+        if valid == 0:
+            raise DataError(
+                f"{split} set of {domain}: no query has a match: {trial.labels.why_no_match()} "
+                "(model.evaluation" + (", or set data.val to none)" if split == "val" else ")")
+            )
+        if valid < queries:
+            log.info(
+                "%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid, queries
+            )

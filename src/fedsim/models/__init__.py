@@ -2,6 +2,7 @@
 
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, MobileNetV2, ResNet, SmallCNN
+from fedsim.models.cifar_resnet import CifarResNet
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
 from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
 
@@ -11,6 +12,7 @@ __all__ = [
     "TRUNK",
     "AttentiveNorm2d",
     "Backbone",
+    "CifarResNet",
     "Features",
     "Group",
     "KeyedDropout",

@@ -116,7 +116,8 @@ def _parse(target: str) -> tuple[str, str, float]:
 
 
 def _choices(run: Run) -> str:
-    return ", ".join(f"{name}/rank1" for name in run.test_sets)
+    metric = "top1" if run.classifies else "rank1"
+    return ", ".join(f"{name}/{metric}" for name in run.test_sets)
 
 
 def _complete_log(run: Run) -> dict[int, dict[str, float]]:

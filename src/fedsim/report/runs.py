@@ -20,7 +20,7 @@ from fedsim.run_directory import metrics_files
 
 __all__ = ["KINDS", "METRICS", "Group", "Run", "group_runs", "read_run"]
 
-METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
+METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
 KINDS = ("global", "local", "personalised", "ensemble")
 
 
@@ -81,6 +81,11 @@ class Run:
     def seen(self) -> list[str]:
         """Test sets of those who trained."""
         return [name for name in self.test_sets if name not in (*self.unseen, "seen", "unseen")]
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the run was scored by top-1 accuracy, not by retrieval."""
+        return any(key.endswith("/top1") for key in (self.summary["final"] or {}).get("metrics", {}))
 
     def setting(self, name: str) -> Any:
         """Return a setting by its dotted name, classes by their last name; None where it is not set."""

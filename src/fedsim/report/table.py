@@ -36,7 +36,7 @@ class _Column(NamedTuple):
 
 def report(
     runs: list[str],
-    metric: str = "mAP",
+    metric: str | None = None,
     rule: RuleName | None = None,
     sets: list[str] | None = None,
     horizon: int = 300,
@@ -49,9 +49,9 @@ def report(
 
     Args:
         runs: run directories.
-        metric: the first number of each cell.
-        rule: last: the last evaluation, the default. best: the round with the best val/mAP. best3: paper 003's, beside
-            the last evaluation: means over the three rounds with the highest mean rank-1 on test sets.
+        metric: the first number of each cell; default: mAP, or top1 if all runs classify.
+        rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: paper
+            003's, beside the last evaluation: means over the three rounds with the highest mean rank-1 on test sets.
         sets: of best3: the test sets that choose; default: those of market1501, dukemtmc, cuhk03np and msmt17 that have
             clients, or else all that have clients.
         horizon: of best3: the last round that may be chosen.
@@ -65,11 +65,13 @@ def report(
         ConfigError: if an option is wrong.
         DataError: if a directory holds no run, or runs lack what is asked for.
     """
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if horizon < 1:
         raise ConfigError(f"--horizon: {horizon} is no round; rounds are 1, 2, ...")
     groups = group_runs([Path(run) for run in runs])
+    if metric is None:
+        metric = "top1" if compare is None and all(run.classifies for group in groups for run in group.runs) else "mAP"
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon)
     if compare is not None:
         parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None)]
@@ -93,7 +95,8 @@ def _main_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
         folder = groups[0].runs[0].folder
         if rule.name == "best" and _all_sets(groups):
             raise DataError(
-                f"{folder}: --rule best needs val/mAP, which a run with data.val: none has not; use --rule last"
+                f"{folder}: --rule best needs val/mAP or val/top1, which a run with data.val: none has not; "
+                "use --rule last"
             )
         raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
     names = _all_sets(groups)
@@ -126,17 +129,23 @@ def _header(column: _Column, several_rules: bool) -> str:
 
 
 def _cell(column: _Column, name: str, metric: str) -> str:
-    wanted = dict.fromkeys((metric, "rank1"))
+    wanted = _shown(metric)
     numbers = [column.group.values(f"test/{column.kind}/{name}/{m}", column.rule) for m in wanted]
     if not len(numbers[0]):
         return "-"
     return " / ".join(mean_and_spread(100 * n) for n in numbers)
 
 
+def _shown(metric: str) -> list[str]:
+    """Return the numbers of a cell."""
+    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
+
+
 def _legend(groups: Sequence[Group], columns: Sequence[_Column], metric: str, rule: Rule) -> str:
-    when = {"last": "last evaluation", "best": "round with the best val/mAP", "best3": "last evaluation and best3"}
+    monitor = "val/top1" if metric == "top1" else "val/mAP"
+    when = {"last": "last evaluation", "best": f"round with the best {monitor}", "best3": "last evaluation and best3"}
     spread = any(len(group.runs) > 1 for group in groups)
-    numbers = "rank-1" if metric == "rank1" else f"{metric} / rank-1"
+    numbers = " / ".join("rank-1" if name == "rank1" else name for name in _shown(metric))
     lines = [
         f"{numbers} in percent, {when[rule.name]}" + (", mean +- standard deviation over seeds" if spread else ""),
         "; ".join(text for kind, text in _MEANING.items() if any(kind == c.kind for c in columns)),

@@ -1,0 +1,131 @@
+"""Scoring a federation as classifiers: top-1 accuracy on images of the classes that are trained on.
+
+Who scores what, and how ranks share the work, is as for retrieval. Of a test or validation set the queries are
+classified, or all of the gallery where there are no queries. The global model classifies only where it is complete, its
+head included; local and personalised models classify with the head that they trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.federations import RetrievalSet
+from fedsim.data.images import Index
+from fedsim.data.pixels import Pixels
+from fedsim.evaluation.evaluator import Evaluator, Job, SplitName
+from fedsim.evaluation.extraction import run_batches
+from fedsim.evaluation.summary import ACCURACIES, Row
+from fedsim.resident import Resident
+from fedsim.settings import Evaluation
+
+__all__ = ["ClassificationEvaluator", "evaluator_for", "hits_of"]
+
+
+def evaluator_for(settings: Evaluation) -> type[Evaluator]:
+    """Return what scores models for ``settings.task``."""
+    return ClassificationEvaluator if settings.task == "classification" else Evaluator
+
+
+def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return which images are classified right: bool [n].
+
+    An image with a logit that is not finite is not. Of equal largest logits the first counts.
+
+    Args:
+        logits: [n, Z].
+        labels: int64 [n], 0 to Z - 1.
+
+    >>> hits_of(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), torch.tensor([1, 1]))
+    tensor([ True, False])
+    """
+    largest = logits.amax(dim=1, keepdim=True)
+    first = (logits == largest).int().argmax(dim=1)
+    return (first == labels) & logits.isfinite().all(dim=1)
+
+
+class ClassificationEvaluator(Evaluator):
+    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`.
+
+    Raises:
+        ConfigError: if clients number classes each in its own way.
+    """
+
+    def __post_init__(self) -> None:
+        """Check that a class has one label."""
+        super().__post_init__()
+        self.metrics, self.needs = ACCURACIES, "head"
+        if self.federated.classes is None:
+            raise ConfigError(
+                "data.labels: own numbers each client's classes from 0, so a test image has no label; set it to common"
+            )
+
+    def write_features(self, folder: Path) -> list[Path]:  # noqa: ARG002 - as in retrieval
+        """Refuse."""
+        raise ConfigError(
+            "model.evaluation.task: classification has no retrieval features to write; set it to retrieval"
+        )
+
+    def score(self, split: SplitName, trained: Any = (), rankings: Path | None = None) -> dict[str, float]:
+        """Score all models; see :meth:`Evaluator.score`."""
+        if rankings is not None:
+            raise ConfigError("save_ranking: classification ranks nothing; leave it out")
+        return super().score(split, trained)
+
+    def _sets(self, split: SplitName, domain: str) -> RetrievalSet:
+        """What is classified, as queries of an empty gallery."""
+        sets = super()._sets(split, domain)
+        images = sets.query if len(sets.query) else sets.gallery
+        return RetrievalSet(images, images.take(np.empty(0, dtype=np.int64)))
+
+    def _check(self, split: SplitName, domain: str) -> None:
+        """Raise DataError if there is an image of another class."""
+        classes, pids = self._classes, self._sets(split, domain).query.pids
+        if not len(pids):
+            raise DataError(f"{split} set of {domain}: has no images to classify")
+        strange = np.setdiff1d(pids, classes)
+        if len(strange):
+            raise DataError(
+                f"{split} set of {domain}: class {strange[0]} is in no client's data set; "
+                "set model.evaluation.task to retrieval for identities that nobody trains on"
+            )
+
+    def _width(self, resident: Resident) -> int:  # noqa: ARG002 - all heads are as wide
+        return len(self._classes)
+
+    def _outputs(self, resident: Resident, images: Pixels) -> Tensor:
+        """Return logits, float32 [n, Z]."""
+        resident.model.eval()
+        return run_batches(
+            lambda x: resident.head(resident.model(x).neck),
+            images, self._width(resident), self.settings, resident.device,
+        )  # fmt: skip
+
+    def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
+        """One table: per image 1 where it is classified right."""
+        return [torch.zeros(len(self._sets(split, job.domain).query), 1, dtype=torch.float64)]
+
+    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterator[NDArray[np.float64]]:  # noqa: ARG002 - empty
+        pids = self._sets(split, job.domain).query.pids
+        labels = torch.from_numpy(np.searchsorted(self._classes, pids)).to(query.device)
+        hits = hits_of(query, labels).double().cpu().numpy()[:, None]
+        yield hits if self._is_mine(job)(0) else np.zeros_like(hits)
+
+    def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Means over images [1, 1], and no curve."""
+        return np.array([[float(table.sum()) / len(table)] for table in tables]), np.empty(0)
+
+    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
+        """Keep none."""
+
+    @property
+    def _classes(self) -> Index:
+        assert self.federated.classes is not None
+        return self.federated.classes
