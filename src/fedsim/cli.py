@@ -31,7 +31,7 @@ from fedsim.compatibility import check_trainer
 from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import ACCURACIES, METRICS
+from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import group_runs, report, traffic
@@ -127,7 +127,7 @@ class FedSimCLI(LightningCLI):
         """Find what is wrong with options and folders now, before other processes are started."""
         if self.config[self.subcommand]["save_ranking"]:
             self.model.rankings = self.run_dir / "rankings"
-        check_trainer(self.trainer, has_validation=self.datamodule.val != "none")
+        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.evaluation.task])
         _ = self.datamodule.federated
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
             config = self.config[self.subcommand]
@@ -241,7 +241,7 @@ class FedSimCLI(LightningCLI):
             if key.count("/") == 3:
                 _, kind, domain, metric = key.split("/")
                 rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
-        metrics = METRICS if self.model.evaluation.task == "retrieval" else ACCURACIES
+        metrics = METRICS_OF[self.model.evaluation.task]
         table = [
             [domain, kind, *(_cell(values, metric) for metric in metrics)] for (domain, kind), values in rows.items()
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from lightning import Callback, Trainer
@@ -23,12 +24,15 @@ __all__ = ["check_trainer"]
 log = logging.getLogger(__name__)
 
 
-def check_trainer(trainer: Trainer, has_validation: bool = True) -> None:
+def check_trainer(
+    trainer: Trainer, has_validation: bool = True, metrics: Sequence[str] = (*METRICS, *ACCURACIES)
+) -> None:
     """Raise ConfigError for the first option of ``trainer`` that fedsim does not support.
 
     Args:
         trainer: as configured.
         has_validation: whether clients hold out validation data, without which nothing can watch ``val/*``.
+        metrics: what models are scored by.
     """
     limit = trainer.limit_train_batches
     problems = {
@@ -71,7 +75,7 @@ def check_trainer(trainer: Trainer, has_validation: bool = True) -> None:
             raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
         _check_saving(callback)
         if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and callback.monitor is not None:
-            _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation)
+            _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation, metrics)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
 
@@ -88,15 +92,16 @@ def _check_saving(callback: Callback) -> None:
         )
 
 
-def _check_monitor(who: str, monitor: str, has_validation: bool) -> None:
+def _check_monitor(who: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:
     """Raise ConfigError if ``monitor`` is a test score, or nothing that a run logs."""
     split, _, metric = monitor.partition("/")
+    main = "mAP" if "mAP" in metrics else metrics[0]
     if split == "test":
         raise ConfigError(
-            f"{who} would choose by {monitor}; monitor val/mAP, or oracle/mAP to say that test data were used"
+            f"{who} would choose by {monitor}; monitor val/{main}, or oracle/{main} to say that test data were used"
         )
     if split == "val" and not has_validation:
         raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or images")
-    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in (*METRICS, *ACCURACIES)
+    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in metrics
     if not scores and split not in ("train", "client", "comm", "time"):
-        raise ConfigError(f"{who} monitors {monitor}, which no run logs; monitor val/mAP or train/loss")
+        raise ConfigError(f"{who} monitors {monitor}, which no such run logs; monitor val/{main} or train/loss")

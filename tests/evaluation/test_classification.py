@@ -263,6 +263,17 @@ def test_reports_show_top1(runs, capsys):
     assert "top1 of at least 2 %" in capsys.readouterr().out
 
 
+def test_best3_is_for_retrieval(runs, capsys):
+    assert "--rule: best3 chooses by rank-1" in refuse(capsys, "report", str(runs[0]), "--rule", "best3")
+
+
+def test_nothing_watches_scores_of_retrieval(tmp_path, capsys):
+    stop = "--trainer.callbacks=[{class_path: EarlyStopping, init_args: {monitor: val/mAP, mode: max}}]"
+    line = refuse(capsys, "fit", *SMALL, stop, f"--run_dir={tmp_path / 'run'}")
+    assert "monitors val/mAP, which no such run logs; monitor val/top1" in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_scores_of_a_finished_run_are_printed(runs, capsys):
     own = [f"--ckpt_path={runs[0]}", "--trainer.devices=1"]
     assert main(["test", *SMALL, *own]) == 0

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ACCURACIES", "MAX_NAMES", "METRICS", "Curve", "Kind", "Row", "few_names", "summarise"]
+__all__ = ["ACCURACIES", "MAX_NAMES", "METRICS", "METRICS_OF", "Curve", "Kind", "Row", "few_names", "summarise"]
 
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
@@ -19,6 +19,9 @@ METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 
 ACCURACIES = ("top1",)
 """Metrics of classification."""
+
+METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
+"""Task -> what models are scored by."""
 
 MAX_NAMES = 50
 """Clients or data sets that loggers hear of by name; more curves than this are no help to anybody."""

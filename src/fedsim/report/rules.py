@@ -65,8 +65,11 @@ class Rule:
         """Return the three rounds of best3, the best one first.
 
         Raises:
+            ConfigError: if the run was not scored by retrieval.
             DataError: if fewer than three rounds were evaluated.
         """
+        if run.classifies:
+            raise ConfigError(f"--rule: best3 chooses by rank-1, and {run.folder} classifies; give last or best")
         rounds = self.evaluated(run)
         if not self.can_choose(run):
             raise DataError(

@@ -26,7 +26,7 @@ _CLASSES = 10
 class CIFAR10(DataSet):
     """CIFAR-10's Python version: 50,000 training and 10,000 test images of 10 classes, 32 x 32 pixels.
 
-    Identity = class + 1, and the same classes train and are tested on: set ``data.val`` to first_image or none.
+    Identity = class + 1, and the same classes train and are tested on: set ``data.val`` to images, first_image or none.
     Training images are camera 0. ``gallery`` is all test images in the order of their file, for top-1 accuracy;
     ``query`` is empty. As retrieval needs queries, there is one split of the gallery: its first half asks (camera 1),
     its second half answers (camera 2), so no image finds itself and no match is junk.
