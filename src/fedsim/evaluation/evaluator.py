@@ -205,8 +205,8 @@ class Evaluator:
 
     def _unseen_rows(self) -> list[Row]:
         rows: list[Row] = []
-        layer, groups = self.settings.layer, self.method.server_groups
-        by_server = all(r.serves(layer, groups(self.server, arch)) for arch, r in self.residents.items())
+        groups = self.method.server_groups
+        by_server = all(r.serves(self.needs, groups(self.server, arch)) for arch, r in self.residents.items())
         by_all = self.method.unseen_by_all and not by_server
         for domain in self.federated.unseen:
             if by_server:
