@@ -109,3 +109,10 @@ def test_an_overlay_changes_what_its_name_says():
     for size in (32, 64, 128):
         (path,) = FOLDER.glob(f"table*_batch_{size}.yaml")
         assert yaml.safe_load(path.read_text()) == {"model": {"client": {"batch_size": size}}}
+
+
+def test_the_sweep_over_methods_names_overlays_that_exist():
+    sweep = read_sweep(PAPERS / "000" / "sweeps" / "table2_and_table3.yaml")
+    overlays = [draw["config"] for draw in draws(sweep)]
+    assert len(overlays) == 7
+    assert {ROOT / path for path in overlays} <= set(CONFIGS)
