@@ -30,16 +30,22 @@ def brightness(x):
     return (x[:, 0] * STD[0] + MEAN[0]) * 255
 
 
-def moved(picture, mirror, rows, columns):
-    """The obvious version: pixel (r, c) shows (r + rows, c + columns) of the picture, mirrored or not; else 0."""
-    _, height, width = picture.shape
-    out = torch.zeros_like(picture)
+def cropped(picture, mirror, top, left, size):
+    """The obvious version: pixel (r, c) shows (r + top, c + left) of the picture, mirrored or not; else black."""
+    _, in_height, in_width = picture.shape
+    height, width = size
+    out = torch.zeros(3, height, width, dtype=picture.dtype)
     for r in range(height):
         for c in range(width):
-            source_row, source_column = r + rows, (width - 1 - c if mirror else c) + columns
-            if 0 <= source_row < height and 0 <= source_column < width:
-                out[:, r, c] = picture[:, source_row, source_column]
+            y, x = r + top, (width - 1 - c if mirror else c) + left
+            if 0 <= y < in_height and 0 <= x < in_width:
+                out[:, r, c] = picture[:, y, x]
     return out
+
+
+def moved(picture, mirror, rows, columns):
+    """As large as it was, from elsewhere."""
+    return cropped(picture, mirror, rows, columns, picture.shape[1:])
 
 
 def test_normalisation_is_imagenets():
@@ -300,19 +306,6 @@ def test_batches_that_are_augmented_together_get_what_each_would_get_alone(sizes
 
 
 # -- two versions, and another program's -------------------------------------------------------------------------------
-
-
-def cropped(picture, mirror, top, left, size):
-    """The obvious version: pixel (r, c) shows (r + top, c + left) of the picture, mirrored or not; else black."""
-    _, in_height, in_width = picture.shape
-    height, width = size
-    out = torch.zeros(3, height, width, dtype=picture.dtype)
-    for r in range(height):
-        for c in range(width):
-            y, x = r + top, (width - 1 - c if mirror else c) + left
-            if 0 <= y < in_height and 0 <= x < in_width:
-                out[:, r, c] = picture[:, y, x]
-    return out
 
 
 @pytest.mark.parametrize(
