@@ -142,7 +142,7 @@ def make_federation(case: Case, reduction: str = "fp32", flat_step: bool = True)
         Body(case),
         Neck(kind="none", dropout=0.0),
         client=training,
-        reduction=reduction,  # type: ignore[arg-type]
+        reduction=reduction,  # type: ignore[arg-type] # one of the choices of the option
         evaluation=Evaluation(test_during_fit=False),
     )
     augmentation = Augmentation(pad=0, flip=0.0)

@@ -65,7 +65,7 @@ def make_server(job: Job, clock: Clock) -> ServerApp:
             clock.tick(arrays.to_torch_state_dict())
 
     @app.main()
-    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
         start = ArrayRecord(load_work(job.work).start(job.model).state_dict())
         Replay(job).start(grid, start, num_rounds=job.rounds, evaluate_fn=tick)
 

@@ -143,10 +143,11 @@ class Client(LightningModule):
         share = min(max(visit.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
         count = max(int(share * len(order)), 1 if epoch == 0 else 0)
         groups = self._groups(order[:count])
+        indices = [torch.cat(group) for group in groups]
         position = 0
-        for group, images in zip(groups, self.pixels.batches([torch.cat(group) for group in groups]), strict=True):
+        for group, index, images in zip(groups, indices, self.pixels.batches(indices), strict=True):
             sizes = [len(batch) for batch in group]
-            labels = self.labels.index_select(0, torch.cat(group)).to(device, non_blocking=True).split(sizes)
+            labels = self.labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
             augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
             for label, image, *others in zip(labels, *augmented, strict=True):
                 position += 1

@@ -44,15 +44,15 @@ class Privacy:
         """Let ``server.model()`` be what ``client`` receives, while it visits."""
         yield
 
-    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002
+    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
         """Return what leaves the client instead of ``upload``."""
         return upload
 
     def aggregated(
         self,
-        server: Server,  # noqa: ARG002
+        server: Server,  # noqa: ARG002 - a hook's
         means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002
+        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
     ) -> Mapping[str, Tensor]:
         """Return what the server steps towards instead of the means, alike on every rank.
 
@@ -64,7 +64,7 @@ class Privacy:
         """
         return means
 
-    def metrics(self, rounds: int) -> dict[str, float]:  # noqa: ARG002
+    def metrics(self, rounds: int) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return what is logged after ``rounds`` rounds."""
         return {}
 
@@ -111,7 +111,7 @@ class WhiteNoise(Privacy):
         self,
         server: Server,
         means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002
+        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
     ) -> Mapping[str, Tensor]:
         """Eq. (14)."""
         if not self.in_aggregation or self.beta == 0:

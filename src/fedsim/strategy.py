@@ -118,8 +118,8 @@ class FederatedStrategy(DDPStrategy):
         dist.broadcast_object_list(name, src=0, group=self._patient)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # torch exports these classes without saying so
-        store = dist.TCPStore(host, port, None, False, self.timeout, False)  # type: ignore[attr-defined]
-        return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined]
+        store = dist.TCPStore(host, port, None, False, self.timeout, False)  # type: ignore[attr-defined] # see above
+        return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined] # as above
 
     def _configure_launcher(self) -> None:
         """Choose how processes start, and see to it that none outlives the one that started it."""

@@ -96,7 +96,7 @@ def test_no_global_generator_has_a_say():
     pids, camids = pool()
     np.random.seed(1)  # noqa: NPY002 - the one that is meant
     before = as_lists(draw_splits(pids, camids))
-    np.random.seed(2)  # noqa: NPY002
+    np.random.seed(2)  # noqa: NPY002 - as above
     assert as_lists(draw_splits(pids, camids)) == before
 
 

@@ -154,6 +154,7 @@ class FederatedDataModule(LightningDataModule):
         self.dry_run = dry_run
         self.limit_client_batches = limit_client_batches
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
+        self._files: list[Domain] | None = None
         self._federated: FederatedData | None = None
 
     @property
@@ -205,12 +206,16 @@ class FederatedDataModule(LightningDataModule):
         return [self._look_up(domain, self.cache_dir) for domain in domains]
 
     def _list_files(self) -> list[Domain]:
-        if not self.dry_run:
-            return [domain for source in self.sources for domain in source.domains()]
+        """List everything once: reading the names of a large data set takes seconds."""
+        if self._files is None:
+            sources = [self._standin(source) for source in self.sources] if self.dry_run else self.sources
+            self._files = [domain for source in sources for domain in source.domains()]
+        return self._files
+
+    def _standin(self, source: ReIDSource) -> ReIDSource:
         if self._standins is None:
             self._standins = TemporaryDirectory(prefix="fedsim-standins-")
-        root = Path(self._standins.name)
-        return [domain for source in self.sources for domain in standin_of(source, root).domains()]
+        return standin_of(source, Path(self._standins.name))
 
     # -- decoded images ------------------------------------------------------------------------------------------------
 
