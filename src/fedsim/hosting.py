@@ -116,8 +116,8 @@ class Host:
         """Ask the method for its signals; what is not finite is a bad update."""
         by_name = self.method.signals(client, self.server)
         of_tensors = self.method.tensor_signals(client, self.server) if self.method.has_tensor_signals else ()
-        tensors = (entry.name for entry in client.resident.flat.shared_parameters)
-        for name, value in [*by_name.items(), *zip(tensors, of_tensors, strict=bool(of_tensors))]:
+        tensors = [entry.name for entry in client.resident.flat.shared_parameters] if of_tensors else []
+        for name, value in [*by_name.items(), *zip(tensors, of_tensors, strict=True)]:
             if not math.isfinite(value):
                 raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
         return Signals(by_name, of_tensors)
