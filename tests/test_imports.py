@@ -31,6 +31,7 @@ LEVELS = [
         "federation",
         "hosting",
         "aggregation",
+        "server_work",
         "assembly",
         "methods",
         "callbacks",

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.method import Method, Report, Upload
-from fedsim.server import BatchNormStatistics, Received, Server
+from fedsim.server import BatchNormStatistics, Received
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["Aggregator", "Weights", "aggregation_weights", "broadcast_server"]
+__all__ = ["Aggregator", "Weights", "aggregation_weights"]
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,6 @@ def _check_weights(what: str, members: Mapping[str, Report], weights: Mapping[st
     for column in zip(*weights.values(), strict=True):
         assert min(column) >= 0, f"{what} returned a negative weight: {weights}"
         assert abs(sum(column) - 1) < 1e-9, f"{what} do not sum to 1: {weights}"
-
-
-def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
-    """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
-    for arch in sorted(server.vectors):
-        strategy.broadcast_(server.model(arch))
-    kept = [(arch, name) for arch, tensors in server.kept.items() for name in tensors]
-    layout = {
-        (arch, name): (tuple(server.kept[arch][name].shape), server.kept[arch][name].dtype) for arch, name in kept
-    }
-    for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
-        if strategy.global_rank != 0:
-            server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.residents[arch].device)
-        strategy.broadcast_(server.kept[arch][name])
 
 
 class Aggregator:

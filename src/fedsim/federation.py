@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fedsim.aggregation import Aggregator, Weights, aggregation_weights, broadcast_server
+from fedsim.aggregation import Aggregator, Weights, aggregation_weights
 from fedsim.assembly import (
     Blueprint,
     build_clients,
@@ -30,7 +30,6 @@ from fedsim.compatibility import check_trainer
 from fedsim.core.allocator import keep_freed_memory
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
-from fedsim.core.seeding import derive_seed
 from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import evaluator_for
@@ -45,6 +44,7 @@ from fedsim.privacy import Privacy
 from fedsim.round_table import RoundTable
 from fedsim.selection import AllClients, Availability, Selection
 from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy
+from fedsim.server_work import work_on_server
 from fedsim.settings import ClientOverride, Evaluation, LocalTraining, Objective
 from fedsim.strategy import FederatedStrategy
 
@@ -142,7 +142,8 @@ class Federation(LightningModule):
         started = time.perf_counter()
         with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
             # 1. The server picks clients; some of them do not answer, or are slow.
-            work = self._plan_work()
+            selected = self.selection.select(self.round, self._names, self.seed)
+            work = self.availability.of(selected, self.round, self.seed)
             called = [name for name in work if work[name] > 0]
             # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
             self._server.round = self.round
@@ -172,11 +173,6 @@ class Federation(LightningModule):
             self.strategy.request_stop(table.stop_signal, self.strategy.stop_deadline)
             self.trainer.should_stop = True
 
-    def _plan_work(self) -> dict[str, float]:
-        """Return the round's selected clients, each with the share of its work that it gets done (0: no answer)."""
-        selected = self.selection.select(self.round, self._names, self.seed)
-        return {name: self.availability.work(self.round, name, self.seed) for name in selected}
-
     def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
         """Return the round's weights if they depend neither on what clients measure nor on who is left out."""
         if self.method.measures or self.on_bad_update == "skip_client":
@@ -190,18 +186,10 @@ class Federation(LightningModule):
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
         self._server.step(optimizer.step, means, exact, {arch: w.step_size for arch, w in weights.items()})
-        if self.bn_stats == "recalibrate" or self.method.has_server_step(self._server):
-            self._work_on_server()
-
-    def _work_on_server(self) -> None:
-        """Let rank 0 train or run models as the server, and give everybody the result: replicas would drift apart."""
-        with self.strategy.together():
-            if self.strategy.global_rank == 0:
-                torch.manual_seed(derive_seed(self.seed, self.round, "server"))
-                if self.bn_stats == "recalibrate":
-                    self._server.recalibrate(self.evaluation.batch_size)
-                self.method.server_step(self._server)
-        broadcast_server(self.strategy, self._server)
+        recalibrates = self.bn_stats == "recalibrate"
+        if recalibrates or self.method.has_server_step(self._server):
+            size = self.evaluation.batch_size if recalibrates else None
+            work_on_server(self.strategy, self._server, self.method, size)
 
     def configure_optimizers(self) -> Optimizer:
         """Return the server optimizer; SGD(lr=1) is plain averaging up to rounding, which the server then removes."""

@@ -125,6 +125,10 @@ class Availability:
         if self.straggler_work == 0:
             raise ConfigError("model.availability.straggler_work: 0 would be a drop-out; set drop instead")
 
+    def of(self, clients: Sequence[str], round_: int, seed: int) -> dict[str, float]:
+        """Return :meth:`work` of each of ``clients``."""
+        return {client: self.work(round_, client, seed) for client in clients}
+
     def work(self, round_: int, client: str, seed: int) -> float:
         """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""
         if self.drop == self.straggle == 0:
