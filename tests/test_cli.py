@@ -25,6 +25,7 @@ WRONG_SETTINGS = [
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
     (["--model.client.batch_size=30"], "model.client.batch_size", "model.clients.town3.batch_size to at most"),
     (["--model.client.local_epochs=0"], "model.client.local_epochs", "less than 1"),
+    (["--model.client.local_steps=0"], "model.client.local_steps", "null for whole epochs"),
     (["--model.client.sampler=identity", "--model.client.num_instances=3"], "model.client.batch_size", "multiple"),
     (["--model.clients.mars={local_epochs: 2}"], "model.clients", "choose from town0, town1, town2, town3"),
     (["--model.selection=RandomFraction", "--model.selection.fraction=2"], "model.selection.fraction", "(0, 1]"),

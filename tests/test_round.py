@@ -11,7 +11,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data import SyntheticReID
 from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.data.batches import shuffled_batches
-from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.methods import FedAvg, FedPav, FedSGD, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.selection import Availability, RandomFraction
 from fedsim.server import FedAdam
@@ -375,3 +375,34 @@ def test_a_second_view_is_another_augmentation_of_the_same_images_and_changes_no
     for first, second in mirrored.chosen:
         for a, b in zip(first, second, strict=True):  # the same image, one way round or the other
             assert torch.equal(a, b) or torch.equal(a, b.flip(-1))
+
+
+def steps_of(rounds=1, work=1.0, **options):
+    """Optimizer steps of a client's round, and its whole state after it."""
+    slow = Availability() if work == 1.0 else Availability(straggle=1.0, straggler_work=work)
+    model = make_model(FedPav(), availability=slow, client=LocalTraining(batch_size=8, optimizer=sgd, **options))
+    model = fit(model, rounds=rounds)
+    counts = {name: client.optimizer.num_steps for name, client in model.clients.items()}
+    return counts, len(shuffled_batches(model.federated.clients[0].num_images, 8, torch.Generator()))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_local_steps_end_the_round_in_whatever_epoch_they_are_reached(accumulate):
+    _, num_batches = steps_of()
+    per_epoch = -(-num_batches // accumulate)
+    for steps in (1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch + 1):
+        found, _ = steps_of(local_epochs=3, local_steps=steps, accumulate=accumulate)
+        assert found["town0"] == steps
+    assert steps_of(local_epochs=2, local_steps=1000, accumulate=accumulate)[0]["town0"] == 2 * per_epoch
+    assert steps_of(rounds=2, local_steps=2)[0]["town0"] == 2
+
+
+def test_stragglers_take_part_of_the_local_steps():
+    assert steps_of(work=0.5, local_epochs=3, local_steps=5)[0]["town0"] == 2
+    assert steps_of(work=0.1, local_steps=5)[0]["town0"] == 1
+
+
+def test_one_local_step_is_fedsgd():
+    one = LocalTraining(batch_size=8, optimizer=sgd, local_steps=1)
+    a, b = fit(make_model(FedAvg(), client=one)), fit(make_model(FedSGD(steps=1)))
+    assert torch.equal(vector(a), vector(b))

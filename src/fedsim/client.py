@@ -142,6 +142,7 @@ class Client(LightningModule):
         order = self._epoch_order()
         share = min(max(visit.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
         count = max(int(share * len(order)), 1 if epoch == 0 else 0)
+        count = visit.within_steps(epoch, count, self.training_settings)
         groups = self._groups(order[:count])
         indices = [torch.cat(group) for group in groups]
         position = 0

@@ -83,6 +83,8 @@ class LocalTraining:
 
     local_epochs: int = 1
     """E: passes over the client's images"""
+    local_steps: int | None = None
+    """optimizer steps after which the round ends, if E epochs have more; null: none"""
     batch_size: int = 32
     """B: images per batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
@@ -115,6 +117,8 @@ class LocalTraining:
         for name in ("local_epochs", "num_instances", "accumulate"):
             if self.__dict__[name] < 1:
                 raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.local_steps is not None and self.local_steps < 1:
+            raise ConfigError(f"{where}.local_steps: {self.local_steps} is less than 1; use null for whole epochs")
         if self.batch_size < 2:
             raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
         try:
@@ -137,6 +141,8 @@ class ClientOverride:
     backbone: Backbone | nn.Module | None = None
     """a network of its own; averaged with clients of the same architecture only"""
     local_epochs: int | None = None
+    """see LocalTraining"""
+    local_steps: int | None = None
     """see LocalTraining"""
     batch_size: int | None = None
     """see LocalTraining"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from fedsim.core.seeding import torch_generator
 if TYPE_CHECKING:
     from fedsim.client import Client
     from fedsim.local_optimizer import LocalOptimizer
+    from fedsim.settings import LocalTraining
 
 __all__ = ["Batch", "BatchReport", "Outcome", "Tally", "Visit"]
 
@@ -109,6 +111,17 @@ class Visit:
         self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
         self._client = client
         self._augment_streams: list[torch.Generator] = []
+        self._steps_left = 0
+
+    def within_steps(self, epoch: int, num_batches: int, settings: LocalTraining) -> int:
+        """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""
+        if settings.local_steps is None:
+            return num_batches
+        if epoch == 0:  # also of a second training in the same visit
+            self._steps_left = max(1, int(self.work * settings.local_steps))
+        count = min(num_batches, self._steps_left * settings.accumulate)
+        self._steps_left -= math.ceil(count / settings.accumulate)
+        return count
 
     def augment_stream(self, view: int) -> torch.Generator | None:
         """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""

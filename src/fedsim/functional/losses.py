@@ -12,6 +12,7 @@ __all__ = [
     "mean_cosine_distance",
     "model_contrastive",
     "smoothed_cross_entropy",
+    "soft_label_divergence",
 ]
 
 
@@ -110,3 +111,21 @@ def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Ten
     tensor(0.3200)
     """
     return F.mse_loss(F.normalize(features) if normalise else features, targets)
+
+
+def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """``T^2 sum_z Q_z log(Q_z / P_z)``, P of the student and Q of the teacher, softened by T (paper 001, Eqs. 12, 13).
+
+    Args:
+        logits: [B, Z] of the student.
+        targets: [B, Z] logits of the teacher.
+        temperature: T > 0.
+
+    Returns:
+        scalar, mean over the batch.
+
+    >>> soft_label_divergence(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log(), temperature=1.0)
+    tensor(0.1308)
+    """
+    log_p, log_q = (F.log_softmax(x / temperature, dim=1) for x in (logits, targets))
+    return temperature**2 * F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)

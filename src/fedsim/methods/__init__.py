@@ -7,6 +7,7 @@ from fedsim.methods.fedbn import FedBN
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
+from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.local import Local
 from fedsim.methods.moon import MOON
@@ -25,6 +26,8 @@ __all__ = [
     "FedNova",
     "FedPav",
     "FedProx",
+    "FedReID",
+    "FedReIDFineTune",
     "FedSGD",
     "Local",
     "PFedMe",

@@ -1,0 +1,229 @@
+"""Decentralised Learning from Independent Multi-Domain Labels for Person Re-Identification (FedReID).
+
+G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
+
+| hook            | Section "Methodology"                                                                     |
+|-----------------|-------------------------------------------------------------------------------------------|
+| download        | Eq. (7): the embedding network is the server's, the mapping network the client's own      |
+|                 | Eq. (15), noise on what is received: ``model.privacy``                                     |
+| train           | Eq. (10): the expert begins as the local client model ended when it last took part        |
+| train           | Eqs. (3), (9), (11)-(13): L^C + L^E + L^R on two views of each batch                      |
+| upload          | the embedding network, omega^f; kept for the next expert                                  |
+| (selection)     | N_S: ceil(S N) of the clients, ``model.selection: RandomFraction``                        |
+| signals         | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
+| weights         | Eq. (8), last line: theta_{k+1} <- (1 / ceil(S N)) sum over m in N_S of omega_m           |
+|                 | Eq. (14), noise on the mean: ``model.privacy``                                             |
+
+The embedding network is the trunk, the mapping network neck and head. ``share_neck`` and ``share_head`` average those,
+too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
+
+:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: one client's own training from the global
+model, which is also its expert.
+
+Deviations and silences:
+
+- The expert of round k+1 is the local client model's end in round k, not the last expert's: the expert is thrown away.
+  So a client keeps a trunk between rounds. One that skips rounds goes on from its last one; in a client's first round
+  both models begin as the server's.
+- The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So the two models share
+  nothing in the backward pass, and each steps by its own optimizer; of SGD a joint one would do the same. ``grad_clip``
+  bounds each on its own. Label smoothing and triplet, which the paper has not, enter L^C and L^E.
+- t_max is 1 "local step" in the paper and an epoch in its code: ``local_epochs``. ``local_steps`` counts steps.
+- Eq. (8), first line, sums gradients, which is the last line's mean for plain SGD only; with momentum it is the mean.
+- The text lets all clients train and aggregates some (``aggregated``); the code draws before training, which saves the
+  rest's work. Of equal S the server's model differs only by how fresh heads and experts are.
+- The text has a ReLU in the mapping network, the code a LeakyReLU: ``model.neck.activation``.
+- The code is another algorithm. The client model starts from half of the received one and half of its own last
+  (``start_mix: 0.5``), the expert from the received one (``expert_from: global``), and both see the same images
+  (``views: same``). It also sends all clients' mapping networks to everybody, though each is used by its owner only:
+  here they stay at home.
+- The log counts the local client model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
+from fedsim.functional.losses import soft_label_divergence
+from fedsim.functional.weighting import uniform_weights
+from fedsim.method import Method, Report, Upload
+from fedsim.models.groups import Group, body_groups
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["FedReID", "FedReIDFineTune"]
+
+_EXPERT = "expert"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedReID(Method):
+    """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
+
+    expert: bool = True
+    """whether clients have an expert (Figure 4 d); it costs a second local training"""
+    temperature: float = 3.0
+    """$T$ in Eqs. (12) and (13)"""
+    expert_from: Literal["previous", "global"] = "previous"
+    """what the expert starts from: Eq. (10), or the received model (the authors' code)"""
+    start_mix: float = 1.0
+    """share of the received model in what the client model starts from, the rest is its own last one: 1 in Eq. (7), 0.5
+    in the authors' code"""
+    views: Literal["separate", "same"] = "separate"
+    """whether the two models see views of a batch that are augmented apart, or the same (the authors' code)"""
+    aggregated: float = 1.0
+    """$S$ in Eq. (5), where all that ``model.selection`` selects train and a part of them is averaged"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space (the paper's CIFAR-10)"""
+    share_neck: bool = False
+    """whether the embedding layers before the head are averaged"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_temperature(self.temperature)
+        if not 0 < self.start_mix <= 1:
+            raise ConfigError(f"model.method.start_mix: {self.start_mix} is not in (0, 1]")
+        if not 0 < self.aggregated <= 1:
+            raise ConfigError(f"model.method.aggregated: {self.aggregated} is not in (0, 1]")
+        body_groups(self.share_neck, self.share_head)
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The trunk, and what is shared of neck and head."""
+        return body_groups(self.share_neck, self.share_head)
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """The lot, if the server draws after training."""
+        return ("lot",) if self.aggregated < 1 else ()
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train the local client model, and beside it the local expert."""
+        main = client.resident
+        received = server.model(main.arch)
+        previous = client.kept.get("embedding", received)
+        if self.start_mix < 1:
+            main.flat.shared.copy_(self.start_mix * received + (1 - self.start_mix) * previous)
+        if not self.expert:
+            super().train(client, server)
+            return
+        expert = client.trainable_replica(_EXPERT)
+        expert.flat.shared.copy_(previous if self.expert_from == "previous" else received)  # Eq. (10)
+        expert.private.copy_(main.private)
+        for epoch in range(client.training_settings.local_epochs):
+            for batch in client.batches(epoch, views=2 if self.views == "separate" else 1):
+                soft_labels = self._step_expert(client, expert, batch)
+                output = client.forward(batch.images)
+                l_c = client.supervised_loss(output, batch.labels)  # Eq. (9)
+                l_r = soft_label_divergence(output.logits, soft_labels, self.temperature)  # Eqs. (12), (13)
+                client.step(l_c + l_r)  # Eq. (3): L^E is the expert's alone
+
+    def _step_expert(self, client: Client, expert: Resident, batch: Batch) -> Tensor:
+        """Step the expert; return its logits [B, Z] from before, without gradient."""
+        (images,) = batch.views or (batch.images,)
+        output = expert.forward(images, client.visit.precision)
+        l_e = client.supervised_loss(output, batch.labels, counts=False)  # Eq. (11)
+        client.step(l_e, optimizer=expert.optimizer(client.training_settings))
+        return output.logits.detach()
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return the client's lot: the server aggregates the smallest."""
+        if self.aggregated == 1:
+            return {}
+        return {"lot": numpy_generator(server.seed, server.round, client.client_name, "aggregated").random()}
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return the embedding network, and keep it for the next time if it is needed."""
+        if self.start_mix < 1 or (self.expert and self.expert_from == "previous"):
+            client.keep("embedding", client.resident.flat.shared)
+        return super().upload(client, server)
+
+    # -- on the server -------------------------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return 1 / ceil(S N) for the clients that are aggregated (Eq. 8)."""
+        if self.aggregated == 1:
+            return uniform_weights(reports)
+        count = math.ceil(self.aggregated * len(reports) - 1e-9)  # 0.28 * 25 is 7.000000000000001
+        chosen = uniform_weights(dict.fromkeys(sorted(reports, key=lambda k: reports[k].signals["lot"])[:count]))
+        return {client: chosen.get(client, 0.0) for client in reports}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedReIDFineTune(Method):
+    """A client's own training from the global model, with that model as its expert (Table 6).
+
+    ``model.backbone.weights`` names the global model, as ``fedsim export`` writes it. Nothing is shared, so clients may
+    be others than those of the federation: this is also how a new one adapts.
+
+    Table 6 says no more than "local data for training and a global model as the expert". The exported model has no
+    mapping network, and those that clients have at home belong to their own trunks; a new client has none at all. So in
+    its first round every client trains one on the frozen trunk, in evaluation mode, for ``mapping_epochs``. Both models
+    start from the two together; from then on the expert is frozen, in evaluation mode, and the loss is
+    L^C + L^R of Eqs. (9) and (13).
+    """
+
+    temperature: float = 3.0
+    """$T$ in Eqs. (12) and (13)"""
+    mapping_epochs: int = 5
+    """passes over the images for the expert's neck and head, on top of the first round's own; paper silent"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_temperature(self.temperature)
+        if self.mapping_epochs < 1:
+            raise ConfigError(f"model.method.mapping_epochs: {self.mapping_epochs} is less than 1")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The empty set."""
+        return frozenset()
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train on labels and on the expert's soft labels."""
+        if _EXPERT not in client.kept:
+            self._train_mapping(client)
+            client.keep(_EXPERT, client.resident.whole)
+        expert = client.resident.replica(_EXPERT)
+        expert.whole.copy_(client.kept[_EXPERT])
+        expert.model.eval()
+        for epoch in range(client.training_settings.local_epochs):
+            for batch in client.batches(epoch, views=2):
+                with torch.no_grad():
+                    soft_labels = expert.forward(batch.views[0], client.visit.precision).logits
+                output = client.forward(batch.images)
+                l_c = client.supervised_loss(output, batch.labels)  # Eq. (9)
+                client.step(l_c + soft_label_divergence(output.logits, soft_labels, self.temperature))  # Eq. (13)
+
+    def _train_mapping(self, client: Client) -> None:
+        """Train neck and head on the trunk as it is."""
+        backbone = client.resident.model.backbone
+        backbone.eval()  # its running statistics stay, too
+        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        with ExitStack() as stack:
+            for parameter in trained:
+                stack.callback(parameter.requires_grad_, True)
+                parameter.requires_grad_(False)
+            for _ in range(self.mapping_epochs):
+                for batch in client.batches(0):
+                    client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False))
+        backbone.train()
+        client.resident.reset_counters()
+        client.optimizer.reset(client.round)
+
+
+def _check_temperature(value: float) -> None:
+    if value <= 0:
+        raise ConfigError(f"model.method.temperature: {value} is not positive")
