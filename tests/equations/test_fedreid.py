@@ -125,16 +125,16 @@ def assert_like(found, loops):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_rounds(momentum, fraction):
+@pytest.mark.parametrize(("fraction", "rounds"), [(1.0, 3), (0.5, 4)])
+def test_rounds(momentum, fraction, rounds):
     """Some clients skip rounds, and then begin with an expert of their last one."""
     selection = RandomFraction(fraction)
     loops = Loops(momentum, selection)
-    for t in range(4):
+    for t in range(rounds):
         loops.round(t)
-    found = play(FedReID(), 4, momentum=momentum, selection=selection)
+    found = play(FedReID(), rounds, momentum=momentum, selection=selection)
     assert_like(found, loops)
-    without = play(FedReID(expert=False), 4, momentum=momentum, selection=selection)
+    without = play(FedReID(expert=False), rounds, momentum=momentum, selection=selection)
     assert not torch.allclose(vector(found, "smooth"), vector(without, "smooth"), atol=1e-4)
 
 
@@ -289,7 +289,7 @@ def test_all_train_and_a_fraction_is_aggregated(fraction, count):
         weights = {n: model.round_metrics[f"train/{n}/weight"] for n in uploads}
         assert sorted(weights.values()) == [0.0] * (4 - count) + [1 / count] * count
         mean = sum(weights[n] * upload for n, upload in uploads.items())
-        torch.testing.assert_close(vector(model).double(), mean, rtol=0, atol=1e-7)
+        torch.testing.assert_close(vector(model).double(), mean, rtol=2e-7, atol=1e-7)
         chosen.append(frozenset(n for n, weight in weights.items() if weight))
     assert len(set(chosen)) > 1
 
