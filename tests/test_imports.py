@@ -51,6 +51,7 @@ LEVELS = [
         "hardware",
         "resident",
         "local_optimizer",
+        "pruning",
         "checkpoint",
         "control",
         "cluster",

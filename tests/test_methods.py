@@ -16,6 +16,7 @@ from fedsim.methods import (
     FedAtt,
     FedAvg,
     FedBN,
+    FedDIP,
     FedNova,
     FedPav,
     FedProx,
@@ -23,8 +24,10 @@ from fedsim.methods import (
     FedReIDFineTune,
     FedSGD,
     Local,
+    LotteryFL,
     PFedMe,
     Scaffold,
+    SubFedAvg,
 )
 from fedsim.models import Neck
 from fedsim.selection import RandomFraction
@@ -54,7 +57,11 @@ METHODS = {
     "SKA": SKA(),
     "SKA-before": SKA(personal="before_aggregation", attn_local=False),
     "SKA-LSN-avg": SKA(dual=False, unseen="avg", avg_every=2),
+    "LotteryFL": LotteryFL(start_accuracy=0.0, step=0.3),
+    "SubFedAvg": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
+    "FedDIP": FedDIP(rounds=3, initial=0.3, reconfig_interval=2, lam=0.01, lam_steps=3),
 }
+EPOCHS = {"SubFedAvg": 2}
 
 
 def test_every_method_is_tried():
@@ -74,10 +81,10 @@ def _final_methods():
 
 def play(name, devices, rounds, ckpt_path=None):
     """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
-    model = make_model(
-        METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7),
-        client=LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.05)),
-    )  # fmt: skip
+    training = LocalTraining(
+        batch_size=8, local_epochs=EPOCHS.get(name, 1), optimizer=partial(torch.optim.SGD, lr=0.05)
+    )
+    model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
     data = make_data(
         SyntheticReID(clients=3, unseen=1, scale=0.2), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
         public="new0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -70,6 +70,11 @@ class Aggregator:
     Where weights are known when a round begins, each upload is added at once. Otherwise uploads wait in host memory.
     Both give the same bits: the sums run over a rank's clients in the order in which they trained.
 
+    Where clients prune, the buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is that over the
+    clients that have it: ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody has
+    pruned, so that masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same order
+    at both places; there it is 1 up to rounding.) Statistics are not masked.
+
     Args:
         strategy: the collectives.
         statistics: by architecture.
@@ -77,6 +82,7 @@ class Aggregator:
         reduction: exact, or plain fp32.
         device: where sums are made.
         seed: of the run.
+        has_masks: whether uploads may have element masks.
     """
 
     def __init__(
@@ -87,14 +93,20 @@ class Aggregator:
         reduction: Literal["exact", "fp32"],
         device: torch.device,
         seed: int,
+        has_masks: bool = False,
     ) -> None:
         self.strategy = strategy
         self.statistics = statistics
         self.archs = archs
         self.is_exact = reduction == "exact"
         self.seed = seed
+        self.has_masks = has_masks
+        self.dead: dict[str, Tensor] = {}
+        """architecture -> which shared parameters all of the last round's clients have pruned, bool
+        [num_shared_parameters]; their mean is 0 and means nothing"""
         dtype = torch.float64 if self.is_exact else torch.float32
-        self._totals = {a: torch.zeros(s.num_shared, dtype=dtype, device=device) for a, s in statistics.items()}
+        lengths = {a: s.num_shared + (s.span.start + 1) * has_masks for a, s in statistics.items()}
+        self._totals = {a: torch.zeros(length, dtype=dtype, device=device) for a, length in lengths.items()}
         self._extras: dict[tuple[str, str], Tensor] = {}
         self._shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
         self._waiting: dict[str, Upload] = {}
@@ -126,6 +138,7 @@ class Aggregator:
         self.round = round_
         self._weights = weights
         self._waiting = {}
+        self.dead = {}
         for total in self._totals.values():
             total.zero_()
         self._shapes = extras
@@ -140,13 +153,15 @@ class Aggregator:
         arch = self.archs[client]
         shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
         assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
-        return Upload(self.statistics[arch].encode(upload.vector), upload.extras)
+        assert upload.mask is None or self.has_masks, "has_masks declares no masks"
+        return replace(upload, vector=self.statistics[arch].encode(upload.vector))
 
     def add(self, client: str, contribution: Upload) -> None:
         """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
         if self._weights is None:
             extras = {name: tensor.to("cpu", copy=True) for name, tensor in contribution.extras.items()}
-            self._waiting[client] = Upload(contribution.vector.to("cpu", copy=True), extras)
+            mask = None if contribution.mask is None else contribution.mask.to("cpu", copy=True)
+            self._waiting[client] = Upload(contribution.vector.to("cpu", copy=True), extras, mask)
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
@@ -177,11 +192,27 @@ class Aggregator:
 
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
         arch = self.archs[client]
-        x, total = upload.vector.to(self._totals[arch].device), self._totals[arch]
+        total = self._totals[arch]
+        sums, kept = total.split([self.statistics[arch].num_shared, len(total) - self.statistics[arch].num_shared])
+        x = upload.vector.to(total.device)
+        if self.has_masks:
+            mask = torch.ones(len(kept), dtype=torch.bool, device=total.device)
+            if upload.mask is not None:
+                mask[:-1] = upload.mask
+                x = x.clone()
+                x[: len(mask) - 1].masked_fill_(~mask[:-1], 0.0)
+            self._add(kept, self._weight_of_parameters(client, weights), mask)
         for span, weight in self._stretches(client, arch, weights):
-            self._add(total[span], weight, x[span])
+            self._add(sums[span], weight, x[span])
         for name, tensor in upload.extras.items():
             self._add(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
+
+    def _weight_of_parameters(self, client: str, weights: Weights) -> float:
+        """Return the one weight of all parameters, where there are masks."""
+        if weights.parameters is None:
+            return weights.clients[client]
+        assert len(weights.parameters[client]) == 1, "weights of single tensors do not go together with masks"
+        return weights.parameters[client][0]
 
     def _stretches(self, client: str, arch: str, weights: Weights) -> Iterator[tuple[slice, float]]:
         """Yield (span, weight): one stretch if all of the client's upload has the same weight."""
@@ -206,4 +237,12 @@ class Aggregator:
 
     def _mean(self, arch: str) -> Tensor:
         total = self.strategy.sum_(self._totals[arch])
-        return self.statistics[arch].decode(total.div_(GRID) if self.is_exact else total).to(torch.float32)
+        if self.is_exact:
+            total.div_(GRID)
+        num_shared = self.statistics[arch].num_shared
+        mean = total[:num_shared]
+        if self.has_masks:
+            share = total[num_shared:-1] / total[-1]  # of the weights
+            self.dead[arch] = share == 0
+            mean[: len(share)].div_(share).masked_fill_(self.dead[arch], 0.0)
+        return self.statistics[arch].decode(mean).to(torch.float32)

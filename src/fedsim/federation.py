@@ -36,7 +36,7 @@ from fedsim.evaluation.classification import evaluator_for
 from fedsim.evaluation.summary import few_names
 from fedsim.hardware import Hardware
 from fedsim.hosting import Host
-from fedsim.ledger import Ledger
+from fedsim.ledger import Accounting, Ledger
 from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
@@ -67,6 +67,7 @@ class Federation(LightningModule):
         availability: drop-outs and stragglers.
         privacy: WhiteNoise, or DifferentialPrivacy; null: what is sent is not changed.
         hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
+        accounting: how bytes are counted, of pruned models above all.
         server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
             model becomes the weighted mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.server.BatchNormStatistics.
@@ -92,6 +93,7 @@ class Federation(LightningModule):
         availability: Availability = Availability(),  # noqa: B008
         privacy: Privacy | None = None,
         hardware: Hardware | None = None,
+        accounting: Accounting = Accounting(),  # noqa: B008
         server_optimizer: OptimizerCallable | None = None,
         bn_stats: StatisticsPolicy = "mean",
         reduction: Literal["exact", "fp32"] = "exact",
@@ -116,6 +118,7 @@ class Federation(LightningModule):
         self.availability = availability
         self.privacy = privacy or Privacy()
         self.hardware = hardware
+        self.accounting = accounting
         self.server_optimizer = server_optimizer
         self.bn_stats: StatisticsPolicy = bn_stats
         self.reduction = reduction
@@ -151,7 +154,7 @@ class Federation(LightningModule):
             self.aggregator.begin(self.round, extras, self._early_weights(called))
             # 3. Each rank trains its clients, one after another.
             columns = (self.method.signal_names, self.strategy.world_size, self.aggregator.num_tensors(self.method))
-            table = self.round_table = RoundTable(self._names, *columns)
+            table = self.round_table = RoundTable(self._names, *columns, has_masks=self.method.has_masks)
             error = self.host.train(self.round, called, work, table, keep_snapshots=self._is_evaluation_round)
             # 4. All ranks meet: what each client reports, who is left out, whether somebody asked to stop.
             self.strategy.exchange(table.parts, error)
@@ -167,7 +170,7 @@ class Federation(LightningModule):
                 self._server.received = self.aggregator.received(weights)
                 self._step_server(means, weights)
         shares = {name: weights[self.archs[name]].clients[name] for name in trained}
-        self.ledger.record(self.round, list(work), table.images(trained))
+        self.ledger.record(self.round, list(work), table.images(trained), table.masks(trained))
         self._log_round(table.metrics(shares, time.perf_counter() - started))
         if table.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
             self.strategy.request_stop(table.stop_signal, self.strategy.stop_deadline)
@@ -185,7 +188,8 @@ class Federation(LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
-        self._server.step(optimizer.step, means, exact, {arch: w.step_size for arch, w in weights.items()})
+        sizes = {arch: w.step_size for arch, w in weights.items()}
+        self._server.step(optimizer.step, means, exact, sizes, self.aggregator.dead)
         recalibrates = self.bn_stats == "recalibrate"
         if recalibrates or self.method.has_server_step(self._server):
             size = self.evaluation.batch_size if recalibrates else None
@@ -244,7 +248,8 @@ class Federation(LightningModule):
                 self.assemble(data, strategy.global_rank, strategy.world_size, device)
                 for callback in callbacks:
                     callback.on_placed(self.placement)
-            self.aggregator = Aggregator(strategy, self.statistics, self.archs, self.reduction, device, self.seed)
+            kinds = (self.statistics, self.archs, self.reduction)
+            self.aggregator = Aggregator(strategy, *kinds, device, self.seed, self.method.has_masks)
             for client in self.clients.values():  # Lightning's option counts a client's batches; fast_dev_run sets it
                 client.limit_batches = limit if isinstance(limit, int) else data.limit_client_batches
             how = (self.on_bad_update, str(self.trainer.precision), callbacks, self.privacy)
@@ -276,8 +281,9 @@ class Federation(LightningModule):
         self.placement: Placement = place(self.costs, world_size)
         check_image_sizes(self.residents, data)
         self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
+        self.server.load_kept({a: self.method.initial_server_kept(r) for a, r in self.residents.items()})
         self.privacy.prepare(self.method, self.server, self.selection)
-        self.ledger = Ledger(self.method, self.server, self.archs, self.hardware)
+        self.ledger = Ledger(self.method, self.server, self.archs, self.hardware, self.accounting)
         self.store: ClientStore = make_store(self.client_store, device)
         hosted = set(self.placement.hosted_by(rank))
         self.clients = build_clients(
@@ -368,7 +374,8 @@ class Federation(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
         what = (self.method, self.residents, self._num_classes, self.placement.ranks, self.threads)
-        checkpoint[CONTENT_KEY] = describe_content(*what) | {"traffic": dict(self.ledger.totals)}
+        traffic = {"traffic": dict(self.ledger.totals), "kept": dict(self.ledger.kept)}
+        checkpoint[CONTENT_KEY] = describe_content(*what) | traffic
         checkpoint[SERVER_KEY] = self._server.kept
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
@@ -383,6 +390,6 @@ class Federation(LightningModule):
             check_content(content, self.method, self.residents, self._num_classes)
             load_states(Path(content["path"]), content, self.clients)
             self._server.load_kept(checkpoint.get(SERVER_KEY, {}))
-            self.ledger.load_totals(content.get("traffic"))
+            self.ledger.load_totals(content.get("traffic"), content.get("kept", {}))
             if content["threads"] != self.threads:
                 log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])

@@ -11,9 +11,9 @@ from fedsim.aggregation import Aggregator
 from fedsim.callbacks.events import RoundCallback
 from fedsim.client import BatchReport, Client, Outcome
 from fedsim.core.errors import BadUpdateError
-from fedsim.method import Method
+from fedsim.method import Method, Upload
 from fedsim.privacy import Privacy
-from fedsim.round_table import RoundTable, Signals
+from fedsim.round_table import MaskReport, RoundTable, Signals
 from fedsim.server import Server
 from fedsim.strategy import FederatedStrategy
 
@@ -110,7 +110,7 @@ class Host:
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
-        return outcome, signals
+        return outcome, signals._replace(mask=_report_mask(client, upload)) if self.method.has_masks else signals
 
     def _measure(self, client: Client) -> Signals:
         """Ask the method for its signals; what is not finite is a bad update."""
@@ -126,3 +126,10 @@ class Host:
         self.strategy.poll()
         for callback in self.callbacks:
             callback.on_client_batch(report)
+
+
+def _report_mask(client: Client, upload: Upload) -> MaskReport:
+    """Count what an upload's mask leaves."""
+    total = client.resident.flat.num_shared_elements
+    pruned = 0 if upload.mask is None else int((~upload.mask).count_nonzero())
+    return MaskReport(total - pruned, upload.mask is not None and upload.is_new_mask)

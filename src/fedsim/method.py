@@ -37,6 +37,12 @@ class Upload:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     """further float32 tensors, as :meth:`Method.extras_up` declares them; the server gets their plain means over the
     clients of an architecture that count"""
+    mask: Tensor | None = None
+    """[num_shared_parameters] bool on the device, of methods that declare :attr:`Method.has_masks`: False where the
+    client has pruned an element, which then does not count in the mean; what lies between tensors is True. Running
+    statistics always count. None: nothing is pruned"""
+    is_new_mask: bool = True
+    """whether the server must be told the mask: it is not that of the client's last upload"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,18 @@ class Method(ABC):
         """Whether weights are unknown until all clients have trained."""
         return bool(self.signal_names) or self.has_tensor_signals
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether clients prune: :attr:`Upload.mask` says which elements count. Costs a second vector in the sums."""
+        return False
+
+    def server_mask(self, server: Server, arch: str) -> Tensor | None:
+        """Which shared parameters are not pruned where the server prunes for all, bool [num_shared_parameters].
+
+        It is what downloads are reduced to, for :mod:`fedsim.ledger` to count. None: the server does not prune.
+        """
+        return None
+
     def has_server_step(self, server: Server) -> bool:
         """Whether :meth:`server_step` does anything in round ``server.round``; if not, no rank waits for it."""
         return type(self).server_step is not Method.server_step
@@ -113,6 +131,10 @@ class Method(ABC):
 
     def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
         """Return what a client keeps before its first round; ``resident`` has the initial weights."""
+        return {}
+
+    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return what the server keeps before the first round; ``resident`` has the initial weights."""
         return {}
 
     # -- on the client -------------------------------------------------------------------------------------------------

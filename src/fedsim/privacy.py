@@ -282,6 +282,11 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
             f"model.method: {name}, as it is configured, measures signals on the clients, which differential privacy "
             "does not cover; choose a method or weighting without them"
         )
+    if method.has_masks:
+        raise ConfigError(
+            f"model.method: {name} uploads which elements its clients prune, without noise; differential privacy needs "
+            "a method without masks of the clients"
+        )
     if method.needs_public_images:
         raise ConfigError(
             f"model.method: {name}, as it is configured, needs public images, and differential privacy does not cover "

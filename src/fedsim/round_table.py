@@ -13,18 +13,29 @@ from fedsim.client import Outcome
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.method import Report
 
-__all__ = ["RoundTable", "Signals"]
+__all__ = ["MaskReport", "RoundTable", "Signals"]
 
 log = logging.getLogger(__name__)
 
 _COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
+_MASK_COLUMNS = ("kept", "new mask")
+
+
+class MaskReport(NamedTuple):
+    """What the bytes of a pruned upload depend on."""
+
+    kept: int
+    """shared parameters, counted by element, that the client has not pruned"""
+    is_new: bool
+    """whether the server did not know the mask"""
 
 
 class Signals(NamedTuple):
-    """What a client measured for the server's weights."""
+    """What a client measured for the server's weights, and what it has pruned."""
 
     by_name: Mapping[str, float]
     of_tensors: Sequence[float]
+    mask: MaskReport | None = None
 
 
 class RoundTable:
@@ -35,6 +46,7 @@ class RoundTable:
         signal_names: what the method measures; the last columns.
         world_size: number of ranks.
         num_tensors: client -> how many tensors the method measures a number for; empty: it does not.
+        has_masks: whether clients prune.
     """
 
     def __init__(
@@ -43,12 +55,15 @@ class RoundTable:
         signal_names: Sequence[str],
         world_size: int,
         num_tensors: Mapping[str, int] | None = None,
+        has_masks: bool = False,
     ) -> None:
         self._num_tensors = num_tensors or {}
         self._tensors = torch.zeros(len(self._num_tensors), max(self._num_tensors.values(), default=0)).double()
         self.signal_names = tuple(signal_names)
         self._row_of = {name: row for row, name in enumerate(clients)}
-        self._table = torch.zeros(len(clients), len(_COLUMNS) + len(signal_names), dtype=torch.float64)
+        self._mask_columns = _MASK_COLUMNS if has_masks else ()
+        width = len(_COLUMNS) + len(signal_names) + len(self._mask_columns)
+        self._table = torch.zeros(len(clients), width, dtype=torch.float64)
         self._filled: dict[int, list[float]] = {}
         self._busy = torch.zeros(world_size, dtype=torch.float64)
         self._signals = torch.zeros(world_size, dtype=torch.float64)
@@ -70,6 +85,9 @@ class RoundTable:
             values = torch.tensor(signals.of_tensors, dtype=torch.float64)
             self._tensors[self._row_of[client], : self._num_tensors[client]] = values
         row = [*outcome, 0.0, *(signals.by_name[name] for name in self.signal_names)]
+        if self._mask_columns:
+            assert signals.mask is not None
+            row += map(float, signals.mask)
         self._filled[self._row_of[client]] = row
         self._busy[rank] += outcome.seconds
 
@@ -103,9 +121,20 @@ class RoundTable:
     def report(self, client: str, num_images: int) -> Report:
         """Return what the server knows about a client."""
         row = self._row_of[client]
-        signals = self._table[row, len(_COLUMNS) :].tolist()
+        signals = self._table[row, len(_COLUMNS) :][: len(self.signal_names)].tolist()
         of_tensors = self._tensors[row, : self._num_tensors[client]].tolist() if self._num_tensors else ()
         return Report(num_images, dict(zip(self.signal_names, signals, strict=True)), tuple(of_tensors))
+
+    def masks(self, trained: Sequence[str]) -> dict[str, MaskReport]:
+        """Return what each client has pruned, where clients prune.
+
+        Args:
+            trained: clients whose updates count.
+        """
+        if not self._mask_columns:
+            return {}
+        rows = {name: self._table[self._row_of[name], -len(_MASK_COLUMNS) :].tolist() for name in trained}
+        return {name: MaskReport(int(kept), bool(is_new)) for name, (kept, is_new) in rows.items()}
 
     def images(self, trained: Sequence[str]) -> dict[str, float]:
         """Return how many images each client trained on, over all local epochs.
@@ -143,7 +172,8 @@ class RoundTable:
         """
         found = {}
         for name in trained:
-            loss, correct, images, seconds, _, *signals = self._table[self._row_of[name]].tolist()
+            loss, correct, images, seconds, _, *others = self._table[self._row_of[name]].tolist()
+            signals = others[: len(self.signal_names)]
             seen = max(images, 1)
             found[name] = {"loss": loss / seen, "accuracy": correct / seen, "images": images, "seconds": seconds}
             found[name] |= dict(zip(self.signal_names, signals, strict=True))

@@ -158,6 +158,7 @@ class Server(nn.Module):
         means: Mapping[str, Tensor],
         exact: Mapping[str, slice],
         sizes: Mapping[str, float] | None = None,
+        dead: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Step every vector with the pseudo-gradient ``theta - mean`` (Reddi et al., ICLR 2021).
 
@@ -169,15 +170,24 @@ class Server(nn.Module):
                 optimizer should touch, or all of it for plain averaging.
             sizes: architecture -> how far the parameters move towards the mean, where it is not 1; statistics always
                 become their mean.
+            dead: architecture -> the parameters that all clients have pruned, bool [num_shared_parameters], where
+                clients prune: they have no mean and stay, whatever the optimizer's momentum says.
         """
+        held = {arch: mask.nonzero()[:, 0] for arch, mask in (dead or {}).items()}
+        before = {arch: self.model(arch)[index] for arch, index in held.items()}
         means = {arch: self._between(arch, mean, (sizes or {}).get(arch, 1.0)) for arch, mean in means.items()}
         for arch, mean in means.items():
             steps = exact[arch] != slice(None)  # else the optimizer has nothing to do but to count
-            self.vectors[arch].grad = self.model(arch) - mean if steps else None
+            gradient = self.model(arch) - mean if steps else None
+            if gradient is not None and arch in held:
+                gradient[held[arch]] = 0.0
+            self.vectors[arch].grad = gradient
         optimizer()
         with torch.no_grad():
             for arch, mean in means.items():
                 self.vectors[arch][exact[arch]] = mean[exact[arch]]
+            for arch, index in held.items():
+                self.model(arch)[index] = before[arch]
         for vector in self.vectors.values():
             vector.grad = None
 

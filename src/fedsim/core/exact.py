@@ -46,7 +46,7 @@ def accumulate(total: Tensor, weight: float, x: Tensor) -> None:
     Args:
         total: [n] float64, changed in place; whole numbers below 2**53.
         weight: a factor in [0, 1].
-        x: [n] float32, finite and at most :data:`MAX_MAGNITUDE`.
+        x: [n] float32, finite and at most :data:`MAX_MAGNITUDE`; or bool, for ones and zeros.
 
     >>> total = torch.zeros(2, dtype=torch.float64)
     >>> accumulate(total, 0.25, torch.tensor([4.0, 8.0]))

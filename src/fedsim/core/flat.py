@@ -108,6 +108,11 @@ class FlatParameters:
         return [entry for entry in self.shared_entries if entry.kind == "parameter"]
 
     @property
+    def num_shared_elements(self) -> int:
+        """Elements of :attr:`shared_parameters`, without the padding between them."""
+        return sum(entry.numel for entry in self.shared_parameters)
+
+    @property
     def gradients(self) -> Tensor:
         """A second buffer of the same layout, for gradients; made when it is first asked for."""
         if self._gradients is None:

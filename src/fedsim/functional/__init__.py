@@ -1,6 +1,6 @@
 """Pure functions: tensors in, tensors out, one equation each."""
 
-from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes
+from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.functional.weighting import normalise, size_weights, uniform_weights
@@ -15,5 +15,6 @@ __all__ = [
     "second_moments",
     "size_weights",
     "smoothed_cross_entropy",
+    "sparse_bytes",
     "uniform_weights",
 ]

@@ -6,7 +6,11 @@ than 32-bit ``index``.
 
 from __future__ import annotations
 
-__all__ = ["bitmap_bytes", "dense_bytes", "index_bytes"]
+from typing import Literal
+
+__all__ = ["Encoding", "bitmap_bytes", "dense_bytes", "index_bytes", "sparse_bytes"]
+
+Encoding = Literal["dense", "bitmap", "index", "min"]
 
 _VALUE = 4
 """bytes of a float32"""
@@ -48,6 +52,36 @@ def index_bytes(num_elements: int, num_nonzero: int, packed: bool = False) -> in
     _check(num_elements, num_nonzero)
     bits = max(num_elements - 1, 0).bit_length() if packed else 32
     return -(-bits * num_nonzero // 8) + _VALUE * num_nonzero
+
+
+def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:
+    """Return the bytes of a payload in an encoding.
+
+    Args:
+        num_elements: n.
+        num_nonzero: nnz.
+        encoding: ``min`` is the shortest of the three others.
+        known: whether the receiver knows already which elements are not zero: their values then do, ``4 nnz``, in all
+            encodings but ``dense``.
+
+    >>> [sparse_bytes(64, 3, encoding) for encoding in ("dense", "bitmap", "index", "min")]
+    [256, 20, 24, 20]
+    >>> sparse_bytes(64, 3, "min", known=True)
+    12
+    """
+    if encoding == "dense":
+        return dense_bytes(num_elements)
+    if known:
+        _check(num_elements, num_nonzero)
+        return dense_bytes(num_nonzero)
+    lengths = {
+        "bitmap": bitmap_bytes(num_elements, num_nonzero),
+        "index": index_bytes(num_elements, num_nonzero),
+        "min": min(
+            dense_bytes(num_elements), bitmap_bytes(num_elements, num_nonzero), index_bytes(num_elements, num_nonzero)
+        ),
+    }
+    return lengths[encoding]
 
 
 def _check(num_elements: int, num_nonzero: int) -> None:

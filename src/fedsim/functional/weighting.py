@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["normalise", "sgd_normaliser", "size_weights", "softmax_weights", "uniform_weights"]
+__all__ = ["klpwa_weights", "normalise", "sgd_normaliser", "size_weights", "softmax_weights", "uniform_weights"]
 
 
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
@@ -43,6 +43,31 @@ def uniform_weights(clients: Mapping[str, object]) -> dict[str, float]:
     {'a': 0.5, 'b': 0.5}
     """
     return {client: 1.0 / len(clients) for client in clients}
+
+
+def klpwa_weights(
+    divergences: Mapping[str, float], pruned: Mapping[str, float], alpha: float = 0.5
+) -> dict[str, float]:
+    """KL-divergence- and pruning-weighted aggregation (FedKLPR, paper 004, Eqs. 10 to 13).
+
+    ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``. While nobody has pruned, the first quotient is
+    the weight.
+
+    Args:
+        divergences: client -> kl_k >= 0, how its feature distribution has changed.
+        pruned: client -> PR_k, pruned share of its prunable weights.
+        alpha: $alpha$; the paper's beta is 1 - alpha. It gives neither.
+
+    >>> klpwa_weights({"a": 1.0, "b": 3.0}, {"a": 0.6, "b": 0.2})
+    {'a': 0.575, 'b': 0.425}
+    >>> klpwa_weights({"a": 1.0, "b": 3.0}, {"a": 0.0, "b": 0.0})
+    {'a': 0.25, 'b': 0.75}
+    """
+    klaw = normalise(divergences)
+    if not any(pruned.values()):
+        return klaw
+    praw = normalise({client: ratio**2 for client, ratio in pruned.items()})
+    return {client: alpha * klaw[client] + (1 - alpha) * praw[client] for client in divergences}
 
 
 def softmax_weights(signals: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:

@@ -4,16 +4,19 @@ from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedbn import FedBN
+from fedsim.methods.feddip import FedDIP
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.local import Local
+from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
 from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
+from fedsim.methods.subfedavg import SubFedAvg
 
 __all__ = [
     "MOON",
@@ -23,6 +26,7 @@ __all__ = [
     "FedAtt",
     "FedAvg",
     "FedBN",
+    "FedDIP",
     "FedNova",
     "FedPav",
     "FedProx",
@@ -30,6 +34,8 @@ __all__ = [
     "FedReIDFineTune",
     "FedSGD",
     "Local",
+    "LotteryFL",
     "PFedMe",
     "Scaffold",
+    "SubFedAvg",
 ]

@@ -1,0 +1,173 @@
+"""Magnitude pruning: which elements of a vector of weights are kept.
+
+A mask is bool [n], as long as the weights: False where an element is pruned. Only elements of ``layers``, slices of the
+vector, can be pruned; a mask is True everywhere else. Masks are explicit: a weight that happens to be 0 is not pruned.
+Of equal magnitudes the first one counts as smaller, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "cubic_sparsity",
+    "global_magnitude_mask",
+    "hamming_distance",
+    "layerwise_magnitude_mask",
+    "next_step",
+    "pruned_fraction",
+    "stepped_weight",
+    "zero_pruned_",
+]
+
+
+def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:
+    """Set pruned elements to 0 in place (a product would leave -0 and NaN).
+
+    >>> zero_pruned_(torch.tensor([-1.0, 2.0]), torch.tensor([False, True]))
+    tensor([0., 2.])
+    """
+    return weights.masked_fill_(~mask, 0.0)
+
+
+def pruned_fraction(mask: Tensor, layers: Sequence[slice]) -> float:
+    """Return $PR$, the share of the elements of ``layers`` that is pruned; 0 without layers.
+
+    >>> pruned_fraction(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
+    0.25
+    """
+    total = sum(layer.stop - layer.start for layer in layers)
+    return _count(~mask, layers) / total if total else 0.0
+
+
+def next_step(pruned: float, target: float, step: float = 0.09) -> float:
+    """Return the share of all elements to prune next: ``step``, less near the target, 0 beyond it (paper 004).
+
+    >>> next_step(0.0, 0.7), round(next_step(0.65, 0.7), 9), next_step(0.7, 0.7)
+    (0.09, 0.05, 0.0)
+    """
+    return min(step, max(target - pruned, 0.0))
+
+
+def global_magnitude_mask(
+    weights: Tensor, mask: Tensor, layers: Sequence[slice], fraction: float, floor: float = 0.0
+) -> Tensor:
+    """Prune the smallest magnitudes of all layers together until ``fraction`` of their elements is pruned.
+
+    What is pruned already stays so.
+
+    Args:
+        weights: [n].
+        mask: [n] bool, before.
+        layers: what may be pruned.
+        fraction: $PR$ to reach; of n elements ``floor(fraction n)`` are pruned.
+        floor: share of each layer's elements, its largest ones, that is kept even if ``fraction`` is then not reached.
+
+    Returns:
+        [n] bool, a new tensor.
+
+    >>> weights = torch.tensor([0.1, -0.2, 3.0, 4.0])
+    >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5)
+    tensor([False, False,  True,  True])
+    >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5, floor=0.5)
+    tensor([False,  True, False,  True])
+    """
+    total = sum(layer.stop - layer.start for layer in layers)
+    missing = _whole(fraction * total) - _count(~mask, layers)
+    if missing <= 0:
+        return mask.clone()
+    magnitudes = torch.full_like(weights, math.inf)
+    num_candidates = 0
+    for layer in layers:
+        size = layer.stop - layer.start
+        count = max(_count(mask, [layer]) - math.ceil(floor * size), 0)
+        candidates = _smallest(_magnitudes(weights[layer], mask[layer]), count)
+        magnitudes[layer] = _magnitudes(weights[layer], candidates)
+        num_candidates += count
+    return mask & ~_smallest(magnitudes, min(missing, num_candidates))
+
+
+def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float) -> Tensor:
+    """Prune a share of what is left of each layer, its smallest magnitudes.
+
+    Of a elements ``ceil(share a)`` are pruned, but never the last one.
+
+    Args:
+        weights: [n].
+        mask: [n] bool, before.
+        layers: what may be pruned.
+        share: of each layer's elements that are not pruned yet.
+
+    Returns:
+        [n] bool, a new tensor.
+
+    >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
+    >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)
+    tensor([False, False,  True,  True, False])
+    """
+    result = mask.clone()
+    for layer in layers:
+        alive = _count(mask, [layer])
+        count = min(_whole(share * alive, up=True), alive - 1)
+        if count > 0:
+            result[layer] &= ~_smallest(_magnitudes(weights[layer], mask[layer]), count)
+    return result
+
+
+def hamming_distance(a: Tensor, b: Tensor, layers: Sequence[slice]) -> float:
+    """Return the share of the elements of ``layers`` in which two masks differ.
+
+    >>> hamming_distance(torch.tensor([True, False, True, True]), torch.ones(4).bool(), [slice(0, 4)])
+    0.25
+    """
+    return pruned_fraction(a == b, layers)
+
+
+def cubic_sparsity(t: float, num_rounds: int, start: float, end: float) -> float:
+    """``s_t = s_T + (s_0 - s_T) (1 - t / T)^3``, from t = T on ``s_T`` (Zhu and Gupta, 2017; FedDIP).
+
+    >>> [round(cubic_sparsity(t, 20, 0.0, 0.7), 4) for t in (0, 10, 19, 20, 30)]
+    [0.0, 0.6125, 0.6999, 0.7, 0.7]
+    """
+    return end + (start - end) * (1 - min(t / num_rounds, 1.0)) ** 3
+
+
+def stepped_weight(t: float, num_rounds: int, largest: float, num_steps: int) -> float:
+    """Return a weight that rises in equal steps, from 0 in the first of ``num_steps`` parts of a run to ``largest``.
+
+    ``lambda_t = largest floor(Q t / T) / Q``, from t = T on ``largest`` (FedDIP's incremental regularisation).
+
+    >>> [stepped_weight(t, 40, 1.0, 4) for t in (0, 9, 10, 39, 40, 50)]
+    [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
+    """
+    return largest * min(math.floor(num_steps * t / num_rounds), num_steps) / num_steps
+
+
+def _count(mask: Tensor, layers: Sequence[slice]) -> int:
+    return sum(int(mask[layer].count_nonzero()) for layer in layers)
+
+
+def _whole(number: float, up: bool = False) -> int:
+    """Round down or up, but not because of the last bits: 0.1 * 30 is 3, not 3.0000000000000004."""
+    nearest = round(number)
+    if math.isclose(number, nearest, rel_tol=1e-12):
+        return nearest
+    return math.ceil(number) if up else math.floor(number)
+
+
+def _magnitudes(weights: Tensor, among: Tensor) -> Tensor:
+    """Return |w| where ``among`` is True, else infinity."""
+    return weights.abs().masked_fill(~among, math.inf)
+
+
+def _smallest(values: Tensor, count: int) -> Tensor:
+    """Return where the ``count`` smallest of ``values`` are, bool; of equal ones the first."""
+    if count <= 0:
+        return torch.zeros_like(values, dtype=torch.bool)
+    threshold = values.topk(count, largest=False, sorted=False).values.max()
+    below, equal = values < threshold, values == threshold
+    return below | (equal & (equal.cumsum(0) <= count - below.count_nonzero()))

@@ -1,0 +1,161 @@
+"""FedDIP: Federated Learning with Extreme Dynamic Pruning and Incremental Regularization.
+
+Q. Long, C. Anagnostopoulos, S. P. Parambath, D. Bi. ICDM 2023. arXiv:2309.06805.
+
+| hook           | Algorithm 1, and the authors' code                                                          |
+|----------------|---------------------------------------------------------------------------------------------|
+| before_epoch   | omega'_n <- omega_G * m, omega_n <- omega'_n                                                |
+| loss           | f(omega'_n) + lambda_t sum over layers z of the norm of omega'^(z)                          |
+| before_step,   | omega_n <- omega_n - eta (gradient at omega'_n): the dense weights take the step,           |
+| after_step     | then omega'_n <- omega_n * m                                                                |
+| upload         | omega_n, dense                                                                              |
+| weights        | omega_G <- sum over n of (rho_n) omega_n, rho_n = n_k / n                                   |
+| server_step    | every R rounds: m <- mask of the largest weights of all layers together, s_t of them pruned,|
+|                | s_t = s_T + (s_0 - s_T) (1 - t / T)^3; in every round omega_G <- omega_G * m                |
+
+lambda_t rises from 0 to ``lam`` in ``lam_steps`` equal steps over T rounds.
+
+Deviations and silences:
+
+- t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, and the
+  last one s_{T-1}. This is what the bytes and the 69.99 % in Tables III and IV of paper 004 come to.
+- Pruned weights come back if they have grown by the next mask: they begin each round at 0, and are trained densely.
+- Prunable are convolutions and linear layers that are shared. With s_0 > 0 the first mask takes the smallest initial
+  weights of all layers together; the authors draw it, with a share for each layer (ERK).
+- The penalty acts on prunable weights of the masked model, on which the gradient is taken.
+- A client's own head, norms and biases train as always.
+- The paper's clients take SGD with rate 0.1 and factor 0.998 per round, and weight decay 5e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
+from fedsim.method import Method, Report, Upload, Weighting, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.pruning import full_mask, prunable_entries, prunable_layers
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["FedDIP"]
+
+_DENSE = "dense"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDIP(Method):
+    """Averaging of dense models that are trained where the server's mask lets them; the server prunes more and more."""
+
+    rounds: int = 20
+    """$T$, length of both schedules: as long as ``trainer.max_epochs``"""
+    initial: float = 0.0
+    """$s_0$, share of the prunable weights that is pruned at first; the authors' code takes 0.5"""
+    target: float = 0.7
+    """$s_T$, the same in the end"""
+    reconfig_interval: int = 5
+    """$R$, rounds from one mask to the next"""
+    lam: float = 1e-3
+    """$\\lambda_{max}$, largest weight of the penalty"""
+    lam_steps: int = 20
+    """$Q$, steps in which the penalty's weight rises"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+    weighting: Weighting = "size"
+    """$\\rho_n = n_k / n$; ``uniform`` is $1 / K$"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("rounds", "reconfig_interval", "lam_steps"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is less than 1")
+        for name in ("initial", "target"):
+            if not 0 <= self.__dict__[name] < 1:
+                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1)")
+        if self.lam < 0:
+            raise ConfigError(f"model.method.lam: {self.lam} is negative")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return the first m."""
+        return {"mask": self._make_mask(resident, resident.flat.shared, self.initial)}
+
+    def server_mask(self, server: Server, arch: str) -> Tensor:
+        """Return m."""
+        return server.kept[arch]["mask"]
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Begin with omega_G * m, of which a second model keeps the dense weights."""
+        if epoch == 0:
+            _dense(client).copy_(self._mask(client, server))
+
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+        """Return the task's loss plus the penalty."""
+        loss, lam = super().loss(client, server, batch), self._lambda(server)
+        if lam == 0:
+            return loss
+        parameters = dict(client.resident.model.named_parameters())
+        names = [entry.name for entry in prunable_entries(client.resident)]
+        return loss + lam * torch.stack([torch.linalg.vector_norm(parameters[name]) for name in names]).sum()
+
+    def before_step(self, client: Client, server: Server) -> None:
+        """Let the step start from omega_n."""
+        _trained(client).copy_(_dense(client))
+
+    def after_step(self, client: Client, server: Server) -> None:
+        """Keep omega_n, and go on with omega_n * m."""
+        _dense(client).copy_(_trained(client))
+        self._mask(client, server)
+
+    def _mask(self, client: Client, server: Server) -> Tensor:
+        return zero_pruned_(_trained(client), server.kept[client.resident.arch]["mask"])
+
+    def _lambda(self, server: Server) -> float:
+        """Return lambda_t."""
+        return stepped_weight(server.round, self.rounds, self.lam, self.lam_steps)
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return omega_n; the client's own model is omega_n * m."""
+        statistics = client.resident.flat.shared[client.resident.flat.num_shared_parameters :]
+        return Upload(torch.cat([_dense(client), statistics]))
+
+    # -- on the server -------------------------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh(self.weighting, reports)
+
+    def server_step(self, server: Server) -> None:
+        """Renew m, if it is time to, and prune omega_G."""
+        for arch, resident in server.residents.items():
+            theta = server.model(arch)
+            if server.round % self.reconfig_interval == 0:
+                s = cubic_sparsity(server.round, self.rounds, self.initial, self.target)
+                server.keep(arch, "mask", self._make_mask(resident, theta, s))
+            zero_pruned_(theta[: resident.flat.num_shared_parameters], server.kept[arch]["mask"])
+
+    def _make_mask(self, resident: Resident, theta: Tensor, sparsity: float) -> Tensor:
+        weights, ones = theta[: resident.flat.num_shared_parameters], full_mask(resident)
+        return global_magnitude_mask(weights, ones, prunable_layers(resident), sparsity)
+
+
+def _trained(client: Client) -> Tensor:
+    """Return omega'_n, the shared parameters of the model that is run: a view."""
+    return client.resident.flat.shared[: client.resident.flat.num_shared_parameters]
+
+
+def _dense(client: Client) -> Tensor:
+    """Return omega_n, of the same length: a view of a second model."""
+    return client.resident.replica(_DENSE).flat.shared[: client.resident.flat.num_shared_parameters]

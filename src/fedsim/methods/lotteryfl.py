@@ -1,0 +1,132 @@
+"""LotteryFL: Empower Edge Intelligence with Personalized and Communication-Efficient Federated Learning.
+
+A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.03371.
+
+| hook                | Algorithm 1, and the authors' code                                                     |
+|---------------------|----------------------------------------------------------------------------------------|
+| initial_server_kept | theta_0, to which tickets are rewound                                                  |
+| download            | theta_k <- theta_g * M_k                                                               |
+| train               | if acc(theta_k) > acc_threshold and r_k > r_target: prune p of what is left,           |
+|                     | theta_k <- theta_0 * M_k; then local training                                          |
+| after_step          | theta_k <- theta_k * M_k                                                               |
+| upload, weights     | theta_g <- per element, the plain mean over the clients that have it; others stay      |
+| personalise         | theta_g * M_k                                                                          |
+
+Layer by layer, the p smallest of the weights that are left go, before the client trains.
+
+Deviations and silences:
+
+- The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
+- Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
+  norms included. Norms, biases and the client's head are never pruned.
+- A rewound client goes back to theta_0 in all shared parameters. Running statistics and its head stay.
+- With pretrained weights a rewind throws away all that the federation has learnt, on this client, each time it prunes.
+- The last step prunes just enough to reach the target. Of each layer one weight stays at least.
+- Masks hold after each step; the code sets gradients of weights below 1e-6 to zero, which momentum and weight decay
+  of other optimizers undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.pruning import full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["LotteryFL"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LotteryFL(Method):
+    """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
+
+    target: float = 0.7
+    """$1 - r_{target}$, share of the prunable weights to be pruned in the end"""
+    step: float = 0.1
+    """$p$, share of each layer's remaining weights that is pruned at a time"""
+    start_accuracy: float = 0.2
+    """$acc_{threshold}$, accuracy on the client's training images above which it prunes"""
+    accuracy_images: int | None = None
+    """so many random images for that; null: all"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.target < 1:
+            raise ConfigError(f"model.method.target: {self.target} is not in [0, 1)")
+        if not 0 < self.step < 1:
+            raise ConfigError(f"model.method.step: {self.step} is not between 0 and 1")
+        if self.accuracy_images is not None and self.accuracy_images < 1:
+            raise ConfigError(f"model.method.accuracy_images: {self.accuracy_images} is less than 1; null takes all")
+
+    @property
+    def has_masks(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return M_k: ones."""
+        return {"mask": full_mask(resident)}
+
+    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return theta_0."""
+        return {"initial": resident.flat.shared[: resident.flat.num_shared_parameters]}
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load theta_g * M_k."""
+        super().download(client, server)
+        zero_pruned(client)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Prune, if it is time to, and train."""
+        mask = self._next_mask(client)
+        if not torch.equal(mask, client.kept["mask"]):
+            client.keep("mask", mask)
+            client.resident.flat.shared[: len(mask)].copy_(server.kept[client.resident.arch]["initial"])
+            zero_pruned(client)  # theta_0 * M_k
+        super().train(client, server)
+
+    def _next_mask(self, client: Client) -> Tensor:
+        """Return M_k, pruned further if the client may."""
+        layers, mask = prunable_layers(client.resident), client.kept["mask"]
+        pruned = pruned_fraction(mask, layers)
+        if pruned >= self.target or own_accuracy(client, self.accuracy_images) <= self.start_accuracy:
+            return mask
+        share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
+        return layerwise_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, share)
+
+    def after_step(self, client: Client, server: Server) -> None:
+        """Apply M_k."""
+        zero_pruned(client)
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return theta_k and M_k."""
+        return upload_masked(client)
+
+    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the same for all: a plain mean over those that have an element."""
+        return weigh("uniform", reports)
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load theta_g * M_k."""
+        self.download(client, server)

@@ -1,0 +1,145 @@
+"""Personalized Federated Learning by Structured and Unstructured Pruning under Data Heterogeneity (Sub-FedAvg).
+
+S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The unstructured variant, Sub-FedAvg (Un).
+
+| hook            | Algorithm 1 (Un), and the authors' code                                                    |
+|-----------------|--------------------------------------------------------------------------------------------|
+| download        | theta_k <- theta_g * m_k                                                                   |
+| before_epoch    | m^fe: the mask that pruning would give at the end of the first epoch                       |
+| train           | m^le: the same at the end of the last epoch; m_k <- m^le, theta_k <- theta_k * m_k if      |
+|                 | the distance of m^fe and m^le > epsilon, r_k < r_target, and acc(theta_k * m^le) > acc_th  |
+| after_step      | theta_k <- theta_k * m_k                                                                   |
+| upload, weights | theta_g <- per element, the plain mean over the clients that have it; others stay          |
+| personalise     | theta_g * m_k                                                                              |
+
+Layer by layer, both masks take the r smallest of the weights that are left.
+
+Deviations and silences:
+
+- The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
+- Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
+  norms included. Norms, biases and the client's head are never pruned.
+- The distance is the share of prunable weights in which the masks differ.
+- "Near the target" the code prunes 5 % instead of r: here that is as soon as r would lead beyond it. The last step may
+  lead beyond it a little.
+- Masks hold after each step; the code masks gradients, which is the same only for SGD without momentum and decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
+from fedsim.functional.recovery import try_mask
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import Group, body_groups
+from fedsim.pruning import full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["SubFedAvg"]
+
+_LAST_STEP = 0.05
+"""share of the remaining weights that is pruned near the target"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubFedAvg(Method):
+    """Averaging of clients that prune their models after training, as long as masks still move and accuracy allows."""
+
+    target: float = 0.7
+    """$r_{target}$, share of the prunable weights to be pruned in the end"""
+    step: float = 0.1
+    """$r$, share of each layer's remaining weights that is pruned at a time"""
+    min_distance: float = 1e-4
+    """$\\epsilon$, masks of the first and the last epoch must differ in more than this share of the weights"""
+    min_accuracy: float = 0.5
+    """$acc_{th}$, accuracy on the client's training images that a pruned model must exceed"""
+    accuracy_images: int | None = None
+    """so many random images for that; null: all"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.target < 1:
+            raise ConfigError(f"model.method.target: {self.target} is not in [0, 1)")
+        if not 0 < self.step < 1:
+            raise ConfigError(f"model.method.step: {self.step} is not between 0 and 1")
+        if self.accuracy_images is not None and self.accuracy_images < 1:
+            raise ConfigError(f"model.method.accuracy_images: {self.accuracy_images} is less than 1; null takes all")
+
+    @property
+    def has_masks(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return m_k: ones."""
+        return {"mask": full_mask(resident)}
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load theta_g * m_k."""
+        super().download(client, server)
+        zero_pruned(client)
+
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Remember m^fe when the first epoch is over."""
+        if client.training_settings.local_epochs < 2:
+            raise ConfigError(
+                "model.client.local_epochs: SubFedAvg compares the masks of the first and the last epoch, but client "
+                f"{client.client_name} has one; set at least 2"
+            )
+        if epoch == 1:
+            client.keep("first", self._next_mask(client))
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train, then prune if masks still differ and the pruned model is good enough."""
+        super().train(client, server)
+        first, last = client.kept.pop("first"), self._next_mask(client)
+        layers = prunable_layers(client.resident)
+        if pruned_fraction(client.kept["mask"], layers) >= self.target:
+            return
+        if hamming_distance(first, last, layers) <= self.min_distance:
+            return
+        weights = client.resident.flat.shared[: len(last)]
+        if try_mask(weights, last, lambda: own_accuracy(client, self.accuracy_images) > self.min_accuracy):
+            client.keep("mask", last)
+
+    def _next_mask(self, client: Client) -> Tensor:
+        """Return what pruning would make of m_k now."""
+        layers, mask = prunable_layers(client.resident), client.kept["mask"]
+        pruned = pruned_fraction(mask, layers)
+        is_near = pruned + self.step * (1 - pruned) > self.target
+        share = min(self.step, _LAST_STEP) if is_near else self.step
+        return layerwise_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, share)
+
+    def after_step(self, client: Client, server: Server) -> None:
+        """Apply m_k."""
+        zero_pruned(client)
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return theta_k and m_k."""
+        return upload_masked(client)
+
+    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the same for all: a plain mean over those that have an element."""
+        return weigh("uniform", reports)
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load theta_g * m_k."""
+        self.download(client, server)
