@@ -33,6 +33,22 @@ class Smooth(nn.Module):
         return torch.tanh(self.norm(self.conv(images)))
 
 
+class Layers(nn.Module):
+    """Another one, of two convolutions."""
+
+    out_channels = 6
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 4, 3, stride=2)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 6, 3, stride=2)
+
+    def forward(self, images):
+        return torch.tanh(self.second(torch.tanh(self.norm(self.first(images)))))
+
+
 class Participant:
     """A client: its images, and its head."""
 
@@ -55,12 +71,12 @@ class Participant:
 class Federation:
     """The server's model and the participants; whoever wants less than everybody says so."""
 
-    def __init__(self, data=None):
+    def __init__(self, data=None, backbone=Smooth):
         self.data = data or make_data()
         if self.data.federated is None:
             self.data.setup("fit")
         self.clients = [Participant(c, self.data.size) for c in self.data.federated.clients]
-        backbone = Smooth()
+        backbone = backbone()
         torch.manual_seed(0)
         self.model = ReIDModel(backbone, NECK).double()
 
@@ -101,17 +117,18 @@ def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0):
                 p -= LR * velocity[name]
 
 
-def play(method, rounds, momentum=0.0, data=None, **options):
+def play(method, rounds, momentum=0.0, data=None, backbone=Smooth, epochs=1, **options):
     """The same by fedsim."""
-    training = LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=LR, momentum=momentum))
-    model = make_model(method, backbone=Smooth(), neck=NECK, client=training, **options)
+    optimizer = partial(torch.optim.SGD, lr=LR, momentum=momentum)
+    training = LocalTraining(batch_size=8, local_epochs=epochs, optimizer=optimizer)
+    model = make_model(method, backbone=backbone(), neck=NECK, client=training, **options)
     return fit(model, data, rounds=rounds)
 
 
-def assert_close(model, reference, tolerance=2e-6):
+def assert_close(model, reference, tolerance=2e-6, arch="smooth"):
     """Compare fedsim's global model with the reference's."""
     expected = reference.model.state_dict()
-    found = named(model, "smooth")
+    found = named(model, arch)
     assert found.keys() == {name for name in expected if "num_batches" not in name}
     for name, tensor in found.items():
         torch.testing.assert_close(

@@ -71,9 +71,9 @@ class Aggregator:
     Both give the same bits: the sums run over a rank's clients in the order in which they trained.
 
     Where clients prune, the buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is that over the
-    clients that have it: ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody has
-    pruned, so that masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same order
-    at both places; there it is 1 up to rounding.) Statistics are not masked.
+    clients that have it: ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody
+    has pruned, so that masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same
+    order at both places; there it is 1 up to rounding.) Statistics are not masked.
 
     Args:
         strategy: the collectives.

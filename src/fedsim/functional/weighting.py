@@ -50,8 +50,8 @@ def klpwa_weights(
 ) -> dict[str, float]:
     """KL-divergence- and pruning-weighted aggregation (FedKLPR, paper 004, Eqs. 10 to 13).
 
-    ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``. While nobody has pruned, the first quotient is
-    the weight.
+    ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``. While nobody has pruned, the first quotient
+    is the weight.
 
     Args:
         divergences: client -> kl_k >= 0, how its feature distribution has changed.

@@ -1,0 +1,91 @@
+"""LotteryFL (Li et al., SEC 2021) against loops over the elements of named tensors."""
+
+import copy
+
+import pytest
+import torch
+
+from fedsim.core.errors import ConfigError
+from fedsim.methods import LotteryFL
+from plain_loops import Federation, Layers, assert_close, play, sgd
+from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_each_layer
+
+STEP, ROUNDS = 0.3, 4
+
+
+def reference(target, threshold):
+    """Algorithm 1 in float64; the federation after its last round, every client's mask, and who pruned when."""
+    federation = Federation(backbone=Layers)
+    first = copy.deepcopy(federation.model.state_dict())
+    masks = {client.name: full(federation.model) for client in federation.clients}
+    pruned_in = []
+    for t in range(ROUNDS):
+        states = []
+        for client in federation.clients:
+            model, mask = copy.deepcopy(federation.model), masks[client.name]
+            apply(model, mask)
+            if accuracy(model, client.head, client.x, client.y) > threshold and fraction(mask) < target:
+                share = min(STEP, 1 - (1 - target) / (1 - fraction(mask)))
+                mask = masks[client.name] = prune_each_layer(model, mask, share)
+                with torch.no_grad():
+                    for name, parameter in model.named_parameters():
+                        parameter.copy_(first[name])
+                apply(model, mask)
+                pruned_in.append((t, client.name))
+            for batch in client.batches(t):
+                sgd(model, client.head, [batch])
+                apply(model, mask)
+            states.append(model.state_dict())
+        weights = [1 / len(states)] * len(states)
+        federation.model.load_state_dict(
+            masked_mean(federation.model.state_dict(), states, list(masks.values()), weights)
+        )
+    return federation, masks, pruned_in
+
+
+@pytest.mark.parametrize(("target", "threshold"), [(0.6, 0.25), (0.9, 0.3)])
+def test_algorithm_1(target, threshold):
+    federation, masks, pruned_in = reference(target, threshold)
+    model = play(LotteryFL(target=target, step=STEP, start_accuracy=threshold), ROUNDS, backbone=Layers)
+    resident = model.residents["layers"]
+    for name, client in model.clients.items():
+        assert flags_of(client.private_state()["kept.mask"], resident) == masks[name]
+    assert_close(model, federation, tolerance=1e-5, arch="layers")
+    assert len({str(mask) for mask in masks.values()}) > 1
+    assert 0 < len(pruned_in) < ROUNDS * len(masks)  # some wait
+    assert (max(fraction(mask) for mask in masks.values()) >= target) == (target == 0.6)  # there, some are done
+    for mask in masks.values():
+        assert fraction(mask) < target + 0.02
+
+
+def test_the_personal_model_is_the_global_one_without_what_is_pruned():
+    model = play(LotteryFL(start_accuracy=0.0), 2, backbone=Layers)
+    for client in model.clients.values():
+        client.load()
+        model.method.personalise(client, model.server)
+        mask = client.kept["mask"]
+        assert not mask.all()
+        expected = model.server.model("layers").clone()
+        expected[: len(mask)] *= mask
+        assert torch.equal(client.resident.flat.shared, expected)
+        client.unload()
+    assert model.evaluator.primary == "personalised"
+
+
+def test_elements_that_all_have_pruned_stay_in_the_global_model():
+    start = play(LotteryFL(target=0.0), 1, backbone=Layers)
+    model = play(LotteryFL(start_accuracy=0.0, step=0.9, target=0.9), 1, backbone=Layers)
+    masks = [client.private_state()["kept.mask"] for client in model.clients.values()]
+    dead = ~torch.stack(masks).any(0)
+    assert dead.any()
+    assert torch.equal(model.aggregator.dead["layers"], dead)
+    first = start.server.kept["layers"]["initial"]
+    assert torch.equal(model.server.model("layers")[: len(dead)][dead], first[dead])
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"target": 1.0}, "target"), ({"step": 0.0}, "step"), ({"accuracy_images": 0}, "images")]
+)
+def test_impossible_settings_are_refused(options, field):
+    with pytest.raises(ConfigError, match=field):
+        LotteryFL(**options)
