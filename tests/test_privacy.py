@@ -21,7 +21,7 @@ from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import Neck, SmallCNN
 from fedsim.privacy import DifferentialPrivacy, WhiteNoise, clip_norm, gaussian_epsilon
-from fedsim.selection import AllClients, Availability, PoissonSampling, RandomFraction, Selection
+from fedsim.selection import UCB, AllClients, Availability, PoissonSampling, RandomFraction, Selection
 from fedsim.settings import LocalTraining
 from plain_loops import Federation, play, sgd
 from small import fit, make_data, make_model, named, vector
@@ -373,6 +373,7 @@ class Unknown(Selection):
         ({"method": Scaffold()}, "model.method: Scaffold uploads control"),
         ({"method": FedPav(weighting="uniform", distillation=Distillation(every=2))}, "FedPav.*public images"),
         ({"selection": Unknown()}, "model.selection: Unknown"),
+        ({"selection": UCB(2)}, "model.selection: UCB"),
     ],
 )
 def test_what_would_void_the_guarantee_is_refused(accountant, options, says):

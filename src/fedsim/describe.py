@@ -37,6 +37,8 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model)]
     traffic = _traffic_of(model, rounds)
+    if model.selection.learns:
+        parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
     if len(model.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
     parts += ["\nWhat a run costs", _cost_table(model, data, traffic)]

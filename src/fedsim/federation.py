@@ -33,7 +33,7 @@ from fedsim.core.placement import Placement, place
 from fedsim.core.store import ClientStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import evaluator_for
-from fedsim.evaluation.summary import few_names
+from fedsim.evaluation.summary import MAX_NAMES, few_names
 from fedsim.hardware import Hardware
 from fedsim.hosting import Host
 from fedsim.ledger import Accounting, Ledger
@@ -163,6 +163,9 @@ class Federation(LightningModule):
             # 5. Every rank computes the same weights, normalised before they meet any upload.
             reports = {name: table.report(name, self._data_of[name].num_images) for name in trained}
             weights = aggregation_weights(self.method, reports, self.archs)
+            if self.selection.learns:
+                overall = self.method.weights(reports) if reports else {}
+                self.selection.observe(self.round, {name: overall.get(name) for name in work}, self.seed)
             # 6. Weighted sums over all clients, one collective per architecture; noise, if there is to be any.
             means = self.privacy.aggregated(self._server, self.aggregator.means(weights), weights)
             # 7. The server moves towards the means, and does what else the method asks of it.
@@ -347,6 +350,7 @@ class Federation(LightningModule):
 
     def _log_round(self, training: Mapping[str, float]) -> None:
         about = {"round": float(self.round + 1), "client/lr": self.client_lr(self.round)}
+        about |= self.selection.metrics(self.round, self._names if len(self._names) <= MAX_NAMES else ())
         self.round_metrics = {**about, **self.ledger.metrics(), **self.privacy.metrics(self.round + 1), **training}
         # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
         for logger in self.trainer.loggers:
@@ -374,8 +378,8 @@ class Federation(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
         what = (self.method, self.residents, self._num_classes, self.placement.ranks, self.threads)
-        traffic = {"traffic": dict(self.ledger.totals), "kept": dict(self.ledger.kept)}
-        checkpoint[CONTENT_KEY] = describe_content(*what) | traffic
+        learnt = {"kept": dict(self.ledger.kept), "selection": self.selection.state_dict()}
+        checkpoint[CONTENT_KEY] = describe_content(*what) | {"traffic": dict(self.ledger.totals)} | learnt
         checkpoint[SERVER_KEY] = self._server.kept
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
@@ -391,5 +395,6 @@ class Federation(LightningModule):
             load_states(Path(content["path"]), content, self.clients)
             self._server.load_kept(checkpoint.get(SERVER_KEY, {}))
             self.ledger.load_totals(content.get("traffic"), content.get("kept", {}))
+            self.selection.load_state_dict(content.get("selection", {}))
             if content["threads"] != self.threads:
                 log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])

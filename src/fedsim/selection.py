@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 
-__all__ = ["AllClients", "Availability", "PoissonSampling", "RandomFraction", "Selection"]
+__all__ = ["UCB", "AllClients", "Availability", "PoissonSampling", "RandomFraction", "Selection"]
+
+log = logging.getLogger(__name__)
 
 
 class Selection(ABC):
@@ -37,6 +41,32 @@ class Selection(ABC):
     def probability(self) -> float | None:
         """With which a round selects each client, independently of other clients and rounds; None: not so."""
         return None
+
+    @property
+    def learns(self) -> bool:
+        """Whether who is selected depends on the rounds before."""
+        return type(self).observe is not Selection.observe
+
+    def observe(self, round_: int, weights: Mapping[str, float | None], seed: int) -> None:  # noqa: B027 - optional
+        """Learn from a round that has been trained. Every rank calls it with the same numbers.
+
+        Args:
+            round_: from 0.
+            weights: client that was selected -> its aggregation weight among all that returned an update, whatever
+                their architectures; None: its update did not come, or does not count.
+            seed: of the run.
+        """
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return what is logged about ``clients`` after round ``round_``, from 0, has been observed."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`observe` has learnt, in plain types, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Restore :meth:`state_dict`; it is empty if the checkpoint is of a selection that learns nothing."""
 
 
 class AllClients(Selection):
@@ -104,6 +134,92 @@ class PoissonSampling(Selection):
     def probability(self) -> float:
         """The rate."""
         return self.rate
+
+
+class UCB(Selection):
+    r"""The K clients with the largest upper confidence bounds (Waref et al. 2025, paper 002, Fig. 8 and Eq. (11)).
+
+    $A_i = H_i / N_i + \rho \sqrt{\ln t / N_i}$, the form of UCB1 (Auer et al., Machine Learning 2002): client i has been
+    selected N_i times, was rewarded with H_i in all, and t is the round, from 1. Clients that have not been selected yet
+    come first, in random order, so that nobody is selected twice before everybody was selected once. The seed decides
+    ties.
+
+    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), which is normalised
+    over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as they
+    would be if all clients had one architecture. With the paper's weights the literal rule rewards the client that
+    moves most, and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the
+    global model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+
+    Args:
+        count: K; all clients, if there are no more.
+        rho: weight of the exploration.
+        reward: ``argmax``: 1 for the client with the largest aggregation weight, 0 for the others; ``argmin``: 1 for
+            that with the smallest; ``soft``: the weight itself.
+    """
+
+    def __init__(
+        self, count: int = 5, rho: float = 1.0, reward: Literal["argmax", "argmin", "soft"] = "argmax"
+    ) -> None:
+        if count < 1:
+            raise ConfigError(f"model.selection.count: {count} is less than 1")
+        if not 0 <= rho < math.inf:
+            raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
+        self.count = count
+        self.rho = rho
+        self.reward = reward
+        self.rewards: dict[str, float] = {}
+        """client -> H_i, of those that have been selected"""
+        self.num_selected: dict[str, int] = {}
+        """client -> N_i, of the same"""
+
+    def bound(self, client: str, round_: int) -> float:
+        """Return A_i in round ``round_``, from 0; infinite for a client that has not been selected yet."""
+        times = self.num_selected.get(client, 0)
+        if times == 0:
+            return math.inf
+        return self.rewards[client] / times + self.rho * math.sqrt(math.log(round_ + 1) / times)  # Fig. 8
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the K clients with the largest bounds."""
+        lots = numpy_generator(seed, round_, "UCB selection").permutation(len(clients))
+        best = sorted(range(len(clients)), key=lambda i: (-self.bound(clients[i], round_), lots[i]))[: self.count]
+        return [clients[i] for i in sorted(best)]
+
+    def observe(self, round_: int, weights: Mapping[str, float | None], seed: int) -> None:
+        """Count who was selected, and reward by aggregation weights."""
+        for client in weights:
+            self.num_selected[client] = self.num_selected.get(client, 0) + 1
+            self.rewards.setdefault(client, 0.0)
+        answers = {client: weight for client, weight in weights.items() if weight is not None}
+        for client, reward in self._rewards(round_, answers, seed).items():
+            self.rewards[client] += reward
+
+    def _rewards(self, round_: int, weights: Mapping[str, float], seed: int) -> dict[str, float]:
+        if self.reward == "soft" or not weights:
+            return dict(weights)
+        best = (max if self.reward == "argmax" else min)(weights.values())
+        winners = [client for client, weight in weights.items() if weight == best]
+        return {winners[numpy_generator(seed, round_, "UCB reward").integers(len(winners))]: 1.0}  # Eq. (11)
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:
+        """Return H, N, and the A with which the next round selects, of ``clients`` that have been selected."""
+        found = {}
+        for client in clients:
+            if client in self.num_selected:
+                found[f"selection/{client}/H"] = self.rewards[client]
+                found[f"selection/{client}/N"] = float(self.num_selected[client])
+                found[f"selection/{client}/A"] = self.bound(client, round_ + 1)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return H and N."""
+        return {"H": dict(self.rewards), "N": dict(self.num_selected)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore H and N; after a checkpoint without them everybody is new."""
+        if not state:
+            log.warning("the checkpoint is of another selection: every client counts as never selected")
+        self.rewards, self.num_selected = dict(state.get("H", {})), dict(state.get("N", {}))
 
 
 @dataclass(frozen=True, kw_only=True)
