@@ -1,4 +1,4 @@
-"""Selection by upper confidence bounds (paper 002, Fig. 8 and Eq. (11)): plain loops, ranks, checkpoints, what people see."""
+"""Selection by upper confidence bounds (paper 002, Fig. 8 and Eq. (11)): plain loops, ranks, checkpoints."""
 
 import csv
 import math
@@ -100,7 +100,7 @@ def test_the_literal_rule_includes_the_client_that_moves_most():
     narrow, _, rest = counts(3, 1.0)
     assert narrow > 13
     assert all(count < 8 for count in rest)
-    assert counts(5, 2.0)[0] < largest  # exploration flattens
+    assert counts(5, 2.0)[1] < second - 0.5  # exploration flattens
 
 
 def test_in_the_end_the_client_that_moves_most_is_in_every_round():
@@ -169,7 +169,7 @@ class Watching(UCB):
 
     def observe(self, round_, weights, seed):
         super().observe(round_, weights, seed)
-        self.told = getattr(self, "told", []) + [dict(weights)]
+        self.told = [*getattr(self, "told", []), dict(weights)]
 
 
 def test_a_round_tells_the_aggregation_weights():

@@ -139,16 +139,17 @@ class PoissonSampling(Selection):
 class UCB(Selection):
     r"""The K clients with the largest upper confidence bounds (Waref et al. 2025, paper 002, Fig. 8 and Eq. (11)).
 
-    $A_i = H_i / N_i + \rho \sqrt{\ln t / N_i}$, the form of UCB1 (Auer et al., Machine Learning 2002): client i has been
-    selected N_i times, was rewarded with H_i in all, and t is the round, from 1. Clients that have not been selected yet
-    come first, in random order, so that nobody is selected twice before everybody was selected once. The seed decides
-    ties.
+    $A_i = H_i / N_i + \rho \sqrt{\ln t / N_i}$, the form of UCB1 (Auer et al., Machine Learning 2002): client i has
+    been selected N_i times, was rewarded with H_i in all, and t is the round, from 1. Clients that have not been
+    selected yet come first, in random order, so that nobody is selected twice before everybody was selected once. The
+    seed decides ties.
 
-    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), which is normalised
-    over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as they
-    would be if all clients had one architecture. With the paper's weights the literal rule rewards the client that
-    moves most, and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the
-    global model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), which is
+    normalised over all selected clients; here architectures are averaged apart, so rewards compare the method's weights
+    as they would be if all clients had one architecture. With the paper's weights the literal rule rewards the client
+    that moves most, and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close
+    to the global model. A client that does not answer has been selected, and gets nothing. The paper states neither K
+    nor rho.
 
     Args:
         count: K; all clients, if there are no more.
