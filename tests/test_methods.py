@@ -28,6 +28,7 @@ from fedsim.methods import (
     PFedMe,
     Scaffold,
     SubFedAvg,
+    WeightedPav,
 )
 from fedsim.models import Neck
 from fedsim.selection import RandomFraction
@@ -56,6 +57,8 @@ METHODS = {
     "FedReIDFineTune": FedReIDFineTune(mapping_epochs=2),
     "SKA": SKA(),
     "SKA-before": SKA(personal="before_aggregation", attn_local=False),
+    "WeightedPav": WeightedPav(),
+    "WeightedPav-invert": WeightedPav(invert=True, share_neck=True),
     "SKA-LSN-avg": SKA(dual=False, unseen="avg", avg_every=2),
     "LotteryFL": LotteryFL(start_accuracy=0.0, step=0.3),
     "SubFedAvg": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),

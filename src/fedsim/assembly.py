@@ -70,6 +70,19 @@ def check_settings(
             f"model.method: {type(method).__name__}, as it is configured, needs public images; "
             "set data.public to an unseen data set"
         )
+    if method.needs_hardware:
+        _check_speeds(names, type(method).__name__, hardware)
+
+
+def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None) -> None:
+    if hardware is None:
+        raise ConfigError(f"model.hardware: {method}, as it is configured, weighs by images_per_second; set it")
+    for name in clients:
+        if hardware.speed(name) == float("inf"):
+            raise ConfigError(
+                f"model.hardware.images_per_second: client {name}'s is infinite, and {method}, as it is configured, "
+                "weighs by it; give a number"
+            )
 
 
 def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:

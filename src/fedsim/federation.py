@@ -161,7 +161,7 @@ class Federation(LightningModule):
             trained = self.trained = table.returned(called)
             table.warn_of_skipped(self.round, called)
             # 5. Every rank computes the same weights, normalised before they meet any upload.
-            reports = {name: table.report(name, self._data_of[name].num_images) for name in trained}
+            reports = {name: table.report(name, self._data_of[name].num_images, self.hardware) for name in trained}
             weights = aggregation_weights(self.method, reports, self.archs)
             if self.selection.learns:
                 overall = self.method.weights(reports) if reports else {}

@@ -47,6 +47,11 @@ class Hardware:
         for name, own in self.clients.items():
             _check(f"model.hardware.clients.{name}", own.__dict__)
 
+    def speed(self, client: str) -> float:
+        """Return the images per second that a client trains on."""
+        own = self.clients.get(client, ClientHardware())
+        return self.images_per_second if own.images_per_second is None else own.images_per_second
+
     def seconds(self, client: str, received: int, images: float, sent: int) -> float:
         """Return the seconds of a client's round: latency, download, training, upload.
 
@@ -60,8 +65,8 @@ class Hardware:
         down = self.down_mbit if own.down_mbit is None else own.down_mbit
         up = self.up_mbit if own.up_mbit is None else own.up_mbit
         latency = self.latency_ms if own.latency_ms is None else own.latency_ms
-        speed = self.images_per_second if own.images_per_second is None else own.images_per_second
-        return latency / 1e3 + 8 * received / (down * 1e6) + images / speed + 8 * sent / (up * 1e6)
+        training = images / self.speed(client)
+        return latency / 1e3 + 8 * received / (down * 1e6) + training + 8 * sent / (up * 1e6)
 
 
 def _check(where: str, numbers: Mapping[str, float | None]) -> None:

@@ -55,6 +55,8 @@ class Report:
     """what :meth:`Method.signals` measured"""
     tensor_signals: tuple[float, ...] = ()
     """what :meth:`Method.tensor_signals` measured: one number for each shared parameter tensor"""
+    speed: float | None = None
+    """images per second that its device trains on, as ``model.hardware`` says; None: there is no such setting"""
 
 
 def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> dict[str, float]:
@@ -109,6 +111,11 @@ class Method(ABC):
     @property
     def needs_public_images(self) -> bool:
         """Whether the server must have public images."""
+        return False
+
+    @property
+    def needs_hardware(self) -> bool:
+        """Whether weights depend on the speed of devices."""
         return False
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.client import Outcome
 from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.hardware import Hardware
 from fedsim.method import Report
 
 __all__ = ["MaskReport", "RoundTable", "Signals"]
@@ -118,12 +119,13 @@ class RoundTable:
         if skipped := sorted(set(called) - set(self.returned(called))):
             log.warning("round %d leaves out %s: not finite, or too large", round_ + 1, ", ".join(skipped))
 
-    def report(self, client: str, num_images: int) -> Report:
+    def report(self, client: str, num_images: int, hardware: Hardware | None = None) -> Report:
         """Return what the server knows about a client."""
         row = self._row_of[client]
         signals = self._table[row, len(_COLUMNS) :][: len(self.signal_names)].tolist()
         of_tensors = self._tensors[row, : self._num_tensors[client]].tolist() if self._num_tensors else ()
-        return Report(num_images, dict(zip(self.signal_names, signals, strict=True)), tuple(of_tensors))
+        speed = None if hardware is None else hardware.speed(client)
+        return Report(num_images, dict(zip(self.signal_names, signals, strict=True)), tuple(of_tensors), speed)
 
     def masks(self, trained: Sequence[str]) -> dict[str, MaskReport]:
         """Return what each client has pruned, where clients prune.

@@ -17,6 +17,7 @@ from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
 from fedsim.methods.subfedavg import SubFedAvg
+from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
     "MOON",
@@ -38,4 +39,5 @@ __all__ = [
     "PFedMe",
     "Scaffold",
     "SubFedAvg",
+    "WeightedPav",
 ]

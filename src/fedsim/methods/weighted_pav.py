@@ -1,0 +1,104 @@
+"""Client selection by upper confidence bounds, and weighted partial aggregation.
+
+Waref et al. Journal of Cloud Computing 14:24, 2025 (paper 002).
+
+| hook          | the paper, Figs. 2 and 8                                                             |
+|---------------|--------------------------------------------------------------------------------------|
+| (selection)   | Fig. 8, Eq. (11): ``selection: UCB``, usable with every method                       |
+| (backbone)    | ResNet, ConvNeXt: ``clients.NAME.backbone``; averaged within an architecture         |
+| (objective)   | Eq. (9): ``objective``                                                               |
+| download      | the global model of the client's architecture, with its own embedding and classifier |
+| signals       | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
+| weights       | Eqs. (10), (13): w_i = m_i / sum over j in P_t of m_j; or Eq. (2)                    |
+| upload        | Eq. (14), FedPav: the feature extractor                                              |
+
+Deviations and silences:
+
+- w_i and w_g are "model weights": here all trainable parameters that are shared, without running statistics. w_g is the
+  model that the client received. The distance is that of the parameters, not that of a batch's logits, which is the
+  Cosine Distance Weight of paper 003 (``FedPav``, ``weighting: cdw``).
+- Eqs. (6), (10) and (13) give more weight to a larger change, as paper 003 has it; the prose says that models closer to
+  the global one count for more. The equations stand; ``invert`` is the prose, by w_i proportional to 1 / m_i: cosines
+  themselves are all close to 1, and would weigh uniformly.
+- Distances are some 1e-5 and less: they are computed in float64, from differences. If all vanish, weights are uniform.
+- Models of several architectures cannot be averaged with one another, of which the paper says nothing. The sum of
+  Eq. (10) is over the selected clients of the same architecture. If there is one, its model becomes the global one; if
+  there is none, the global model stays.
+- "Client-specific parts remain unchanged": the classifier, and the embedding before it, whose input differs between
+  architectures. ``share_neck`` averages the embedding within an architecture.
+- Eq. (2), w_i = p_i h_i / sum of p_j h_j, stands in the problem statement alone; p_i is "based on local model
+  performance metrics (e.g., loss, accuracy)" and h_i "quantifies the client's hardware performance". ``weighting:
+  performance`` is our reading: p_i is the accuracy on the training batches of the round, h_i the ``images_per_second``
+  of ``model.hardware``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.functional.distances import cosine_distance_of_parameters
+from fedsim.functional.weighting import normalise
+from fedsim.method import Method, Report
+from fedsim.models.groups import Group, body_groups
+from fedsim.server import Server
+
+__all__ = ["WeightedPav"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedPav(Method):
+    """The backbone is averaged, with weights that clients measure."""
+
+    weighting: Literal["cdw_param", "performance"] = "cdw_param"
+    """``cdw_param`` is Eqs. (10) and (13), the cosine distance of parameters; ``performance`` is Eq. (2)"""
+    invert: bool = False
+    """of ``cdw_param``: weigh by $1 / m_i$, so that small changes count for more"""
+    share_neck: bool = False
+    """whether the embedding is averaged, too"""
+
+    def __post_init__(self) -> None:
+        """Check that the settings go together."""
+        if self.invert and self.weighting != "cdw_param":
+            raise ConfigError("model.method.invert: belongs to weighting: cdw_param; leave it out")
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """What the weights are made of."""
+        return ("cdw_param",) if self.weighting == "cdw_param" else ("accuracy",)
+
+    @property
+    def needs_hardware(self) -> bool:
+        """For Eq. (2)."""
+        return self.weighting == "performance"
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The backbone, and what is shared of the neck."""
+        return body_groups(self.share_neck, share_head=False)
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return m_i of Eq. (10), or p_i of Eq. (2)."""
+        if self.weighting == "performance":
+            _, correct, images, _ = client.visit.tally.read([])
+            return {"accuracy": correct / max(images, 1)}
+        resident = client.resident
+        trained, received = resident.flat.shared, server.model(resident.arch)
+        spans = [e.span for e in resident.flat.shared_parameters if resident.model.get_parameter(e.name).requires_grad]
+        return {"cdw_param": cosine_distance_of_parameters((trained[span], received[span]) for span in spans)}
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        if self.weighting == "performance":
+            return normalise({k: r.signals["accuracy"] * (r.speed or 0.0) for k, r in reports.items()})  # Eq. (2)
+        distances = {client: report.signals["cdw_param"] for client, report in reports.items()}
+        return normalise(_inverse(distances) if self.invert else distances)  # Eq. (10)
+
+
+def _inverse(distances: Mapping[str, float]) -> dict[str, float]:
+    """Return 1 / m_i times the smallest m_j; if that is 0, then 1 for those at 0, and 0 for the others."""
+    smallest = min(distances.values(), default=0.0)
+    return {client: 1.0 if m == smallest else smallest / m for client, m in distances.items()}
