@@ -58,7 +58,7 @@ class Federation(LightningModule):
 
     Args:
         method: the federated method: FedAvg, FedPav, Local, or your own Method by its class_path.
-        backbone: ResNet, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels.
+        backbone: ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels.
         neck: layers between pooled features and the identity head.
         client: what clients do in a round.
         clients: settings of single clients that differ, by client name.

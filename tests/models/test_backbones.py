@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models import MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN
+from fedsim.models import ConvNeXt, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN
 
 SHARED_WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "weights" / "mobilenet_v2_w035_features.pth"
 
@@ -83,6 +83,30 @@ def test_mobilenet_map(width):
     assert backbone.out_channels == 1280
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "num_parameters"),
+    [("tiny", 768, 27_818_592), ("small", 768, 49_453_152), ("base", 1024, 87_564_416), ("large", 1536, 196_227_264)],
+)
+def test_convnext_map_and_count(size, channels, num_parameters):
+    """Published models without classifier: 768 x 1000 + 1000 of the linear layer, and 2 x 768 of its normalisation."""
+    backbone, shape = map_of(lambda: ConvNeXt(size))
+    assert shape == (2, channels, 2, 1)
+    assert backbone.out_channels == channels
+    found = sum(p.numel() for p in backbone.parameters())
+    assert found == num_parameters
+    with torch.device("meta"):
+        whole = sum(p.numel() for p in tv.get_model(f"convnext_{size}").parameters())
+    assert found == whole - (1000 * channels + 1000) - 2 * channels
+
+
+def test_micro_convnext_computes():
+    backbone = ConvNeXt("micro")
+    maps = backbone(torch.randn(2, 3, 64, 32))
+    assert maps.shape == (2, 64, 2, 1)
+    assert backbone.out_channels == 64
+    assert sum(p.numel() for p in backbone.parameters()) < 100_000
+
+
 def test_small_cnn_map():
     backbone, shape = map_of(lambda: SmallCNN(width=8))
     assert shape == (2, 32, 8, 4)
@@ -109,6 +133,25 @@ def test_mobilenet_names_are_torchvisions():
     with torch.device("meta"):
         expected = [key for key in tv.mobilenet_v2(width_mult=0.35).state_dict() if not key.startswith("classifier.")]
         assert list(MobileNetV2(width=0.35).state_dict()) == expected
+
+
+def test_convnext_names_are_torchvisions():
+    with torch.device("meta"):
+        expected = [key for key in tv.convnext_tiny().state_dict() if not key.startswith("classifier.")]
+        assert list(ConvNeXt("tiny").state_dict()) == expected
+
+
+def test_convnext_computes_what_torchvision_computes(images, tmp_path):
+    torch.manual_seed(1)
+    network = tv.convnext_tiny().eval()
+    save_file(network.state_dict(), tmp_path / "convnext.safetensors")
+    backbone = ConvNeXt("tiny", weights=str(tmp_path / "convnext.safetensors")).eval()
+    with torch.no_grad():
+        assert torch.equal(backbone(images), network.features(images))
+
+
+def test_there_are_no_weights_of_the_micro_convnext():
+    refused(lambda: ConvNeXt("micro", weights="IMAGENET1K_V1"), "micro")
 
 
 def test_resnet_computes_what_torchvision_computes(resnet18, resnet18_map, images):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models import BODY, TRUNK, Group, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN, group_names
+from fedsim.models import BODY, TRUNK, ConvNeXt, Group, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN, group_names
 from fedsim.models.groups import STATISTICS, body_groups
 
 
@@ -68,7 +68,9 @@ def test_downsampling_norms_are_norms_in_spite_of_their_names(resnet50):
     assert affine / 53_120 == pytest.approx(0.145, abs=0.001)  # what rules like `"bn" in name` miss
 
 
-@pytest.mark.parametrize("backbone", [lambda: MobileNetV2(width=0.35), lambda: SmallCNN(width=8)])
+@pytest.mark.parametrize(
+    "backbone", [lambda: MobileNetV2(width=0.35), lambda: SmallCNN(width=8), lambda: ConvNeXt("micro")]
+)
 @pytest.mark.parametrize("kind", ["linear", "bnneck", "none"])
 def test_other_models_are_covered(backbone, kind):
     model = ReIDModel(backbone(), Neck(kind=kind, dim=16), num_classes=5)
@@ -79,6 +81,15 @@ def test_other_models_are_covered(backbone, kind):
     neck = {group for name, group in groups.items() if name.startswith("neck.")}
     expected = {"none": [], "bnneck": ["necknorm", "neckstat", "counter"]}
     assert neck == set(expected.get(kind, [*expected["bnneck"], "neck"]))
+
+
+def test_convnext_has_layer_normalisation_and_no_statistics():
+    groups = group_names(ReIDModel(ConvNeXt("micro"), Neck(kind="none")))
+    assert set(groups.values()) == {Group.CONV, Group.NORM}
+    norms = {name for name, group in groups.items() if group is Group.NORM}
+    # of the stem, in four blocks, before three downsamplings
+    assert len(norms) == 2 * (1 + 4 + 3)
+    assert groups["backbone.features.1.0.layer_scale"] == Group.CONV
 
 
 def test_small_cnn_counts():

@@ -1,7 +1,7 @@
 """Backbones, necks, heads, and the parameter groups by which methods say what is shared."""
 
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
-from fedsim.models.backbones import Backbone, MobileNetV2, ResNet, SmallCNN
+from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.cifar_resnet import CifarResNet
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
 from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
@@ -13,6 +13,7 @@ __all__ = [
     "AttentiveNorm2d",
     "Backbone",
     "CifarResNet",
+    "ConvNeXt",
     "Features",
     "Group",
     "KeyedDropout",

@@ -17,12 +17,13 @@ import torch
 import torchvision.models as tv
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 
-__all__ = ["Backbone", "MobileNetV2", "ResNet", "SmallCNN"]
+__all__ = ["Backbone", "ConvNeXt", "MobileNetV2", "ResNet", "SmallCNN"]
 
 
 _STAGE_MIXTURES = (10, 10, 20, 20)
@@ -127,6 +128,38 @@ def _inverted_residuals(features: nn.Sequential) -> list[Place]:
     return places
 
 
+class ConvNeXt(Backbone):
+    """torchvision's ConvNeXt without pooling and classifier (Liu et al., CVPR 2022).
+
+    The normalisation between pooling and classifier is torchvision's classifier's, and left out. In training, blocks
+    are skipped at random (stochastic depth), as torchvision has it. Maps have a stride of 32: images need at least 64
+    x 32 pixels, or so.
+
+    Args:
+        size: ``tiny``, ``small``, ``base`` or ``large``; ``micro``, with four blocks of 8 to 64 channels, is for tests.
+        weights: as for :class:`ResNet`; there are none of ``micro``.
+    """
+
+    def __init__(
+        self, size: Literal["tiny", "small", "base", "large", "micro"] = "tiny", weights: str | None = None
+    ) -> None:
+        name = f"convnext_{size}"
+        network: nn.Module = _micro_convnext() if size == "micro" else tv.get_model(name)
+        classifier = network.get_submodule("classifier.2")
+        assert isinstance(classifier, nn.Linear)
+        super().__init__(OrderedDict(features=network.get_submodule("features")))
+        self.out_channels = classifier.in_features
+        if weights is not None and size == "micro" and not _is_file(weights):
+            raise ConfigError("backbone.weights: there are none of ConvNeXt micro; give a file, or null")
+        _load_around(self, weights, name, lambda: None)
+
+
+def _micro_convnext() -> nn.Module:
+    settings = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, 32, 1), CNBlockConfig(32, 64, 1), CNBlockConfig(64, None, 1)]
+    network: nn.Module = tv.ConvNeXt(settings, stochastic_depth_prob=0.1)
+    return network
+
+
 class SmallCNN(Backbone):
     """Four 3x3 convolutions with batch normalisation, for CPUs and small images.
 
@@ -207,7 +240,7 @@ def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, nam
 
 def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
     path = Path(weights).expanduser()
-    if path.suffix in {".pth", ".pt", ".safetensors"}:
+    if _is_file(weights):
         if not path.is_file():
             raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
         try:
@@ -231,6 +264,11 @@ def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
             f"backbone.weights: cannot get {url} ({type(error).__name__}: {error}); give a local file instead, or "
             "delete a damaged download from torch's cache"
         ) from error
+
+
+def _is_file(weights: str) -> bool:
+    """Whether ``weights`` is a path, not a name of torchvision's."""
+    return Path(weights).suffix in {".pth", ".pt", ".safetensors"}
 
 
 def _load_pickle(path: Path) -> object:
