@@ -3,7 +3,7 @@
 Features are random: an identity is a point in a space of few dimensions, an image that point plus noise, turned into
 2,048 dimensions and scaled to length 1. Two noises, chosen once, stand for a good model (on Market-1501's shape mAP
 about .76, rank-1 about .91) and a poor one (mAP about .3). Times are CPU-seconds of one thread. "product" is everything
-that :class:`fedsim.evaluation.similarity.Similarity` does, so norms, too; "ranking" is the rest.
+that :class:`fedsim.functional.similarity.Similarity` does, so norms, too; "ranking" is the rest.
 
     python benchmarks/ranking.py                  # the table
     python benchmarks/ranking.py --full           # all queries of MSMT17's shape, not a slice
@@ -35,7 +35,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation import Ranker, Ranking, RetrievalLabels, average_scores, rank_features, score_ranks
 from fedsim.evaluation.backends import Backend, FaissBackend
 from fedsim.evaluation.counting import count_ranks
-from fedsim.evaluation.similarity import Similarity, query_blocks
+from fedsim.functional.similarity import Similarity, query_blocks
 from ranking_peers import PeakMemory
 
 HERE = Path(__file__).resolve().parent

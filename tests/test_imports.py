@@ -55,7 +55,10 @@ LEVELS = [
         "checkpoint",
         "control",
         "cluster",
+        "extraction",
+        "label_source",
     },
+    {"clustering"},
     {"functional", "models", "data"},
     {"core", "_version"},
 ]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedsim.__main__ import main
-from fedsim.evaluation.neighbours import nearest
 from fedsim.evaluation.reranking import rerank_blocks
+from fedsim.functional.neighbours import nearest
 
 SCORES = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 Q, G, D = 12, 60, 5

@@ -63,6 +63,7 @@ def check_settings(
         for name in clients:
             if name not in names:
                 raise ConfigError(f"{field}: there is no client {name}; choose from {', '.join(names)}")
+    _check_identities(federated, method)
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
     if method.needs_public_images and federated.public is None:
@@ -85,6 +86,22 @@ def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None
             )
 
 
+def _check_identities(federated: FederatedData, method: Method) -> None:
+    """Refuse what needs labels of people where clients have none."""
+    unlabelled = [client.name for client in federated.clients if not client.knows_identities]
+    if not unlabelled:
+        return
+    if method.needs_identities:
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "
+            "clusters its images instead; leave model.client.cluster out or choose another method"
+        )
+    if method.shares_head and len(unlabelled) < len(federated.clients):
+        raise ConfigError(
+            f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
+        )
+
+
 def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
     """Return a client's settings: the common ones with its own in their place.
 
@@ -95,6 +112,10 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
     if name in overrides:
         settings = overrides[name].apply(common)
         settings.check(f"model.clients.{name}")
+    if settings.cluster is None and not data.knows_identities:
+        raise ConfigError(
+            f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
+        )
     if settings.batch_size > data.num_images:
         raise ConfigError(
             f"model.client.batch_size: {settings.batch_size} is more than the {data.num_images} training images of "
@@ -217,7 +238,7 @@ def _layout_of(backbone: nn.Module) -> tuple[str, ...]:
 def _build_resident(
     arch: str, backbone: nn.Module, max_classes: int, blueprint: Blueprint, device: torch.device
 ) -> Resident:
-    shared_head = max_classes if blueprint.method.shares_head else None
+    shared_head = max_classes if blueprint.method.shares_head and max_classes else None
     with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
         torch.manual_seed(blueprint.seed)
         model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, shared_head).to(device)

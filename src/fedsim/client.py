@@ -18,6 +18,7 @@ from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.label_source import label_images
 from fedsim.local_optimizer import LocalOptimizer
 from fedsim.resident import Head, Output, Resident
 from fedsim.settings import LocalTraining, Objective
@@ -82,6 +83,8 @@ class Client(LightningModule):
         """the training images, once they can be read"""
         self.labels = torch.from_numpy(data.labels)
         """[n] int64"""
+        self.cameras = torch.from_numpy(data.train.camids)
+        """[n] int64"""
         # at once, for all clients: memory that does not suffice is noticed before the first round
         generator = torch_generator(seed, self.client_name, "head")
         state = resident.initial_state(self.num_classes, generator)
@@ -139,16 +142,19 @@ class Client(LightningModule):
         """
         assert self.pixels is not None
         visit, device = self.visit, self.device
-        order = self._epoch_order()
-        share = min(max(visit.work * self.training_settings.local_epochs - epoch, 0.0), 1.0)
-        count = max(int(share * len(order)), 1 if epoch == 0 else 0)
+        for optimizer in (self.optimizer, *visit.optimizers):
+            optimizer.begin_epoch(epoch)
+        share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
+        all_labels, order = self._epoch_plan() if share or not self.clusters else (self.labels, [])
+        count = max(int(share * len(order)), min(1, len(order)) if epoch == 0 else 0)
         count = visit.within_steps(epoch, count, self.training_settings)
         groups = self._groups(order[:count])
         indices = [torch.cat(group) for group in groups]
+        rows = [index % self.data.num_images for index in indices]  # where images are replicated, several have one row
         position = 0
-        for group, index, images in zip(groups, indices, self.pixels.batches(indices), strict=True):
+        for group, index, images in zip(groups, indices, self.pixels.batches(rows), strict=True):
             sizes = [len(batch) for batch in group]
-            labels = self.labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
+            labels = all_labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
             augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
             for label, image, *others in zip(labels, *augmented, strict=True):
                 position += 1
@@ -164,14 +170,22 @@ class Client(LightningModule):
         return self.supervised_loss(self.forward(batch.images), batch.labels)
 
     def supervised_loss(self, output: Output, labels: Tensor, counts: bool = True) -> Tensor:
-        """Return the supervised loss (scalar); ``counts`` says whether it enters the log."""
+        """Return the supervised loss (scalar), that of pseudo-labels where identities are unknown.
+
+        ``counts`` says whether it enters the log.
+        """
+        if self.visit.pseudo is not None:
+            loss, guesses, truth = self.visit.pseudo.score(output.features.neck, labels)
+            if counts:
+                self.visit.tally.add(loss.detach(), guesses, truth)
+            return loss
         goal = self.objective
         loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing)
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
             loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin)
         if counts:
-            self.visit.tally.add(loss.detach(), output.logits, labels)
+            self.visit.tally.add(loss.detach(), output.logits.argmax(1), labels)
         return loss
 
     def step(
@@ -199,7 +213,7 @@ class Client(LightningModule):
             stepped.step()
         if stepped is not self.optimizer:
             return steps
-        share = (epoch + done / max(total, 1)) / settings.local_epochs
+        share = (epoch + done / max(total, 1)) / self.local_epochs
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
@@ -231,7 +245,9 @@ class Client(LightningModule):
             )
         self.store.write(self.client_name, {"state": self.resident.private, **_named(self.kept)})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
-        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
+        outcome = Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
+        found = self.visit.pseudo
+        return outcome if found is None else outcome._replace(clusters=found.num_clusters, clustered=found.share)
 
     def leave(self) -> None:
         """Let go of what only the visit needed, whether it counts or not."""
@@ -318,6 +334,32 @@ class Client(LightningModule):
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""
         return torch_generator(self.seed, self.round, self.client_name, purpose, device=device)
+
+    def first_images(self, count: int) -> Tensor:
+        """Return the first ``count`` images in file order, or all if there are fewer, without augmentation."""
+        assert self.pixels is not None
+        [images] = self.pixels.batches([torch.arange(min(count, self.data.num_images))])
+        return normalise_images(images)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether it trains on clusters of its images."""
+        return self.training_settings.cluster is not None
+
+    @property
+    def local_epochs(self) -> int:
+        """E in this round."""
+        return self.training_settings.epochs_in(self.round)
+
+    def _epoch_plan(self) -> tuple[Tensor, list[Tensor]]:
+        """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""
+        if not self.clusters:
+            return self.labels, self._epoch_order()
+        assert self.pixels is not None
+        self.visit.pseudo = label_images(self.resident, self.pixels, self.cameras, self.training_settings)
+        self.visit.found_clusters |= self.visit.pseudo.num_clusters > 0
+        order = self.visit.pseudo.batches(self.visit.batch_stream)
+        return self.visit.pseudo.labels, order[: self._limit(len(order))]
 
     def _epoch_order(self) -> list[Tensor]:
         settings = self.training_settings

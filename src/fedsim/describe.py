@@ -101,7 +101,7 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
     model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.residents.values())
-    waits = model.method.measures or model.on_bad_update == "skip_client"
+    waits = model.method.measures or model.on_bad_update == "skip_client" or model.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rows = [
         *_traffic_rows(model, traffic),

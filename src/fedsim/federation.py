@@ -181,7 +181,7 @@ class Federation(LightningModule):
 
     def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
         """Return the round's weights if they depend neither on what clients measure nor on who is left out."""
-        if self.method.measures or self.on_bad_update == "skip_client":
+        if self.method.measures or self.on_bad_update == "skip_client" or self.federated.has_unlabelled:
             return None
         reports = {name: Report(self._data_of[name].num_images, {}) for name in called}
         return aggregation_weights(self.method, reports, self.archs)
@@ -273,13 +273,13 @@ class Federation(LightningModule):
         Raises:
             ConfigError: if settings and data do not fit together.
         """
-        federated = self.federated = data.federated
+        settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in data.federated.clients}
+        federated = self.federated = data.federated.without_identities({n for n, s in settings.items() if s.cluster})
         check_settings(federated, self.overrides, self.bn_stats, self.method, self.hardware)
-        settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in federated.clients}
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
-        self.costs = {c.name: float(c.num_images * settings[c.name].local_epochs) for c in federated.clients}
+        self.costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
         """client -> predicted work of a round: images times local epochs"""
         self.placement: Placement = place(self.costs, world_size)
         check_image_sizes(self.residents, data)

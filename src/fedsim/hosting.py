@@ -10,7 +10,7 @@ from typing import Literal
 from fedsim.aggregation import Aggregator
 from fedsim.callbacks.events import RoundCallback
 from fedsim.client import BatchReport, Client, Outcome
-from fedsim.core.errors import BadUpdateError
+from fedsim.core.errors import BadUpdateError, NoClustersError
 from fedsim.method import Method, Upload
 from fedsim.privacy import Privacy
 from fedsim.round_table import MaskReport, RoundTable, Signals
@@ -83,6 +83,8 @@ class Host:
             if self.on_bad_update == "stop":
                 raise
             table.skip(client.client_name)
+        except NoClustersError:
+            table.skip(client.client_name, "no clusters")
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
@@ -104,6 +106,8 @@ class Host:
         """Download, train, measure, upload."""
         self.method.download(client, self.server)
         self.method.train(client, self.server)
+        if client.clusters and not client.visit.found_clusters:
+            raise NoClustersError(f"client {client.client_name}, round {client.round + 1}: no clusters of its images")
         signals = self._measure(client)
         upload = self.privacy.uploaded(client, self.server, self.method.upload(client, self.server))
         contribution = self.aggregator.encode(client.client_name, upload)

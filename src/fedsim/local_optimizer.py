@@ -56,17 +56,27 @@ class LocalOptimizer:
             self._flat_optimizer = _Resettable(settings, vectors)
         self._views: list[Tensor] | None = None
         self._has_stepped = False
+        self._round = 0
         self.num_steps = 0
         """in this visit"""
 
     def reset(self, round_: int) -> None:
         """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
-        factor = self.settings.schedule.factor(round_)
+        self._round = round_
+        factor = self.settings.rate_factor(round_)
         for optimizer in (self._plain, self._flat_optimizer):
             if optimizer is not None:
                 optimizer.reset(factor)
         self.num_steps = 0
         self.release()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take the learning rates of a local epoch, where those change within the round."""
+        if self.settings.long_round is not None:
+            factor = self.settings.rate_factor(self._round, epoch)
+            for optimizer in (self._plain, self._flat_optimizer):
+                if optimizer is not None:
+                    optimizer.scale(factor)
 
     def release(self) -> None:
         """Give the memory of moments and gradients back."""
@@ -232,8 +242,13 @@ class _Resettable:
             self.optimizer.state.clear()
         else:
             self._make()
-        for group, options, rate in zip(self.groups, self._options, self._rates, strict=True):
+        for group, options in zip(self.groups, self._options, strict=True):
             group.update(options)
+        self.scale(factor)
+
+    def scale(self, factor: float) -> None:
+        """Set all learning rates to ``factor`` times what they are configured as."""
+        for group, rate in zip(self.groups, self._rates, strict=True):
             group["lr"] = factor * rate
 
     def step(self) -> None:

@@ -119,6 +119,11 @@ class Method(ABC):
         return False
 
     @property
+    def needs_identities(self) -> bool:
+        """Whether clients must know who is on their images: clusters will not do."""
+        return False
+
+    @property
     @abstractmethod
     def shared_groups(self) -> frozenset[Group]:
         """The parameter groups that clients send and receive. ``bn_stats`` may keep statistics private all the same."""
@@ -153,7 +158,7 @@ class Method(ABC):
     def train(self, client: Client, server: Server) -> None:
         """Local training: E epochs of mini-batches."""
         correct = partial(self.before_step, client, server)
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             self.before_epoch(client, server, epoch)
             for batch in client.batches(epoch):
                 if client.step(self.loss(client, server, batch), correct):

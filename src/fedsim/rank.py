@@ -20,8 +20,8 @@ from fedsim.evaluation.ranked_lists import rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
-from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
 from fedsim.evaluation.summary import METRICS
+from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
 __all__ = ["rank"]
 

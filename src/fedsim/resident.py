@@ -101,7 +101,7 @@ class Resident:
         """
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
-        if self.has_own_heads:
+        if self.has_own_heads and num_classes:
             head = make_head(self.model.num_features, num_classes, generator)
             weight, bias = self.head_of(state, num_classes)
             weight.copy_(head.weight.detach())

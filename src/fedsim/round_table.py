@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ __all__ = ["MaskReport", "RoundTable", "Signals"]
 
 log = logging.getLogger(__name__)
 
-_COLUMNS = ("loss", "correct", "images", "seconds", "skipped")
+_COLUMNS = ("loss", "correct", "images", "seconds", "clusters", "clustered", "skipped")
 _MASK_COLUMNS = ("kept", "new mask")
+_REASONS = {"bad update": 1.0, "no clusters": 2.0}
+"""Why a client is left out -> what stands in the column ``skipped``, where 0 is a client that counts."""
 
 
 class MaskReport(NamedTuple):
@@ -92,10 +94,10 @@ class RoundTable:
         self._filled[self._row_of[client]] = row
         self._busy[rank] += outcome.seconds
 
-    def skip(self, client: str) -> None:
+    def skip(self, client: str, why: Literal["bad update", "no clusters"] = "bad update") -> None:
         """Mark a client whose update is left out."""
         empty = [0.0] * self._table.shape[1]
-        empty[_COLUMNS.index("skipped")] = 1.0
+        empty[_COLUMNS.index("skipped")] = _REASONS[why]
         self._filled[self._row_of[client]] = empty
 
     def ask_to_stop(self, rank: int, signum: int) -> None:
@@ -116,8 +118,10 @@ class RoundTable:
 
     def warn_of_skipped(self, round_: int, called: Sequence[str]) -> None:
         """Name the clients that are left out of round ``round_``, from 0."""
-        if skipped := sorted(set(called) - set(self.returned(called))):
-            log.warning("round %d leaves out %s: not finite, or too large", round_ + 1, ", ".join(skipped))
+        column = self._table[:, _COLUMNS.index("skipped")].tolist()
+        for why, what in (("bad update", "not finite, or too large"), ("no clusters", "no clusters of their images")):
+            if skipped := sorted(name for name in called if column[self._row_of[name]] == _REASONS[why]):
+                log.warning("round %d leaves out %s: %s", round_ + 1, ", ".join(skipped), what)
 
     def report(self, client: str, num_images: int, hardware: Hardware | None = None) -> Report:
         """Return what the server knows about a client."""
@@ -154,14 +158,16 @@ class RoundTable:
             trained: clients whose updates count, with their weights.
             wall: seconds of the whole round.
         """
-        loss, correct, images, _, skipped = self._table[:, : len(_COLUMNS)].sum(0).tolist()
+        loss, correct, images, *_ = self._table.sum(0).tolist()
+        skipped = float(self._table[:, _COLUMNS.index("skipped")].count_nonzero())
         metrics = {"train/clients": float(len(trained)), "train/skipped": skipped, "time/round_seconds": wall}
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
         if len(self._row_of) <= MAX_NAMES:  # of all clients: a sample of a few each round comes to many in the end
             for name, values in self.of_clients(list(trained)).items():
-                metrics |= {f"train/{name}/{key}": values[key] for key in ("loss", *self.signal_names)}
+                keys = ("loss", *(key for key in ("clusters", "clustered") if key in values), *self.signal_names)
+                metrics |= {f"train/{name}/{key}": values[key] for key in keys}
             if self.signal_names:  # other weights are known beforehand
                 metrics |= {f"train/{name}/weight": weight for name, weight in trained.items()}
         return metrics
@@ -169,14 +175,19 @@ class RoundTable:
     def of_clients(self, trained: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return what is known about each client: loss and accuracy (means over images), images, seconds, signals.
 
+        Of clients without identities also the clusters of the last local epoch, and the share of their images in them.
+
         Args:
             trained: clients whose updates count.
         """
         found = {}
         for name in trained:
-            loss, correct, images, seconds, _, *others = self._table[self._row_of[name]].tolist()
-            signals = others[: len(self.signal_names)]
+            row = self._table[self._row_of[name]].tolist()
+            loss, correct, images, seconds, clusters, clustered = row[: len(_COLUMNS) - 1]
+            signals = row[len(_COLUMNS) :][: len(self.signal_names)]
             seen = max(images, 1)
             found[name] = {"loss": loss / seen, "accuracy": correct / seen, "images": images, "seconds": seconds}
+            if clusters >= 0:
+                found[name] |= {"clusters": clusters, "clustered": clustered}
             found[name] |= dict(zip(self.signal_names, signals, strict=True))
         return found

@@ -11,11 +11,21 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from fedsim.clustering.losses import ProxyLoss
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
 
-__all__ = ["ClientOverride", "Evaluation", "LocalTraining", "Objective", "Schedule"]
+__all__ = [
+    "ClientOverride",
+    "ClusterOverride",
+    "Clustering",
+    "Evaluation",
+    "LocalTraining",
+    "LongRound",
+    "Objective",
+    "Schedule",
+]
 
 
 def _default_optimizer(params: Iterable[Any]) -> Optimizer:
@@ -33,6 +43,8 @@ class Schedule:
     """rounds between two drops of ``step``"""
     gamma: float = 0.1
     """factor of each drop of ``step``"""
+    drops: int | None = None
+    """at most so many drops of ``step``; null: no end"""
     rounds: int = 100
     """length of ``cosine``"""
     warmup: int = 0
@@ -47,12 +59,15 @@ class Schedule:
                 raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
         if self.warmup < 0:
             raise ConfigError(f"{where}.warmup: {self.warmup} is less than 0")
+        if self.drops is not None and self.drops < 0:
+            raise ConfigError(f"{where}.drops: {self.drops} is less than 0; use null for no end")
 
     def factor(self, round_: int) -> float:
         """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
         warm = warmup_factor(round_, self.warmup, self.warmup_start)
         if self.kind == "step":
-            return warm * step_factor(round_, self.step, self.gamma)
+            last = round_ if self.drops is None else min(round_, self.step * self.drops)
+            return warm * step_factor(last, self.step, self.gamma)
         return warm * (cosine_factor(round_, self.rounds) if self.kind == "cosine" else 1.0)
 
 
@@ -78,6 +93,84 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clustering:
+    """Labels for clients that know no identities: before each local epoch their images are clustered anew.
+
+    What the images are compared by is the neck's feature of unit length, without augmentation. The paper's numbers are
+    FedCAPR's (paper 004 continues it); each of them may differ for single clients, see ``model.clients``.
+    """
+
+    k1: int = 20
+    """neighbours of the k-reciprocal encoding, the image itself counted"""
+    k2: int = 6
+    """images to average an encoding over, the image itself counted; 1: none"""
+    eps: float = 0.5
+    """DBSCAN: largest Jaccard distance of neighbours"""
+    min_samples: int = 4
+    """DBSCAN: neighbours, the image itself counted, that make it the core of a cluster"""
+    replicate: int = 1
+    """r: copies of each image, for data sets with few images per person; see docs/unsupervised.md for what it does"""
+    proxies: Literal["camera", "cluster"] = "camera"
+    """what images are compared with: a cluster's images in one camera, or all of them as if of one camera"""
+    momentum: float = 0.2
+    """mu: weight of what the memory holds when an image moves its proxy (Eq. 1)"""
+    loss: ProxyLoss = field(default_factory=ProxyLoss)
+    """the camera-aware contrastive loss (Eqs. 2-7)"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name in ("k1", "k2", "min_samples", "replicate"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.k2 > self.k1:
+            raise ConfigError(f"{where}.k2: {self.k2} is more than k1 = {self.k1}")
+        if not 0 < self.eps < 1:
+            raise ConfigError(f"{where}.eps: {self.eps} is not between 0 and 1, both excluded")
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError(f"{where}.momentum: {self.momentum} is not in [0, 1]")
+        if self.loss.temperature <= 0:
+            raise ConfigError(f"{where}.loss.temperature: {self.loss.temperature} is not positive")
+        for name, least in (("camera_positives", 1), ("inter_negatives", 0), ("camera_negatives", 0)):
+            if self.loss.__dict__[name] < least:
+                raise ConfigError(f"{where}.loss.{name}: {self.loss.__dict__[name]} is less than {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOverride:
+    """Clustering of one client that differs from the others'; null keeps the common value."""
+
+    k1: int | None = None
+    """see Clustering"""
+    k2: int | None = None
+    """see Clustering"""
+    eps: float | None = None
+    """see Clustering"""
+    min_samples: int | None = None
+    """see Clustering"""
+    replicate: int | None = None
+    """see Clustering"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRound:
+    """One round with other local epochs: FedCAPR's code trains 50 in the last of its 20 rounds."""
+
+    round: int
+    """which, from 1"""
+    local_epochs: int
+    """E in that round"""
+    schedule: Schedule = field(default_factory=Schedule)
+    """of learning rates over the local epochs of that round, on top of the round's own factor"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name in ("round", "local_epochs"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        self.schedule.check(f"{where}.schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LocalTraining:
     """What a client does in a round."""
 
@@ -90,7 +183,7 @@ class LocalTraining:
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
-    """K: images per identity of ``sampler: identity``"""
+    """K: images per identity of ``sampler: identity``, or per proxy of ``cluster``"""
     drop_partial: bool = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
     accumulate: int = 1
@@ -106,6 +199,28 @@ class LocalTraining:
     """learning rate of neck and head; null takes the trunk's"""
     schedule: Schedule = field(default_factory=Schedule)
     """learning rate over rounds"""
+    cluster: Clustering | None = None
+    """train on clusters of the images instead of their identities, which nobody reads then; null: on identities"""
+    long_round: LongRound | None = None
+    """a round that is longer than the others; null: none"""
+
+    def epochs_in(self, round_: int) -> int:
+        """Return E in round ``round_``, from 0."""
+        if self.long_round is not None and self.long_round.round == round_ + 1:
+            return self.long_round.local_epochs
+        return self.local_epochs
+
+    def rate_factor(self, round_: int, epoch: int = 0) -> float:
+        """Return the factor on every learning rate in a local epoch of a round, both from 0."""
+        factor = self.schedule.factor(round_)
+        if self.long_round is not None and self.long_round.round == round_ + 1:
+            factor *= self.long_round.schedule.factor(epoch)
+        return factor
+
+    @property
+    def passes(self) -> int:
+        """Passes over the client's images in a usual round: what a round costs."""
+        return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
 
     @property
     def trunk_lr(self) -> float:
@@ -119,19 +234,28 @@ class LocalTraining:
                 raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
         if self.local_steps is not None and self.local_steps < 1:
             raise ConfigError(f"{where}.local_steps: {self.local_steps} is less than 1; use null for whole epochs")
-        if self.batch_size < 2:
-            raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
         try:
             self.optimizer([nn.Parameter(torch.zeros(1))])
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{where}.optimizer: {error}") from error
         self.schedule.check(f"{where}.schedule")
-        if self.sampler == "identity" and self.batch_size % self.num_instances:
+        if self.long_round is not None:
+            self.long_round.check(f"{where}.long_round")
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
+        self._check_batches(where)
+
+    def _check_batches(self, where: str) -> None:
+        if self.batch_size < 2:
+            raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
+        if self.cluster is not None:
+            self.cluster.check(f"{where}.cluster")
+            if self.num_instances < 2:
+                raise ConfigError(f"{where}.num_instances: {self.num_instances} is less than 2, what cluster needs")
+        if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
             raise ConfigError(
                 f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
             )
-        if self.grad_clip is not None and self.grad_clip <= 0:
-            raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +284,21 @@ class ClientOverride:
     """see LocalTraining"""
     head_lr: float | None = None
     """see LocalTraining"""
+    cluster: ClusterOverride | None = None
+    """where this client clusters otherwise, or is the only one that does"""
 
     def apply(self, common: LocalTraining) -> LocalTraining:
         """Return the common settings with this client's own in their place."""
-        names = {f.name for f in fields(self)} - {"backbone"}
-        own = {name: self.__dict__[name] for name in names if self.__dict__[name] is not None}
+        own = _given(self)
+        own.pop("backbone", None)
+        if self.cluster is not None:
+            own["cluster"] = replace(common.cluster or Clustering(), **_given(self.cluster))
         return replace(common, **own)
+
+
+def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
+    """Return the fields that are not null."""
+    return {f.name: override.__dict__[f.name] for f in fields(override) if override.__dict__[f.name] is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

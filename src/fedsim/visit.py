@@ -14,6 +14,7 @@ from fedsim.core.seeding import torch_generator
 
 if TYPE_CHECKING:
     from fedsim.client import Client
+    from fedsim.label_source import PseudoLabels
     from fedsim.local_optimizer import LocalOptimizer
     from fedsim.settings import LocalTraining
 
@@ -26,7 +27,7 @@ class Batch(NamedTuple):
     images: Tensor
     """[B, 3, H, W] float32, augmented and normalised"""
     labels: Tensor
-    """[B] int64, 0 .. num_classes - 1"""
+    """[B] int64, 0 .. num_classes - 1, or proxies of clusters; for :meth:`Client.supervised_loss`"""
     views: tuple[Tensor, ...] = ()
     """further views of the same images, augmented independently, each like ``images``"""
 
@@ -53,10 +54,10 @@ class Tally:
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count one batch: mean loss (scalar), logits [B, Z], labels [B]."""
+    def add(self, loss: Tensor, guesses: Tensor, labels: Tensor) -> None:
+        """Count one batch: mean loss (scalar), guesses [B] and labels [B], of identities or of clusters."""
         self._losses.append(loss)
-        self._guesses.append(logits.argmax(1))
+        self._guesses.append(guesses)
         self._labels.append(labels)
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
@@ -85,6 +86,10 @@ class Outcome(NamedTuple):
     correct: float
     images: float
     seconds: float
+    clusters: float = -1.0
+    """of the last local epoch; -1: the client knows identities"""
+    clustered: float = -1.0
+    """share of the images that were in clusters; -1: the client knows identities"""
 
 
 class Visit:
@@ -108,6 +113,10 @@ class Visit:
         """local epoch, batches of it that have begun, batches of it in all"""
         self.optimizers: list[LocalOptimizer] = []
         """of replicas that train"""
+        self.pseudo: PseudoLabels | None = None
+        """of the current local epoch, of clients without identities"""
+        self.found_clusters = False
+        """whether a local epoch has had any"""
         self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
         self._client = client
         self._augment_streams: list[torch.Generator] = []

@@ -11,12 +11,13 @@ from test_counting import Elsewhere
 from test_ranking import as_lists, columns, labels_of, loop_ranks, loop_scores
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation import backends, similarity
+from fedsim.evaluation import backends
 from fedsim.evaluation.backends import FaissBackend, TorchBackend, make_backend
-from fedsim.evaluation.neighbours import nearest, top_of_block
 from fedsim.evaluation.ranker import Ranker, rank_features
 from fedsim.evaluation.ranking import QueryScores, average_scores, positive_ranks, score_ranks
-from fedsim.evaluation.similarity import Similarity, exact_products, query_blocks
+from fedsim.functional import similarity
+from fedsim.functional.neighbours import nearest, top_of_block
+from fedsim.functional.similarity import Similarity, exact_products, query_blocks
 
 
 def drawn_labels(rng, queries, gallery, **rules):

@@ -16,12 +16,12 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
-from fedsim.evaluation.extraction import extract_features, shard_of
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.export import global_tensors
+from fedsim.extraction import extract_features, shard_of
 from fedsim.methods import Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.settings import Evaluation

@@ -11,7 +11,7 @@ from test_ranking import counts, labels_of
 from fedsim.evaluation.gallery_shot import expected_hits
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import MAX_RANK, QueryScores, average_scores, positive_ranks, score_ranks
-from fedsim.evaluation.similarity import query_blocks
+from fedsim.functional.similarity import query_blocks
 
 
 def hits_of_all_galleries(row, labels, q):

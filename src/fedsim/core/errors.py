@@ -10,6 +10,7 @@ __all__ = [
     "DataError",
     "DrawsFailedError",
     "FedSimError",
+    "NoClustersError",
     "PeerError",
     "RunStoppedError",
     "TrainingError",
@@ -38,6 +39,10 @@ class TrainingError(FedSimError, RuntimeError):
 
 class BadUpdateError(TrainingError):
     """A client's loss or weights are not finite, or too large to be summed."""
+
+
+class NoClustersError(TrainingError):
+    """A client found no clusters of its images in a whole round, which goes on without it."""
 
 
 class PeerError(FedSimError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,11 +61,22 @@ class ClientData:
     tests: tuple[str, ...]
     """names of the test sets that belong to this client"""
     common_classes: int | None = None
-    """classes that all clients number alike, whether this one has images of them or not; None: labels are its own"""
+    """classes that all clients number alike, whether this one has images of them or not; None: labels are its own;
+    0: identities are unknown, and all labels 0"""
+
+    @property
+    def knows_identities(self) -> bool:
+        """Whether :attr:`labels` mean anything."""
+        return self.common_classes != 0
+
+    def without_identities(self) -> ClientData:
+        """Return the same client without knowledge of who is on its training images."""
+        nobody = np.zeros_like(self.labels)
+        return replace(self, train=replace(self.train, pids=nobody), labels=nobody, common_classes=0)
 
     @property
     def num_classes(self) -> int:
-        """Size of the label space: by default the number of training identities."""
+        """Size of the label space: by default the number of training identities; 0 where these are unknown."""
         return int(self.labels.max()) + 1 if self.common_classes is None else self.common_classes
 
     @property
@@ -94,6 +105,16 @@ class FederatedData:
     """the data set that they are from"""
     classes: Index | None = None
     """[Z] identity of each label, where all clients have the same labels"""
+
+    def without_identities(self, names: Collection[str]) -> FederatedData:
+        """Return a federation in which these clients do not know who is on their training images."""
+        clients = (client.without_identities() if client.name in names else client for client in self.clients)
+        return replace(self, clients=tuple(clients))
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether some client knows no identities."""
+        return not all(client.knows_identities for client in self.clients)
 
 
 def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> FederatedData:
@@ -207,9 +228,13 @@ def _shares(domains: Sequence[Domain], how: Partition, parts: int, alpha: float)
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
+    """Build a client; if all its images are of identity 0, which is nobody in particular, identities are unknown."""
+    if val != "none" and not train.pids.any():
+        raise DataError(f"client {name}: validation needs identities, which its images have not; set data.val to none")
     rest, held_out = split_validation(name, train, val, fraction)
     labels = np.searchsorted(rest.identities, rest.pids)
-    return ClientData(name, rest, labels.astype(np.int64), held_out, tests)
+    client = ClientData(name, rest, labels.astype(np.int64), held_out, tests)
+    return client.without_identities() if not rest.pids.any() else client
 
 
 def _number_by(client: ClientData, classes: Index) -> ClientData:

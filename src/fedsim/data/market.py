@@ -21,6 +21,8 @@ SPLITS = "splits.json"
 
 _NAME = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)"
 _EXAMPLE = "0001_c1s1_001051_00.jpg"
+_CAMERA = r"(?:[^_]*_)*?c(?P<cam>\d+)"
+_CAMERA_EXAMPLE = "c1_001051.jpg"
 
 
 class MarketFolders(ReIDSource):
@@ -37,17 +39,21 @@ class MarketFolders(ReIDSource):
     Args:
         root: the folder of one data set, or of several.
         names: which data sets, in this order; null takes all, sorted.
+        unlabelled: training images show nobody in particular: of their names only the camera is read, which is the
+            number after the first ``c`` that begins a part (``c3_0001.jpg``, ``-1_c3s1_0001.jpg``). Clients then need
+            ``model.client.cluster``, and ``data.val`` must be none.
     """
 
-    def __init__(self, root: str, names: list[str] | None = None) -> None:
+    def __init__(self, root: str, names: list[str] | None = None, unlabelled: bool = False) -> None:
         self.root = Path(root).expanduser()
         self.names = names
+        self.unlabelled = unlabelled
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
-        return [read_market_domain(folder) for folder in self._folders()]
+        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:
         if self.names is not None:
@@ -72,6 +78,7 @@ def read_market_domain(
     pattern: str = _NAME,
     expected: str = _EXAMPLE,
     label: Callable[[re.Match[str]], Label] | None = None,
+    unlabelled: bool = False,
 ) -> Domain:
     """List a data set in this layout.
 
@@ -81,6 +88,7 @@ def read_market_domain(
         pattern: see :func:`fedsim.data.listing.label_images`.
         expected: see there.
         label: see there.
+        unlabelled: see :class:`MarketFolders`.
 
     Raises:
         DataError: naming the folder or file at fault and the rule.
@@ -89,7 +97,11 @@ def read_market_domain(
     def read(part: str) -> Split:
         return label_images(list_images(folder / part, expected), pattern, expected, label)
 
-    train = _without_junk(folder / TRAIN, read(TRAIN)) if (folder / TRAIN).is_dir() else None
+    train = None
+    if unlabelled and (folder / TRAIN).is_dir():
+        train = label_images(list_images(folder / TRAIN, _CAMERA_EXAMPLE), _CAMERA, _CAMERA_EXAMPLE, _nobody)
+    elif (folder / TRAIN).is_dir():
+        train = _without_junk(folder / TRAIN, read(TRAIN))
     gallery = read(GALLERY)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
@@ -155,6 +167,10 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
 def _names(split: Split) -> list[str]:
     assert isinstance(split.images, ImageFiles)
     return [path.name for path in split.images.paths]
+
+
+def _nobody(match: re.Match[str]) -> Label:
+    return Label(0, int(match["cam"]) - 1)
 
 
 def _without_junk(folder: Path, split: Split) -> Split:

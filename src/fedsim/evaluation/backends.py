@@ -18,8 +18,8 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.counting import count_ranks
 from fedsim.evaluation.labels import Ints, RetrievalLabels
-from fedsim.evaluation.neighbours import Neighbours, Search, nearest
-from fedsim.evaluation.similarity import Distance, Similarity
+from fedsim.functional.neighbours import Neighbours, Search, nearest
+from fedsim.functional.similarity import Distance, Similarity
 
 __all__ = ["Backend", "BackendName", "FaissBackend", "TorchBackend", "make_backend", "make_search"]
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
             gallery: [G, D], on the same device.
             labels: of all queries and gallery images.
             distance: what is ranked by.
-            blocks: some of :func:`fedsim.evaluation.similarity.query_blocks`.
+            blocks: some of :func:`fedsim.functional.similarity.query_blocks`.
         """
 
     def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
@@ -63,7 +63,7 @@ class TorchBackend:
         return [row for rows in blocks for row in count_ranks(similarity.block(rows), labels.take(rows))]
 
     def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """See :func:`fedsim.evaluation.neighbours.nearest`."""
+        """See :func:`fedsim.functional.neighbours.nearest`."""
         return nearest(query, gallery, k, distance)
 
 
@@ -101,7 +101,7 @@ class FaissBackend:
 
         Raises:
             ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
-            ValueError: see :class:`fedsim.evaluation.similarity.Similarity`.
+            ValueError: see :class:`fedsim.functional.similarity.Similarity`.
         """
         Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
         return self._search(_prepared(query, distance), _prepared(gallery, distance), k, distance)

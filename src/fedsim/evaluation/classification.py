@@ -21,8 +21,8 @@ from fedsim.data.federations import RetrievalSet
 from fedsim.data.images import Index
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.evaluator import Evaluator, Job, SplitName
-from fedsim.evaluation.extraction import run_batches
 from fedsim.evaluation.summary import ACCURACIES, Row
+from fedsim.extraction import run_batches
 from fedsim.resident import Resident
 from fedsim.settings import Evaluation
 

@@ -28,14 +28,14 @@ from fedsim.data.federations import FederatedData, RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
-from fedsim.evaluation.extraction import extract_features, shard_of
 from fedsim.evaluation.feature_file import write_features
 from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import QueryScores, average_scores
-from fedsim.evaluation.similarity import Similarity
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
 from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
+from fedsim.extraction import extract_features, shard_of
+from fedsim.functional.similarity import Similarity
 from fedsim.method import Method
 from fedsim.resident import Resident
 from fedsim.server import Server

@@ -23,7 +23,7 @@ from fedsim.evaluation.backends import BackendName, make_backend
 from fedsim.evaluation.labels import JUNK, RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import MAX_RANK, Ranking
-from fedsim.evaluation.similarity import Distance
+from fedsim.functional.similarity import Distance
 
 __all__ = ["CMC", "MeanAP", "ReIDRetrieval"]
 

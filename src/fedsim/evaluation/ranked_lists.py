@@ -15,7 +15,7 @@ from fedsim.core.files import replacing
 from fedsim.data.images import Images, Size
 from fedsim.evaluation.counting import mask_junk
 from fedsim.evaluation.labels import Ints, RetrievalLabels
-from fedsim.evaluation.neighbours import top_of_block
+from fedsim.functional.neighbours import top_of_block
 
 __all__ = ["RankedLists", "draw_ranked_lists", "rank_lists", "write_ranked_lists"]
 
@@ -39,12 +39,12 @@ def rank_lists(blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, 
     """Find the first images of each query's ranked list.
 
     Args:
-        blocks: which queries, and their similarities [b, G]: a :class:`fedsim.evaluation.similarity.Similarity`.
+        blocks: which queries, and their similarities [b, G]: a :class:`fedsim.functional.similarity.Similarity`.
         labels: of all queries and gallery images.
         k: images per list.
 
     >>> import torch
-    >>> from fedsim.evaluation.similarity import Similarity
+    >>> from fedsim.functional.similarity import Similarity
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1]), np.array([0, 0, 1]))
     >>> rank_lists(Similarity(torch.ones(1, 2), torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])), labels, k=3).index
     array([[ 1,  2, -1]])

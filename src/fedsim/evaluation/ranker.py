@@ -16,7 +16,7 @@ from fedsim.evaluation.counting import count_ranks
 from fedsim.evaluation.gallery_shot import expected_hits
 from fedsim.evaluation.labels import Ints, RetrievalLabels
 from fedsim.evaluation.ranking import MAX_RANK, QueryScores, Ranking, average_scores, score_ranks
-from fedsim.evaluation.similarity import Distance, Similarity, query_blocks
+from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
 __all__ = ["Ranker", "rank_features", "score_blocks"]
 
@@ -52,7 +52,7 @@ class Ranker:
             query: [Q, D].
             gallery: [G, D], on the same device.
             labels: of all of them.
-            blocks: of :func:`fedsim.evaluation.similarity.query_blocks`; None: all.
+            blocks: of :func:`fedsim.functional.similarity.query_blocks`; None: all.
         """
         if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
             raise ValueError(

@@ -15,7 +15,7 @@ from fedsim.core.errors import DataError
 from fedsim.data.federations import RetrievalSet
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.similarity import query_blocks
+from fedsim.functional.similarity import query_blocks
 
 __all__ = ["Trial", "check_matches", "score_trials", "trials_of"]
 
@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def blocks(self) -> list[slice]:
-        """Blocks of queries; see :func:`fedsim.evaluation.similarity.query_blocks`."""
+        """Blocks of queries; see :func:`fedsim.functional.similarity.query_blocks`."""
         return query_blocks(self.num_queries, len(self.labels.gallery_pids))
 
     def select(self, query: Tensor, gallery: Tensor) -> tuple[Tensor, Tensor]:

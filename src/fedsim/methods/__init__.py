@@ -4,6 +4,7 @@ from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedbn import FedBN
+from fedsim.methods.fedcapr import FedCAPR
 from fedsim.methods.feddip import FedDIP
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
@@ -27,6 +28,7 @@ __all__ = [
     "FedAtt",
     "FedAvg",
     "FedBN",
+    "FedCAPR",
     "FedDIP",
     "FedNova",
     "FedPav",

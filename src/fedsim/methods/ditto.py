@@ -65,7 +65,7 @@ class Ditto(Method):
         client.resident.reset_counters()
         client.optimizer.reset(client.round)
         pull = partial(self._pull, client, server)
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False), pull)
         client.keep("personal", model)

@@ -119,6 +119,11 @@ class FedPav(Method):
         return self.distillation is not None
 
     @property
+    def needs_identities(self) -> bool:
+        """For the logits that ``cdw`` compares; FedCAPR compares features."""
+        return self.weighting == "cdw"
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone and neck."""
         return BODY

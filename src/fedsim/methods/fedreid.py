@@ -103,6 +103,11 @@ class FedReID(Method):
         return body_groups(self.share_neck, self.share_head)
 
     @property
+    def needs_identities(self) -> bool:
+        """Because of soft labels: the expert's clusters are not the client model's."""
+        return self.expert
+
+    @property
     def signal_names(self) -> tuple[str, ...]:
         """The lot, if the server draws after training."""
         return ("lot",) if self.aggregated < 1 else ()
@@ -122,7 +127,7 @@ class FedReID(Method):
         expert = client.trainable_replica(_EXPERT)
         expert.flat.shared.copy_(previous if self.expert_from == "previous" else received)  # Eq. (10)
         expert.private.copy_(main.private)
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2 if self.views == "separate" else 1):
                 soft_labels = self._step_expert(client, expert, batch)
                 output = client.forward(batch.images)
@@ -187,6 +192,11 @@ class FedReIDFineTune(Method):
             raise ConfigError(f"model.method.mapping_epochs: {self.mapping_epochs} is less than 1")
 
     @property
+    def needs_identities(self) -> bool:
+        """Because of soft labels."""
+        return True
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """The empty set."""
         return frozenset()
@@ -199,7 +209,7 @@ class FedReIDFineTune(Method):
         expert = client.resident.replica(_EXPERT)
         expert.whole.copy_(client.kept[_EXPERT])
         expert.model.eval()
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2):
                 with torch.no_grad():
                     soft_labels = expert.forward(batch.views[0], client.visit.precision).logits

@@ -54,7 +54,7 @@ class FedSGD(Method):
 
     def train(self, client: Client, server: Server) -> None:
         """Take the first ``steps`` steps of plain local training."""
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 client.step(self.loss(client, server, batch))
                 if client.optimizer.num_steps == self.steps:

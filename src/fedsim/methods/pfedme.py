@@ -74,7 +74,7 @@ class PFedMe(Method):
         theta = flat.shared[: flat.num_shared_parameters]
         w = theta.clone()
         pull = partial(self._pull, client, w)
-        for epoch in range(client.training_settings.local_epochs):
+        for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 for _ in range(self.inner_steps):
                     client.step(self.loss(client, server, batch), pull)

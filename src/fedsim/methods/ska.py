@@ -92,6 +92,11 @@ class SKA(Method):
         return frozenset({Group.NORM, Group.STAT} | ({Group.ATTN} if self.attn_local else set()))
 
     @property
+    def needs_identities(self) -> bool:
+        """For lg: a memory of clusters is of the features of one model."""
+        return self.dual
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """The trunk; without lg, only what is no normalisation layer."""
         return TRUNK if self.dual else TRUNK - self.specific_groups

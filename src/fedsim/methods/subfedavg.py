@@ -97,7 +97,7 @@ class SubFedAvg(Method):
 
     def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
         """Remember m^fe when the first epoch is over."""
-        if client.training_settings.local_epochs < 2:
+        if client.local_epochs < 2:
             raise ConfigError(
                 "model.client.local_epochs: SubFedAvg compares the masks of the first and the last epoch, but client "
                 f"{client.client_name} has one; set at least 2"

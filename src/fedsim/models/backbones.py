@@ -52,6 +52,8 @@ class ResNet(Backbone):
             before the sum; ``bn`` is torchvision's network.
         norm_init: ``convert`` lets attention start from what the network computes without it; ``random`` is as in the
             papers on attention, and spoils pretrained weights. Files with attention of their own overwrite both.
+        relu_after_stem: false leaves out the first rectification, as the code of CAP and FedCAPR does; other code that
+            loads such a model must do so, too.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class ResNet(Backbone):
         *,
         norm: NormKind = "bn",
         norm_init: NormInit = "convert",
+        relu_after_stem: bool = True,
     ) -> None:
         name = f"resnet{depth}"
         network = tv.get_model(name)
         if last_stride == 1:
             _remove_stride(network.layer4[0])
-        super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in {"avgpool", "fc"}))
+        without = {"avgpool", "fc"} | (set() if relu_after_stem else {"relu"})
+        super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in without))
         self.out_channels = int(network.fc.in_features)
         last = "bn3" if depth == 50 else "bn2"
         places = [

@@ -63,6 +63,8 @@ class Neck:
     """dropout before the head"""
     activation: Literal["none", "relu", "leaky_relu"] = "none"
     """after the ``linear`` neck's BatchNorm: none in FedReIDBench's code, leaky_relu(0.1) in FedReID's"""
+    bias: bool = True
+    """whether the BatchNorm adds a bias; Luo et al. and FedCAPR train a ``bnneck`` without one"""
 
     def build(self, in_channels: int) -> nn.Sequential:
         """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
@@ -77,6 +79,8 @@ class Neck:
         if self.kind != "none":
             norm = nn.BatchNorm1d(self.out_features(in_channels))
             nn.init.normal_(norm.weight, 1.0, 0.02)
+            if not self.bias:
+                norm.register_parameter("bias", None)
             layers.append(norm)
         if self.kind == "linear" and self.activation != "none":
             layers.append(nn.ReLU() if self.activation == "relu" else nn.LeakyReLU(0.1))

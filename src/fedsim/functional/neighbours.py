@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.evaluation.labels import Ints
-from fedsim.evaluation.similarity import Distance, Similarity
+from fedsim.functional.similarity import Distance, Similarity
+
+Ints = NDArray[np.int64]
 
 __all__ = ["Neighbours", "Search", "nearest", "top_of_block"]
 
@@ -43,7 +44,7 @@ def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine
         query: [Q, D].
         gallery: [G, D].
         k: at most G count.
-        distance: see :class:`fedsim.evaluation.similarity.Similarity`.
+        distance: see :class:`fedsim.functional.similarity.Similarity`.
 
     >>> import torch
     >>> nearest(torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]), 2).index

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedsim import extraction
 from fedsim.data.pixels import HeldPixels
-from fedsim.evaluation import extraction
 from fedsim.models.backbones import SmallCNN
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.settings import Evaluation

@@ -10,9 +10,10 @@ from torch import Tensor
 from fedsim.data.augmentation import normalise_images
 from fedsim.data.pixels import Pixels
 from fedsim.models.reid import Features, ReIDModel
+from fedsim.resident import Resident
 from fedsim.settings import Evaluation
 
-__all__ = ["extract_features", "run_batches", "shard_of"]
+__all__ = ["extract_features", "neck_features", "run_batches", "shard_of"]
 
 
 def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:
@@ -70,6 +71,16 @@ def run_batches(
             out.copy_(network(x))
             if settings.flip:
                 out += network(x.flip(-1))
+    return features
+
+
+@torch.no_grad()
+def neck_features(resident: Resident, images: Tensor, precision: str) -> Tensor:
+    """Return the neck's features [B, D] of normalised images, in evaluation mode; the mode is put back."""
+    was_training = resident.model.training
+    resident.model.eval()
+    features = resident.forward(images, precision).features.neck
+    resident.model.train(was_training)
     return features
 
 

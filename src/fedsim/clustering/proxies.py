@@ -1,0 +1,139 @@
+"""Proxies: the mean images of clusters, one for each camera, kept in a memory while a client trains.
+
+A proxies, B images of a batch, C cameras, D features. Paper 004, Section III; M. Wang et al., "Camera-aware Proxies for
+Unsupervised Person Re-Identification", AAAI 2021 (CAP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Proxies", "make_proxies", "proxy_batches", "update_memory"]
+
+
+@dataclass
+class Proxies:
+    """What the clusters of a client's images look like to each camera, sorted by cluster, then by camera."""
+
+    memory: Tensor
+    """K, [A, D] float32 of unit length; it changes while the client trains"""
+    clusters: Tensor
+    """[A] int64"""
+    cameras: Tensor
+    """[A] int64"""
+
+    def __len__(self) -> int:
+        """Return A."""
+        return len(self.clusters)
+
+    @cached_property
+    def by_camera(self) -> Tensor:
+        """Which proxies belong to each camera, [C, A] bool."""
+        cameras: Tensor = self.cameras.unique()
+        return self.cameras == cameras[:, None]
+
+
+def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[Proxies, Tensor]:
+    """Return the proxies of clustered images, and which one is whose.
+
+    A proxy is the mean of its images' features of unit length, scaled to unit length.
+
+    Args:
+        features: [n, D].
+        clusters: [n] int64 on the CPU, -1: none.
+        cameras: [n] int64 on the CPU.
+
+    Returns:
+        (proxies, on the device of the features; [n] int64 proxy of each image, -1: none, on the CPU).
+
+    >>> x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    >>> proxies, of_image = make_proxies(x, torch.tensor([0, 0, 0, -1]), torch.tensor([0, 0, 1, 1]))
+    >>> proxies.memory
+    tensor([[0.7071, 0.7071],
+            [0.0000, 1.0000]])
+    >>> of_image
+    tensor([ 0,  0,  1, -1])
+    """
+    inside = (clusters >= 0).nonzero().flatten()
+    pairs = torch.stack([clusters[inside], cameras[inside]], dim=1)
+    kinds, own = pairs.unique(dim=0, return_inverse=True)
+    of_image = torch.full_like(clusters, -1)
+    of_image[inside] = own
+    device = features.device
+    unit = F.normalize(features.index_select(0, inside.to(device)).float())
+    order = own.argsort(stable=True)  # sums in the order of the images, the same on every device
+    groups = unit.index_select(0, order.to(device)).split(own.bincount(minlength=len(kinds)).tolist())
+    means = [group.mean(dim=0) for group in groups]
+    memory = F.normalize(torch.stack(means)) if means else features.new_empty(0, features.shape[1])
+    return Proxies(memory, kinds[:, 0].to(device), kinds[:, 1].to(device)), of_image
+
+
+def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float) -> Tensor:
+    """Move the proxies of a batch's images towards them (paper 004, Eq. 1), image after image.
+
+    ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A proxy with several images in the batch moves
+    several times, in the batch's order.
+
+    Args:
+        memory: [A, D] of unit length; it is not changed.
+        features: [B, D] of unit length.
+        labels: [B] int64, each image's proxy.
+        momentum: mu, the weight of what the memory holds.
+
+    Returns:
+        [A, D], without gradient.
+
+    >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
+    tensor([[0.7071, 0.7071]])
+    """
+    memory = memory.clone()
+    with torch.no_grad():
+        for feature, label in zip(features.detach().float().split(1), labels.split(1), strict=True):
+            moved = momentum * memory.index_select(0, label) + (1 - momentum) * feature
+            memory.index_copy_(0, label, F.normalize(moved))  # Eq. (1)
+    return memory
+
+
+def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
+    """Batches of P proxies with K images each; as many as the clustered images fill, at least one.
+
+    A pass takes all proxies in random order, P at a time, each with K of its images, which repeat if there are fewer;
+    passes follow one another until there are batches enough. What is left of a pass is dropped. With fewer than P
+    proxies a batch holds all of them.
+
+    Args:
+        labels: [n] int64 proxy of each image, -1: none.
+        num_proxies: P.
+        num_instances: K.
+        generator: a CPU generator.
+
+    Returns:
+        int64 index tensors of P * K positions in ``labels``; none, if there are no proxies.
+
+    >>> labels = torch.tensor([0, 1, 1, -1, 1])
+    >>> [batch.tolist() for batch in proxy_batches(labels, 2, 1, torch.Generator().manual_seed(0))]
+    [[0, 1], [0, 2]]
+    """
+    inside = (labels >= 0).nonzero().flatten()
+    if not len(inside):
+        return []
+    by_proxy = inside[labels[inside].argsort(stable=True)]
+    members = by_proxy.split(labels[inside].bincount().tolist())
+    per_batch = min(num_proxies, len(members))
+    count = max(1, len(inside) // (num_proxies * num_instances))
+    batches: list[Tensor] = []
+    while len(batches) < count:
+        order = torch.randperm(len(members), generator=generator)[: len(members) // per_batch * per_batch]
+        drawn = torch.cat([_draw(members[proxy], num_instances, generator) for proxy in order.tolist()])
+        batches += drawn.split(per_batch * num_instances)
+    return batches[:count]
+
+
+def _draw(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` of the images in random order; they repeat only if there are fewer."""
+    return images[torch.randperm(len(images), generator=generator)[torch.arange(count) % len(images)]]

@@ -1,0 +1,330 @@
+"""Encoding of images by their k-reciprocal neighbours, in memory that grows with n * k and never with n * n.
+
+n images, D features. Cosine geometry: features are L2-normalised here, similarity is the cosine, and the original
+distance is the squared Euclidean one of unit vectors, d = 2 - 2 cos (Eq. 1 with M = I). The search for neighbours is
+the caller's: exact or approximate, on a CPU or GPU.
+
+Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017.
+
+- Eqs. 2-3, R(p, k), mutual neighbours: :func:`_reciprocal`; Eq. 4, R*(p, k): :func:`_expand_sets`
+- Eq. 7, V, Gaussian weights on R*: :func:`_weigh`; Eq. 11, the mean of V over the k2 nearest: :func:`encode`
+- Eqs. 8-10, Jaccard distance from sums of minima and maxima: :func:`jaccard_blocks`, :func:`sparse_jaccard`
+
+Where the paper is silent, or its authors' public code, from which the published numbers come, does something else:
+
+- N(p, k) is the image itself and its k nearest others, for k1 and k1 / 2; for k2 it is k2 images with the image itself,
+  so that k2 = 1 means no expansion. Neighbours are searched among queries and gallery together. All as in the code.
+- An image always is its own first neighbour. In the code it can miss itself among many duplicates (then 0 / 0).
+- k1 / 2 is rounded to the nearest integer, halves to even, as in the code.
+- "At least two thirds" in Eq. 4 is the paper's; the code asks for more than two thirds.
+- V is divided by its row's sum (the code; without it the weights in Eqs. 8-9 depend on the size of the set).
+- d in Eqs. 7 and 12 is divided by the distance to the row's farthest image with ``scale="farthest"``, as in the code:
+  published "+RR" numbers have it. ``scale="none"`` is plain d.
+
+Public code for clustering (SpCL, cluster-contrast, CAP) has rules of its own, here ``rules="clustering"``: its search
+returns k1 neighbours with the image itself, so N(p, k1) has one image less, N(p, k1 / 2) has not; "more than" two
+thirds; plain d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.functional.neighbours import Neighbours, Search
+
+__all__ = [
+    "Encodings",
+    "Scale",
+    "check_options",
+    "encode",
+    "encode_units",
+    "jaccard_blocks",
+    "search_checked",
+    "sparse_jaccard",
+    "squared_distance",
+    "unit",
+]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Csr: TypeAlias = Any  # scipy.sparse.csr_array
+Scale = Literal["farthest", "none"]
+"""Whether the original distance is divided by the row's largest one."""
+Rules = Literal["reranking", "clustering"]
+"""Whose details, see the module."""
+
+_PAIRS = 1 << 22  # numbers gathered at once for the distances of pairs: 16 MiB
+_TINY = 1e-6  # a smaller largest distance is rounding error of float32
+
+
+class Encodings(NamedTuple):
+    """Codes of n images, and what their distances are measured in."""
+
+    weights: Csr
+    """V, [n, n]"""
+    farthest: Floats
+    """[n] what each row's original distances are divided by"""
+
+
+def encode(
+    features: Tensor,
+    search: Search,
+    k1: int = 20,
+    k2: int = 6,
+    scale: Scale = "farthest",
+    rules: Rules = "reranking",
+) -> Csr:
+    """Encode each image by its k-reciprocal neighbours (Eqs. 2-4, 7, 11).
+
+    Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1, not with n * n.
+
+    Args:
+        features: [n, D], any float type.
+        search: finds neighbours.
+        k1: neighbours for the reciprocal sets; n - 1 where there are fewer.
+        k2: images to average over with the image itself, from 1 (no expansion) to k1.
+        scale: of the distances in the weights, see the module.
+        rules: see the module.
+
+    Returns:
+        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of the images in p's neighbourhood, of sum 1.
+
+    Raises:
+        ConfigError: if k1, k2 or scale is out of range.
+        ValueError: if the search's answer is no [n, k] array of rows of the gallery.
+
+    >>> def search(query: Tensor, gallery: Tensor, k: int) -> Neighbours:
+    ...     found = (query @ gallery.T).sort(descending=True, stable=True)
+    ...     return Neighbours(found.indices[:, :k].numpy(), found.values[:, :k].numpy())
+    >>> encode(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), search, k1=1, k2=1).toarray()
+    array([[0.5, 0.5, 0. ],
+           [0.5, 0.5, 0. ],
+           [0. , 0. , 1. ]], dtype=float32)
+    """
+    check_options(k1, k2, scale)
+    return encode_units(unit(features), search, k1, k2, scale, rules).weights
+
+
+def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) -> Iterator[tuple[slice, Floats]]:
+    """Yield the Jaccard distances of Eq. 10 as dense blocks of rows.
+
+    A row costs as much as there are entries that share a column of V with it, and the writing of its distances.
+
+    Args:
+        encodings: [n, n] sparse, not negative, see :func:`encode`.
+        rows: [R] images, for example the queries.
+        columns: [C] images, for example the gallery.
+        block: rows at once; a block takes 4 * block * C bytes.
+
+    Yields:
+        (positions in ``rows``, distances [b, C] float32 in [0, 1]).
+
+    >>> v = sparse.csr_array(np.array([[0.5, 0.5], [0.0, 1.0]], dtype=np.float32))
+    >>> [(part, d.round(4)) for part, d in jaccard_blocks(v, np.arange(2), np.arange(2))]
+    [(slice(0, 2, None), array([[0.    , 0.6667],
+           [0.6667, 0.    ]], dtype=float32))]
+    """
+    overlap = _Overlap(encodings, columns)
+    for start in range(0, len(rows), block):
+        part = slice(start, min(start + block, len(rows)))
+        distance = np.ones((part.stop - start, len(columns)), dtype=np.float32)
+        for out, row in zip(distance, rows[part], strict=True):
+            near, values = overlap.near(row)
+            out[near] = values
+        yield part, distance
+
+
+def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
+    """Return the Jaccard distances of all pairs up to eps, for ``DBSCAN(eps, metric="precomputed")``.
+
+    Distances equal to eps are kept, because DBSCAN counts them as near. Zeros, such as the diagonal, are stored: to
+    scikit-learn what is not stored is far.
+
+    Args:
+        encodings: [n, n] sparse, see :func:`encode`.
+        eps: the largest distance to keep, more than 0 and less than 1: 1 is the distance of all that share nothing.
+
+    Returns:
+        scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column within each row.
+
+    Raises:
+        ConfigError: if eps is out of range.
+
+    >>> v = sparse.csr_array(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32))
+    >>> near = sparse_jaccard(v, eps=0.7)
+    >>> near.indices.tolist(), near.data.round(2)
+    ([0, 1, 0, 1, 2], array([0.  , 0.67, 0.67, 0.  , 0.  ], dtype=float32))
+    """
+    if not 0 < eps < 1:
+        raise ConfigError(f"eps: {eps} is not between 0 and 1, both excluded")
+    num = encodings.shape[0]
+    overlap = _Overlap(encodings, np.arange(num))
+    indices, values, ends = [], [], np.zeros(num + 1, dtype=np.int64)
+    for row in range(num):
+        near, distance = overlap.near(row)
+        keep = distance <= eps
+        indices.append(near[keep].astype(np.int32))
+        values.append(distance[keep])
+        ends[row + 1] = ends[row] + len(indices[-1])
+    return _csr(np.concatenate(values), np.concatenate(indices), ends, num)
+
+
+# -- the encoding ------------------------------------------------------------------------------------------------------
+
+
+def check_options(k1: int, k2: int, scale: str) -> None:
+    """Raise ConfigError, naming the option, if a number cannot be right."""
+    if k1 < 1:
+        raise ConfigError(f"k1: {k1} is less than 1")
+    if not 1 <= k2 <= k1:
+        raise ConfigError(f"k2: {k2} is not between 1 and k1 = {k1}")
+    if scale not in ("farthest", "none"):
+        raise ConfigError(f"scale: {scale!r} is neither 'farthest' nor 'none'")
+
+
+def encode_units(
+    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
+) -> Encodings:
+    """Encode images whose features [n, D] have unit length; see :func:`encode`."""
+    num = len(features)
+    farthest = np.ones(num, dtype=np.float32)
+    if scale == "farthest":  # the farthest image is the nearest one of the opposite point
+        opposite = search_checked(search, -features, features, 1).similarity[:, 0]
+        farthest = np.maximum(2 + 2 * opposite, _TINY)
+    others = k1 if rules == "reranking" else k1 - 1
+    half = round(k1 / 2)
+    near = _own_first(search_checked(search, features, features, min(others + 1, num)).index)
+    sets = _expand_sets(_reciprocal(near[:, : others + 1]), _reciprocal(near[:, : half + 1]), rules == "clustering")
+    encodings = _weigh(sets, features, farthest)
+    if k2 > 1:
+        mean = _graph(near[:, :k2])
+        mean.data /= min(k2, num)
+        encodings = mean @ encodings  # Eq. (11)
+        encodings.sort_indices()  # so that sums have a fixed order
+    return Encodings(encodings, farthest)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Scale features [n, D] to unit length, float32, without gradient."""
+    return F.normalize(features.detach().float())
+
+
+def search_checked(search: Search, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
+    """Search, and refuse what would make the sparse products read outside their memory (FAISS pads with -1)."""
+    found = search(query, gallery, k)
+    if found.index.shape != (len(query), k) or found.similarity.shape != (len(query), k):
+        raise ValueError(f"the search returned {found.index.shape} neighbours, not {(len(query), k)}")
+    if len(query) and not 0 <= found.index.min() <= found.index.max() < len(gallery):
+        raise ValueError("the search returned neighbours that are not in the gallery")
+    return found
+
+
+def _own_first(index: Ints) -> Ints:
+    """Move each row's own number to its front; where it is missing (duplicates), the last one makes room.
+
+    >>> _own_first(np.array([[0, 1], [0, 1], [0, 1]])).tolist()
+    [[0, 1], [1, 0], [2, 0]]
+    """
+    num, k = index.shape
+    own = np.arange(num)[:, None]
+    is_own = index == own
+    place = np.where(is_own.any(axis=1), is_own.argmax(axis=1), k - 1)
+    others = index[np.arange(k) != place[:, None]].reshape(num, k - 1)
+    return np.concatenate([own, others], axis=1)
+
+
+def _csr(data: Floats, indices: NDArray[Any], indptr: NDArray[Any], num: int) -> Csr:
+    """Build [num, num]; scikit-learn takes 32-bit indices only, and they are half the memory."""
+    kind = np.int32 if len(indices) < 2**31 else np.int64
+    return sparse.csr_array((data, indices.astype(kind), indptr.astype(kind)), shape=(num, num))
+
+
+def _graph(index: Ints) -> Csr:
+    """Return the graph [n, n] with an edge of 1 from each row to its neighbours [n, k]."""
+    num, k = index.shape
+    edges = np.sort(index, axis=1).ravel()
+    return _csr(np.ones(num * k, dtype=np.float32), edges, np.arange(0, num * k + 1, k), num)
+
+
+def _reciprocal(index: Ints) -> Csr:
+    """Return R(p, k) of Eq. (3) as rows of ones, from N(p, k) [n, k]: edges that go both ways."""
+    graph = _graph(index)
+    return graph.multiply(graph.T.tocsr())
+
+
+def _expand_sets(full: Csr, half: Csr, strictly: bool) -> Csr:
+    """Return R*(p, k) of Eq. (4) as rows without zeros, from R(p, k) and R(q, k / 2).
+
+    The product of the two counts for all p and q what R(p, k) and R(q, k / 2) have in common, because both are
+    symmetric; the counts are small integers, exact in float32. ``strictly``: more than two thirds.
+    """
+    size = np.diff(half.indptr)
+    common = (full @ half).multiply(full).tocsr()  # q is a member of R(p, k)
+    majority = 2 * size[common.indices] + strictly
+    common.data = (3 * common.data >= majority).astype(np.float32)
+    common.eliminate_zeros()
+    sets = full + common @ half
+    sets.sort_indices()
+    return sets
+
+
+def _weigh(sets: Csr, features: Tensor, farthest: Floats) -> Csr:
+    """Return V of Eq. (7), each row divided by its sum; the rows are not empty."""
+    rows = np.repeat(np.arange(len(features)), np.diff(sets.indptr))
+    distance = _pair_distances(features, rows, sets.indices)
+    weight = np.exp(-distance / farthest[rows])
+    weight /= np.add.reduceat(weight, sets.indptr[:-1])[rows]
+    return sparse.csr_array((weight, sets.indices, sets.indptr), shape=sets.shape)
+
+
+def _pair_distances(features: Tensor, left: NDArray[Any], right: NDArray[Any]) -> Floats:
+    """Return the squared distances [m] of the pairs (left[i], right[i]), a part at a time."""
+    step = max(1, _PAIRS // max(1, features.shape[1]))
+    cosine = np.empty(len(left), dtype=np.float32)
+    for start in range(0, len(left), step):
+        part = slice(start, start + step)
+        one, two = (features[torch.as_tensor(side[part], device=features.device)] for side in (left, right))
+        cosine[part] = (one * two).sum(dim=1).cpu().numpy()
+    return squared_distance(cosine)
+
+
+def squared_distance(cosine: Floats) -> Floats:
+    """Return d = 2 - 2 cos; rounding must not make it negative."""
+    return np.maximum(2 - 2 * cosine, 0)
+
+
+# -- the Jaccard distance ----------------------------------------------------------------------------------------------
+
+
+class _Overlap:
+    """What the code of an image has in common with those of ``columns`` [C]: an inverted index, entry to images."""
+
+    def __init__(self, encodings: Csr, columns: Ints) -> None:
+        self.encodings = encodings
+        self.inverted = encodings[columns].tocsc()
+        self.sums = np.asarray(encodings.sum(axis=1, dtype=np.float64))
+        self.column_sums = self.sums[columns]
+
+    def near(self, row: int) -> tuple[NDArray[np.intp], Floats]:
+        """Return the columns [m] that share an entry with one image, and their distances [m]: of all others it is 1."""
+        own = slice(self.encodings.indptr[row], self.encodings.indptr[row + 1])
+        entries = self.encodings.indices[own]
+        begin = self.inverted.indptr[entries]
+        count = self.inverted.indptr[entries + 1] - begin
+        # positions of all images under all entries: begin[0], begin[0] + 1, ..., begin[1], ...
+        skipped = begin - (np.cumsum(count) - count)
+        where = np.repeat(skipped, count) + np.arange(count.sum())
+        common = np.minimum(self.inverted.data[where], np.repeat(self.encodings.data[own], count))
+        minima = np.bincount(self.inverted.indices[where], common, minlength=len(self.column_sums))  # Eq. (8)
+        near = np.flatnonzero(minima)
+        maxima = self.sums[row] + self.column_sums[near] - minima[near]  # Eq. (9): max(a, b) = a + b - min(a, b)
+        return near, np.maximum(1 - minima[near] / maxima, 0).astype(np.float32)  # Eq. (10)

@@ -1,0 +1,119 @@
+"""FedCAPR: federated camera-aware unsupervised person re-identification.
+
+CVPR Workshops 2025; the baseline that paper 004 (FedKLPR) continues. Its text was not at hand: this follows its public
+code (github.com/maho666/FedCAPR) and what paper 004 says about it.
+
+| hook         | code                                                                                    |
+|--------------|-----------------------------------------------------------------------------------------|
+| before_epoch | the received model w^t, in evaluation mode, is the reference                            |
+| loss         | L_capr (paper 004, Eq. 2) + 0.13 mean(1 - cos(f, f^t)) from the second round            |
+| signals      | m_k, mean(1 - cos) of the features of the first 32 images before and after training     |
+| weights      | m_k / sum over j of m_j                                                                 |
+
+Clients cluster their images with ``model.client.cluster``, which any method can: this one adds the regulariser and the
+weights. On clients that know identities it adds them to the supervised loss.
+
+Deviations and silences:
+
+- The code adds the regulariser after its loop over cameras, so that only images of the batch's last camera count:
+  ``reg_last_camera_only``. Here all count.
+- The code rounds weights down to thousandths, so that small changes weigh 0, and a round of small changes divides 0 by
+  0: ``quantise``. Here nothing is rounded, and if all weights are 0 they are uniform.
+- Clients of the code also upload the centroids of their clusters, which nobody uses. Here they do not.
+- The code trains 50 local epochs in the last of 20 rounds, and reports the best epoch of the local model by test
+  rank-1. The first is ``model.client.long_round``; models are never chosen by test scores here, see ``oracle/`` in
+  docs/evaluation.md.
+- The published snapshot of the code has L_cam and the replication of images switched off; the paper lists both as
+  contributions, and the numbers of which setting were printed is unknown.
+- FedUCA (MMSP 2022; no code is public) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.extraction import neck_features
+from fedsim.functional.losses import mean_cosine_distance
+from fedsim.functional.weighting import normalise
+from fedsim.method import Method, Report
+from fedsim.models.groups import BODY, Group
+from fedsim.server import Server
+
+__all__ = ["FedCAPR"]
+
+_RECEIVED = "received"
+_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCAPR(Method):
+    """Averaging of clients whose features stay near the received model's, by how far they have moved."""
+
+    regulariser: float = 0.13
+    """weight of the cosine distance from the received model's features"""
+    reg_from: int = 2
+    """the first round with the regulariser, from 1"""
+    reg_last_camera_only: bool = False
+    """count only images of the batch's last camera, as in the code"""
+    quantise: bool = False
+    """round m_k down to thousandths, as in the code"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.regulariser < 0:
+            raise ConfigError(f"model.method.regulariser: {self.regulariser} is negative")
+        if self.reg_from < 1:
+            raise ConfigError(f"model.method.reg_from: {self.reg_from} is less than 1, the first round")
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """The cosine distance, which is the weight."""
+        return ("cdw",)
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone and neck; there is no head."""
+        return BODY
+
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Remember the received model, before the first step."""
+        if epoch == 0:
+            received = client.resident.replica(_RECEIVED)
+            received.whole.copy_(client.resident.whole)
+            received.model.eval()
+
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+        """Return the loss of the clusters plus the regulariser."""
+        output = client.forward(batch.images)
+        loss = client.supervised_loss(output, batch.labels)
+        if self.regulariser == 0 or server.round + 1 < self.reg_from:
+            return loss
+        with torch.no_grad():
+            reference = client.resident.replica(_RECEIVED).forward(batch.images, client.visit.precision).features.neck
+        features, pseudo = output.features.neck, client.visit.pseudo
+        if self.reg_last_camera_only and pseudo is not None:
+            cameras = pseudo.proxies.cameras[batch.labels]
+            distances = 1 - F.cosine_similarity(features, reference, dim=1)
+            return loss + self.regulariser * distances[cameras == cameras.max()].mean()
+        return loss + self.regulariser * mean_cosine_distance(features, reference)
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return m_k: how far training has turned the features of the first images."""
+        images = client.first_images(_BATCH)
+        before = neck_features(client.resident.replica(_RECEIVED), images, client.visit.precision)
+        after = neck_features(client.resident, images, client.visit.precision)
+        return {"cdw": float(mean_cosine_distance(before, after))}
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        distances = {client: report.signals["cdw"] for client, report in reports.items()}
+        if self.quantise:
+            distances = {client: float(int(1000 * distance)) for client, distance in distances.items()}
+        return normalise(distances)
