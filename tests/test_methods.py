@@ -16,6 +16,7 @@ from fedsim.methods import (
     FedAtt,
     FedAvg,
     FedBN,
+    FedCAPR,
     FedDIP,
     FedNova,
     FedPav,
@@ -32,7 +33,7 @@ from fedsim.methods import (
 )
 from fedsim.models import Neck
 from fedsim.selection import RandomFraction
-from fedsim.settings import LocalTraining
+from fedsim.settings import Clustering, LocalTraining
 from small import fit, make_data, make_model, vector
 
 METHODS = {
@@ -63,8 +64,13 @@ METHODS = {
     "LotteryFL": LotteryFL(start_accuracy=0.0, step=0.3),
     "SubFedAvg": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
     "FedDIP": FedDIP(rounds=3, initial=0.3, reconfig_interval=2, lam=0.01, lam_steps=3),
+    "FedCAPR": FedCAPR(reg_last_camera_only=True),
+    "FedAvg-clusters": FedAvg(),
+    "FedProx-clusters": FedProx(mu=0.1),
+    "FedCAPR-clusters": FedCAPR(),
 }
 EPOCHS = {"SubFedAvg": 2}
+CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
 
 
 def test_every_method_is_tried():
@@ -84,8 +90,10 @@ def _final_methods():
 
 def play(name, devices, rounds, ckpt_path=None):
     """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
+    cluster = CLUSTERING if name.endswith("-clusters") else None
+    epochs = EPOCHS.get(name.removesuffix("-clusters"), 1)
     training = LocalTraining(
-        batch_size=8, local_epochs=EPOCHS.get(name, 1), optimizer=partial(torch.optim.SGD, lr=0.05)
+        batch_size=8, local_epochs=epochs, optimizer=partial(torch.optim.SGD, lr=0.05), cluster=cluster
     )
     model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
     data = make_data(

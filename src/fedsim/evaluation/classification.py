@@ -66,6 +66,11 @@ class ClassificationEvaluator(Evaluator):
             raise ConfigError(
                 "data.labels: own numbers each client's classes from 0, so a test image has no label; set it to common"
             )
+        if self.federated.has_unlabelled:
+            raise ConfigError(
+                "model.evaluation.task: classification needs heads, which clients that cluster their images have not; "
+                "leave model.client.cluster out"
+            )
 
     def write_features(self, folder: Path) -> list[Path]:  # noqa: ARG002 - as in retrieval
         """Refuse."""
