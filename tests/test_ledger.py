@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 import torch
 from lightning import Callback
+from torch import nn
 
 from failing import finish, fit, resume
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.describe import describe_federation
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.functional import bitmap_bytes, dense_bytes, index_bytes
+from fedsim.functional import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.hardware import ClientHardware, Hardware
-from fedsim.ledger import Ledger, Traffic
+from fedsim.ledger import Accounting, Ledger, Traffic
 from fedsim.method import Method, Upload
-from fedsim.methods import FedAvg, FedPav, Local, Scaffold
+from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.models import Neck, ResNet
 from fedsim.models.groups import TRUNK, Group
 from fedsim.report import Group as RunGroup
 from fedsim.report import Run, traffic
+from fedsim.round_table import MaskReport
 from fedsim.selection import Availability, RandomFraction
 from fedsim.settings import ClientOverride
 from small import fit as fit_here
@@ -122,10 +124,152 @@ def test_where_one_encoding_becomes_shorter_than_another():
     assert bitmap_bytes(n, n // 32 + 1) < index_bytes(n, n // 32 + 1)
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("nonzero", [0, 5, 100, 1600, 3150, 3200])
+def test_the_shortest_encoding_is_the_shortest(nonzero, known):
+    lengths = {
+        encoding: sparse_bytes(3200, nonzero, encoding, known) for encoding in ("dense", "bitmap", "index", "min")
+    }
+    assert lengths["dense"] == 4 * 3200
+    if known:
+        assert lengths["bitmap"] == lengths["index"] == lengths["min"] == 4 * nonzero
+    else:
+        assert lengths["bitmap"] == 400 + 4 * nonzero
+        assert lengths["index"] == 8 * nonzero
+        assert lengths["min"] == min(4 * 3200, 400 + 4 * nonzero, 8 * nonzero)
+
+
 @pytest.mark.parametrize("encode", [bitmap_bytes, index_bytes])
 def test_more_than_all_elements_is_a_mistake(encode):
     with pytest.raises(ValueError, match="5 of 4 elements"):
         encode(4, 5)
+
+
+# -- pruned models: paper 004's figures --------------------------------------------------------------------------------
+
+PAPER_004 = Accounting(masks="every_upload", first_download=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled(Sharing):
+    """A server that prunes on a cubic schedule, of all that is sent: so many elements of the state dict."""
+
+    target: float
+
+    def server_mask(self, server, arch):
+        flat = server.residents[arch].flat
+        everything = sum(entry.numel for entry in flat.shared_entries)
+        mask = torch.ones(flat.num_shared_parameters, dtype=torch.bool)
+        mask[: round(self.target * (1 - (1 - server.round / 20) ** 3) * everything)] = False
+        return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Sharing):
+    """Clients with masks."""
+
+    has_masks = True
+
+
+def gib_of_a_client(method, depth, accounting=PAPER_004):
+    """What a client sends and receives in 20 rounds, its own masks pruning nothing, in GiB.
+
+    The paper's sums hold the networks' counters of batches, too, four bytes for each norm; fedsim never sends them.
+    """
+    model = make_model(method, backbone=ResNet(depth=depth), neck=Neck(kind="none"), accounting=accounting)
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    ledger, size = model.ledger, model.residents["resnet"].flat.num_shared_elements
+    masks = {"town0": MaskReport(size, is_new=False)} if method.has_masks else None
+    for round_ in range(20):
+        model.server.round = round_
+        ledger.record(round_, ["town0"], {"town0": 1.0}, masks)
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.residents["resnet"].model.modules())
+    return (ledger.total + (39 + accounting.first_download) * 4 * norms) / 2**30
+
+
+@pytest.mark.parametrize(
+    ("method", "depth", "published"),
+    [
+        (Sharing(groups=TRUNK), 50, 3.4231),
+        (Sharing(groups=TRUNK), 34, 3.0949),
+        (Masked(groups=TRUNK), 34, 3.1444),  # LotteryFL at 0 %
+        (Scheduled(groups=TRUNK, target=0.7052), 50, 2.6430),  # FedDIP
+        (Scheduled(groups=TRUNK, target=0.70), 34, 2.3952),
+    ],
+    ids=["ResNet-50", "ResNet-34", "ResNet-34 LotteryFL", "ResNet-50 FedDIP", "ResNet-34 FedDIP"],
+)
+def test_figures_of_paper_004_follow_from_parameter_counts(method, depth, published):
+    assert round(gib_of_a_client(method, depth), 4) == published
+
+
+def test_paper_004_s_figures_leave_the_first_download_out():
+    plain = Sharing(groups=TRUNK)
+    assert round(gib_of_a_client(plain, 50, Accounting()), 4) == round(3.4231 * 40 / 39, 4)
+    masked = gib_of_a_client(Masked(groups=TRUNK), 34, Accounting(first_download=False))
+    assert round(masked, 4) == 3.0949  # a mask that prunes nothing is no news
+
+
+# -- pruned models, against plain loops --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["dense", "bitmap", "index", "min"])
+@pytest.mark.parametrize("when", ["changed", "every_upload"])
+def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
+    masks = {}
+
+    class Looking(LotteryFL):
+        def upload(self, client, server):
+            upload = super().upload(client, server)
+            masks[client.round, client.client_name] = upload.mask.clone()
+            return upload
+
+    rows, method = Rows(), Looking(start_accuracy=0.0, step=0.4, target=0.6)
+    options = {"selection": RandomFraction(0.5), "availability": Availability(drop=0.3)}
+    accounting = Accounting(encoding=encoding, masks=when, first_download=False)
+    model = fit_here(make_model(method, accounting=accounting, **options), rounds=6, callbacks=[rows])
+    flat = model.residents["smallcnn"].flat
+    n = sum(entry.numel for entry in flat.shared_parameters)
+    rest = sum(entry.numel for entry in flat.shared_entries) - n
+    last, news, downloads = {}, [], []
+    for t, row in enumerate(rows.rows):
+        chosen = model.selection.select(t, list(NAMES), 0)
+        for name in NAMES:
+            known = last.get(name)
+            left = n if known is None else n - int((~known).sum())
+            down = 4 * rest + 4 * (n if encoding == "dense" else left)
+            mask = masks.get((t, name))
+            up = 0
+            if mask is not None:
+                left = n - int((~mask).sum())
+                is_new = bool((~mask).any()) if known is None else not torch.equal(mask, known)
+                news.append(is_new)
+                sends_mask = is_new or when == "every_upload"
+                lengths = {"dense": 4 * n, "bitmap": 4 * left + -(-n // 8), "index": 8 * left}
+                lengths["min"] = min(lengths.values())
+                up = 4 * rest + (lengths[encoding] if sends_mask or encoding == "dense" else 4 * left)
+                last[name] = mask
+            assert row[f"comm/{name}/up_bytes"] == up
+            assert row[f"comm/{name}/down_bytes"] == (down if name in chosen and t > 0 else 0)
+            downloads.append(name in chosen and mask is None)
+            if name in last:
+                assert row[f"comm/{name}/density"] == (n - int((~last[name]).sum())) / n
+    assert len(set(news)) == 2  # masks that change, and masks that do not
+    assert any(downloads)  # somebody did not answer
+
+
+def test_bytes_of_a_server_that_prunes_are_those_of_a_loop():
+    rows, method = Rows(), FedDIP(rounds=4, target=0.8, reconfig_interval=2, initial=0.2)
+    model = fit_here(make_model(method), rounds=4, callbacks=[rows])
+    flat = model.residents["smallcnn"].flat
+    n = sum(entry.numel for entry in flat.shared_parameters)
+    rest = sum(entry.numel for entry in flat.shared_entries) - n
+    prunable = sum(flat.module.get_parameter(e.name).numel() for e in flat.shared_parameters if "conv" in e.name)
+    for t, row in enumerate(rows.rows):
+        reconfigured = (t - 1) // 2 * 2  # the last round with a new mask before this one
+        s = 0.2 if t == 0 else 0.8 + (0.2 - 0.8) * (1 - reconfigured / 4) ** 3
+        pruned = int(s * prunable + 1e-9)
+        assert row["comm/town0/up_bytes"] == 4 * (rest + n)
+        assert row["comm/town0/down_bytes"] == 4 * rest + 4 * (n - pruned) + -(-n // 8)
 
 
 # -- rounds, against plain loops ---------------------------------------------------------------------------------------

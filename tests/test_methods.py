@@ -175,6 +175,21 @@ def test_methods_without_what_sets_them_apart_are_fedavg(method, rounds):
     assert_same(fit(make_model(method, neck=Neck(dim=8)), data, rounds), plain)
 
 
+@pytest.mark.parametrize(
+    ("method", "weighting"),
+    [
+        (LotteryFL(target=0.0, start_accuracy=0.0), "uniform"),
+        (SubFedAvg(target=0.0), "uniform"),
+        (FedDIP(target=0.0, lam=0.0), "size"),
+    ],
+    ids=["LotteryFL", "SubFedAvg", "FedDIP"],
+)
+def test_methods_that_prune_nothing_are_fedavg(method, weighting):
+    client = LocalTraining(batch_size=8, local_epochs=2, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    plain = fit(make_model(FedAvg(share_head=False, weighting=weighting), client=client))
+    assert_same(fit(make_model(method, client=client)), plain)
+
+
 def test_scaffold_begins_as_fedavg():
     rounds = [fit(make_model(Scaffold()), rounds=n) for n in (1, 2)]
     plain = [fit(make_model(FedAvg(share_head=False, weighting="uniform")), rounds=n) for n in (1, 2)]
