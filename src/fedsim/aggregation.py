@@ -161,7 +161,8 @@ class Aggregator:
         if self._weights is None:
             extras = {name: tensor.to("cpu", copy=True) for name, tensor in contribution.extras.items()}
             mask = None if contribution.mask is None else contribution.mask.to("cpu", copy=True)
-            self._waiting[client] = Upload(contribution.vector.to("cpu", copy=True), extras, mask)
+            vector = contribution.vector.to("cpu", copy=True)
+            self._waiting[client] = replace(contribution, vector=vector, extras=extras, mask=mask)
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
@@ -198,9 +199,11 @@ class Aggregator:
         if self.has_masks:
             mask = torch.ones(len(kept), dtype=torch.bool, device=total.device)
             if upload.mask is not None:
-                mask[:-1] = upload.mask
+                sent = upload.mask.to(total.device)
                 x = x.clone()
-                x[: len(mask) - 1].masked_fill_(~mask[:-1], 0.0)
+                x[: len(sent)].masked_fill_(~sent, 0.0)
+                if not upload.zeros_count:
+                    mask[:-1] = sent
             self._add(kept, self._weight_of_parameters(client, weights), mask)
         for span, weight in self._stretches(client, arch, weights):
             self._add(sums[span], weight, x[span])

@@ -43,6 +43,8 @@ class Upload:
     statistics always count. None: nothing is pruned"""
     is_new_mask: bool = True
     """whether the server must be told the mask: it is not that of the client's last upload"""
+    zeros_count: bool = False
+    """whether pruned elements enter the mean as zeros, instead of being left out"""
 
 
 @dataclass(frozen=True)

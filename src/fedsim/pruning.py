@@ -8,11 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.data.augmentation import normalise_images
+from fedsim.extraction import extract_features
 from fedsim.functional.pruning import zero_pruned_
+from fedsim.label_source import label_images
 from fedsim.method import Upload
+from fedsim.settings import Evaluation
 
 if TYPE_CHECKING:
     from fedsim.client import Client
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "full_mask",
     "own_accuracy",
+    "proxy_accuracy",
     "prunable_entries",
     "prunable_layers",
     "upload_masked",
@@ -61,24 +66,45 @@ def zero_pruned(client: Client) -> Tensor:
     return zero_pruned_(client.resident.flat.shared[: len(client.kept["mask"])], client.kept["mask"])
 
 
-def upload_masked(client: Client) -> Upload:
-    """Return the model with the client's mask."""
+def upload_masked(client: Client, zeros_count: bool = False) -> Upload:
+    """Return the model with the client's mask; see :attr:`Upload.zeros_count`."""
     mask = client.kept["mask"]
     is_new = not torch.equal(mask, client.private_state()["kept.mask"].to(mask.device))
-    return Upload(client.resident.flat.shared, mask=mask, is_new_mask=is_new)
+    return Upload(client.resident.flat.shared, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
-@torch.no_grad()
 def own_accuracy(client: Client, num_images: int | None = None) -> float:
     """Return the share of training images that the client's model classifies right, in evaluation mode.
 
-    It measures how far the client has fitted its own data, whose labels it has: no test image is looked at. Images are
-    not augmented.
+    It measures how far the client has fitted its own data, by the labels that it has: no test image is looked at.
+    Images are not augmented. Where labels are clusters, it is the share of clustered images whose nearest proxy is of
+    their own cluster; before the first local epoch, clusters are found for it.
 
     Args:
         client: in its visit.
-        num_images: so many random images, anew in each round; None: all.
+        num_images: so many random images, anew in each round; None: all. With clusters it is always all.
     """
+    return proxy_accuracy(client) if client.clusters else _head_accuracy(client, num_images)
+
+
+def proxy_accuracy(client: Client) -> float:
+    """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
+    assert client.pixels is not None
+    resident = client.resident
+    pseudo = client.visit.pseudo or label_images(resident, client.pixels, client.cameras, client.training_settings)
+    index = (pseudo.labels >= 0).nonzero().flatten()
+    if not len(index):
+        return 0.0
+    features = extract_features(resident.model, client.pixels, Evaluation(), resident.device)
+    resident.model.train()
+    nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
+    guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
+    truth = pseudo.proxies.clusters[pseudo.labels[index].to(nearest.device)]
+    return float((guesses == truth).double().mean())
+
+
+@torch.no_grad()
+def _head_accuracy(client: Client, num_images: int | None) -> float:
     assert client.pixels is not None
     total = client.data.num_images
     order = torch.arange(total)

@@ -9,6 +9,7 @@ from torch import Tensor
 __all__ = [
     "batch_hard_triplet",
     "distillation_loss",
+    "feature_divergence",
     "mean_cosine_distance",
     "model_contrastive",
     "smoothed_cross_entropy",
@@ -113,6 +114,24 @@ def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Ten
     return F.mse_loss(F.normalize(features) if normalise else features, targets)
 
 
+def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:
+    """``sum_d P_d log(P_d / Q_d)`` of two models' feature distributions, softmaxes over features (paper 004, Eq. 8).
+
+    Args:
+        p: [B, D] features of P.
+        q: [B, D] features of Q, of the same images.
+        temperature: T > 0, divides features.
+
+    Returns:
+        scalar, mean over the batch.
+
+    >>> feature_divergence(torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2))
+    tensor(0.1308)
+    """
+    log_p, log_q = (F.log_softmax(x / temperature, dim=1) for x in (p, q))
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
 def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """``T^2 sum_z Q_z log(Q_z / P_z)``, P of the student and Q of the teacher, softened by T (paper 001, Eqs. 12, 13).
 
@@ -127,5 +146,4 @@ def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -
     >>> soft_label_divergence(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log(), temperature=1.0)
     tensor(0.1308)
     """
-    log_p, log_q = (F.log_softmax(x / temperature, dim=1) for x in (logits, targets))
-    return temperature**2 * F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
+    return temperature**2 * feature_divergence(targets, logits, temperature)

@@ -6,6 +6,7 @@ from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedbn import FedBN
 from fedsim.methods.fedcapr import FedCAPR
 from fedsim.methods.feddip import FedDIP
+from fedsim.methods.fedklpr import FedKLPR
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
@@ -30,6 +31,7 @@ __all__ = [
     "FedBN",
     "FedCAPR",
     "FedDIP",
+    "FedKLPR",
     "FedNova",
     "FedPav",
     "FedProx",

@@ -1,0 +1,277 @@
+"""FedKLPR: Personalized Federated Learning for Person Re-Identification with Adaptive Pruning.
+
+Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
+
+| hook          | Section III                                                                               |
+|---------------|-------------------------------------------------------------------------------------------|
+| download      | the personalised model: theta_g "adapted using each client's mask", theta_g * M_k         |
+| before_epoch  | it is also the reference, in evaluation mode                                              |
+| loss          | Eqs. (2), (9): L_capr + lambda D_KL(p_global || p_local)                     ("KLL")      |
+| after_step    | theta_k <- theta_k * M_k                                                                  |
+| train         | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
+| signals       | kl_k and PR_k                                                                             |
+| weights       | Eqs. (11)-(13): alpha KLAW + beta PRAW                                       ("KLPWA")    |
+| upload        | theta_k and M_k: pruned elements are left out of the mean                    ("SAS")      |
+| personalise   | theta_g * M_k                                                                             |
+
+L_capr is that of ``model.client.cluster``; on clients that know identities the supervised loss takes its place. Every
+row of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
+
+Deviations and silences:
+
+- The "feature distribution" is the softmax of the neck's features as they are, at temperature 1. On features of unit
+  length (``unit_features``) the divergence is the cosine distance divided by the number of features: with lambda =
+  0.13, which FedCAPR has for the cosine distance itself, the loss is then dead.
+- Direction of Eq. (9): the paper's prose compares "local and personalized model distributions"; here D_KL(p || q) has p
+  of the received model. ``reverse`` swaps them. As in FedCAPR's code it begins with the second round.
+- Larger change, larger weight: Eqs. (10) and (11); the list of contributions says the opposite. kl_k is measured on the
+  first 32 training images, before pruning, whose damage is no knowledge.
+- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0, and KLAW is the weight. ``praw``
+  alone is uniform until then.
+- Magnitudes of all shared convolutions and linear layers are compared together, which the paper does not say; of each
+  layer ``floor`` of the weights stay. Once pruned, an element stays so.
+- "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials of 0.9 % of
+  all prunable weights each, until one is rejected or the target is reached.
+- CRR's thresholds are lost in print: accuracy at least 0.5, within 0.02 of the mean of the two rounds before (stage 1,
+  once a round), and a loss of less than 0.01 against the model before its first trial (stage 2). Without CRR every
+  trial is accepted.
+- The accuracy is that on the client's training images: of the nearest proxy's cluster against the image's own, or of
+  the head. In this family of code "training accuracy" is rank-1 on the test set, which we do not look at.
+- A rejected trial leaves weights and mask to the bit as they were.
+- Elements that all clients have pruned keep their global value. Running statistics are averaged and never masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsim.client import Batch, Client
+from fedsim.core.errors import ConfigError
+from fedsim.extraction import neck_features
+from fedsim.functional.losses import feature_divergence, mean_cosine_distance
+from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction, zero_pruned_
+from fedsim.functional.recovery import has_recovered, try_mask
+from fedsim.functional.weighting import klpwa_weights, normalise
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import BODY, Group
+from fedsim.pruning import full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.resident import Resident
+from fedsim.server import Server
+
+__all__ = ["FedKLPR"]
+
+_RECEIVED = "received"
+_BATCH = 32
+_HISTORY = 3
+"""accuracies that stage 1 looks at"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKLPR(Method):
+    """Averaging of clients that prune themselves, by how their features have changed and how much they have pruned."""
+
+    regulariser: Literal["kl", "cosine", "none"] = "kl"
+    """what keeps features near the received model's: KLL, FedCAPR's cosine distance, or nothing"""
+    lam: float = 0.13
+    """$lambda$, its weight"""
+    reg_from: int = 2
+    """the first round with the regulariser, from 1"""
+    temperature: float = 1.0
+    """of the feature distributions"""
+    unit_features: bool = False
+    """scale features to unit length before that"""
+    reverse: bool = False
+    """D_KL(p_local || p_global) in Eq. (9)"""
+    weighting: Literal["klpwa", "klaw", "praw", "cdw", "size"] = "klpwa"
+    """aggregation weights: both parts of Eq. (13), one of them, FedCAPR's cosine distance, or numbers of images"""
+    alpha: float = 0.5
+    """$alpha$, share of KLAW in Eq. (13); $beta$ is the rest"""
+    prune: bool = True
+    """whether clients prune at all"""
+    sas: bool = True
+    """leave pruned elements out of the mean; else they enter it as zeros"""
+    crr: bool = True
+    """prune only what the model recovers from; else in every round"""
+    target: float = 0.7
+    """share of the prunable weights to be pruned in the end"""
+    step: float = 0.09
+    """largest share that a round prunes"""
+    trials: int = 10
+    """"evaluation epochs": trials that a round's share is divided into"""
+    floor: float = 0.05
+    """share of each layer that is never pruned"""
+    min_accuracy: float = 0.5
+    """$A_target$ of stage 1"""
+    plateau: float = 0.02
+    """largest change of accuracy from the rounds before in stage 1"""
+    tolerance: float = 0.01
+    """loss of accuracy by pruning that stage 2 does not accept any more"""
+    accuracy_images: int | None = None
+    """so many random images to measure accuracy on; null: all. With clusters it is always all"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, is_right in {
+            "lam": self.lam >= 0,
+            "reg_from": self.reg_from >= 1,
+            "temperature": self.temperature > 0,
+            "alpha": 0 <= self.alpha <= 1,
+            "target": 0 <= self.target < 1,
+            "step": 0 < self.step < 1,
+            "trials": self.trials >= 1,
+            "floor": 0 <= self.floor <= 1,
+        }.items():
+            if not is_right:
+                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is out of its range")
+        if self.weighting in ("klpwa", "praw") and not self.prune:
+            raise ConfigError(f"model.method.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
+        if self.accuracy_images is not None and self.accuracy_images < 1:
+            raise ConfigError(f"model.method.accuracy_images: {self.accuracy_images} is less than 1; null takes all")
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether clients prune."""
+        return self.prune
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """kl_k, the cosine distance or PR_k, whatever is used."""
+        measured = {"klpwa": ("kl",), "klaw": ("kl",), "cdw": ("cdw",)}.get(self.weighting, ())
+        return (*measured, "pruned") if self.prune else measured
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone and neck; with clusters there is no head."""
+        return BODY
+
+    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+        """Return M_k: ones."""
+        return {"mask": full_mask(resident)} if self.prune else {}
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client, server: Server) -> None:
+        """Load theta_g * M_k."""
+        super().download(client, server)
+        if self.prune:
+            zero_pruned(client)
+
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Remember the received model, before the first step."""
+        if epoch == 0:
+            received = client.resident.replica(_RECEIVED)
+            received.whole.copy_(client.resident.whole)
+            received.model.eval()
+
+    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+        """Return L_capr + lambda D_KL (Eq. 9)."""
+        output = client.forward(batch.images)
+        loss = client.supervised_loss(output, batch.labels)
+        if self.regulariser == "none" or self.lam == 0 or server.round + 1 < self.reg_from:
+            return loss
+        with torch.no_grad():
+            reference = client.resident.replica(_RECEIVED).forward(batch.images, client.visit.precision).features.neck
+        if self.regulariser == "cosine":
+            return loss + self.lam * mean_cosine_distance(output.features.neck, reference)
+        p, q = (output.features.neck, reference) if self.reverse else (reference, output.features.neck)
+        return loss + self.lam * self._divergence(p, q)
+
+    def _divergence(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return D_KL of two batches of features (Eq. 8)."""
+        if self.unit_features:
+            p, q = F.normalize(p), F.normalize(q)
+        return feature_divergence(p, q, self.temperature)
+
+    def after_step(self, client: Client, server: Server) -> None:
+        """Apply M_k."""
+        if self.prune:
+            zero_pruned(client)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train; measure what that has changed; prune."""
+        super().train(client, server)
+        if self.weighting in ("klpwa", "klaw", "cdw"):
+            client.keep("change", self._change(client))
+        if self.prune:
+            self._prune(client)
+
+    def _change(self, client: Client) -> Tensor:
+        """Return kl_k (Eq. 10), or FedCAPR's m_k: how the features of the first images have changed."""
+        images = client.first_images(_BATCH)
+        before = neck_features(client.resident.replica(_RECEIVED), images, client.visit.precision)
+        after = neck_features(client.resident, images, client.visit.precision)
+        if self.weighting == "cdw":
+            return mean_cosine_distance(before, after)
+        return self._divergence(before, after).clamp(min=0)
+
+    def _prune(self, client: Client) -> None:
+        """Prune in trials, if the model has recovered (stage 1), until one costs too much (stage 2)."""
+        weights = client.resident.flat.shared[: len(client.kept["mask"])]
+        layers = prunable_layers(client.resident)
+        if not self.crr:
+            mask = self._next_mask(client, weights, layers, self.step)
+            zero_pruned_(weights, mask)
+            client.keep("mask", mask)
+            return
+        accuracy = self._accuracy(client)
+        history = [*client.kept.get("accuracies", torch.empty(0)).tolist(), accuracy][-_HISTORY:]
+        client.keep("accuracies", torch.tensor(history))
+        if not has_recovered(history, self.min_accuracy, self.plateau):
+            return
+        for _ in range(self.trials):
+            trial = self._next_mask(client, weights, layers, self.step / self.trials)
+            if torch.equal(trial, client.kept["mask"]):
+                return  # the target is reached
+            if not try_mask(weights, trial, lambda: accuracy - self._accuracy(client) < self.tolerance):
+                return
+            client.keep("mask", trial)
+
+    def _accuracy(self, client: Client) -> float:
+        return own_accuracy(client, self.accuracy_images)
+
+    def _next_mask(self, client: Client, weights: Tensor, layers: list[slice], step: float) -> Tensor:
+        """Return M_k, pruned further by a share of all prunable weights, or as far as the target."""
+        mask = client.kept["mask"]
+        pruned = pruned_fraction(mask, layers)
+        step = next_step(pruned, self.target, step)
+        return global_magnitude_mask(weights, mask, layers, pruned + step, self.floor)
+
+    def signals(self, client: Client, server: Server) -> dict[str, float]:
+        """Return what :attr:`signal_names` lists."""
+        found = {}
+        for name in self.signal_names:
+            if name == "pruned":
+                found[name] = pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
+            else:
+                found[name] = float(client.kept["change"])
+        return found
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return theta_k and M_k."""
+        if not self.prune:
+            return super().upload(client, server)
+        return upload_masked(client, zeros_count=not self.sas)
+
+    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return w_k of Eq. (13)."""
+        if self.weighting == "size":
+            return weigh("size", reports)
+        if self.weighting == "praw":
+            return normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})  # Eq. (12)
+        name = "cdw" if self.weighting == "cdw" else "kl"
+        changes = {client: report.signals[name] for client, report in reports.items()}
+        if self.weighting != "klpwa":
+            return normalise(changes)  # Eq. (11)
+        return klpwa_weights(changes, {k: report.signals["pruned"] for k, report in reports.items()}, self.alpha)
+
+    def personalise(self, client: Client, server: Server) -> None:
+        """Load theta_g * M_k."""
+        self.download(client, server)
