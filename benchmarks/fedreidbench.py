@@ -14,21 +14,17 @@ Runs go below --runs, and those that are there already are not repeated.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
 from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
-from fedsim.report import Run, read_run
+from fedsim.report import Run
+from seeded_runs import ROOT, SEEDS, fit, score, show
 
-ROOT = Path(__file__).resolve().parents[1]
-SEEDS = (0, 1, 2)
 COMMON = ("--data.val", "none", "--trainer.devices", "2", "--trainer.accelerator", "cpu")
 
 
@@ -37,7 +33,7 @@ class Setting:
     """A data set, and how it is divided by camera and by identity."""
 
     name: str
-    config: Path
+    config: tuple[str, ...]
     options: tuple[str, ...]
     divided: tuple[str, ...]
     """source of the scenarios of Table 2"""
@@ -60,7 +56,7 @@ def settings(omniglot: str | None) -> list[Setting]:
     """Return what is run: drawn people, and Omniglot where its folder is given."""
     drawn = Setting(
         "drawn people",
-        ROOT / "configs" / "quickstart.yaml",
+        ("--config", str(ROOT / "configs" / "quickstart.yaml"), *COMMON),
         (),
         ("--data.source", "SyntheticReID", "--data.source.clients", "1", "--data.source.unseen", "0",
          "--data.source.scale", "2"),
@@ -71,25 +67,8 @@ def settings(omniglot: str | None) -> list[Setting]:
         return [drawn]
     source = ("--data.source.root", omniglot)
     data = FederatedDataModule(MarketFolders(omniglot), val="none")
-    return [drawn, Setting("Omniglot", ROOT / "configs" / "omniglot.yaml", source, source, 5, data)]
-
-
-def fit(folder: Path, config: Path, *options: str) -> Run:
-    """Run ``fedsim fit``, unless it has been run."""
-    if not (folder / "summary.json").is_file():
-        command = [sys.executable, "-m", "fedsim", "fit", "--config", str(config), *COMMON, *options]
-        subprocess.run([*command, "--run_dir", str(folder), "--overwrite", "true"], check=True, capture_output=True)
-    return read_run(folder)
-
-
-def score(run: Run, kind: str, domain: str, metric: str = "mAP") -> float:
-    """Return a score of the last evaluation, percent."""
-    return 100 * float(run.summary["final"]["metrics"][f"test/{kind}/{domain}/{metric}"])
-
-
-def show(values: NDArray[np.float64]) -> str:
-    """Return mean and standard deviation over seeds."""
-    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+    config = ("--config", str(ROOT / "configs" / "omniglot.yaml"), *COMMON)
+    return [drawn, Setting("Omniglot", config, source, source, 5, data)]
 
 
 def compare_scenarios(setting: Setting, runs: Path) -> str:
@@ -97,7 +76,7 @@ def compare_scenarios(setting: Setting, runs: Path) -> str:
     rows = []
     for name, partition in (("by camera", ("by_camera",)), ("by identity", ("by_identity",)), ("union", ("union",))):
         options = (*setting.divided, *FEDPAV, "--data.partition", *partition, "--data.parts", str(setting.parts))
-        found = [fit(runs / f"{name}-{s}", setting.config, *options, "--seed_everything", str(s)) for s in SEEDS]
+        found = [fit(runs / f"{name}-{s}", *setting.config, *options, "--seed_everything", str(s)) for s in SEEDS]
         rows.append([name, *(show(np.array([score(r, "global", "seen", m) for r in found])) for m in ("mAP", "rank1"))])
     return tabulate(rows, headers=[f"FedPav, {setting.name}", "mAP", "rank-1"])
 
@@ -106,7 +85,7 @@ def compare_methods(setting: Setting, runs: Path) -> str:
     """Tables 3, 4, 7 and 8, Figure 6: each client's own data, by method and kind of model; and who gains."""
     found = {
         name: [
-            fit(runs / f"{name}-{s}", setting.config, *setting.options, *options, "--seed_everything", str(s))
+            fit(runs / f"{name}-{s}", *setting.config, *setting.options, *options, "--seed_everything", str(s))
             for s in SEEDS
         ]
         for name, options in METHODS.items()

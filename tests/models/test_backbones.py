@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.augmentation import normalise_images
 from fedsim.models import ConvNeXt, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN
 
 SHARED_WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "weights" / "mobilenet_v2_w035_features.pth"
@@ -117,6 +118,20 @@ def test_small_cnn_map():
 def test_mobilenet_norm_eps():
     eps = {m.eps for m in MobileNetV2(width=0.35, norm_eps=1e-3).modules() if isinstance(m, nn.BatchNorm2d)}
     assert eps == {1e-3}
+
+
+def test_mobilenet_takes_pixels_from_minus_one_to_one():
+    torch.manual_seed(2)
+    network = tv.mobilenet_v2(width_mult=0.35).eval()
+    pixels = torch.randint(0, 256, (2, 3, 64, 32), dtype=torch.uint8)
+    for kind, images in (("symmetric", pixels / 255 * 2 - 1), ("imagenet", normalise_images(pixels))):
+        backbone = MobileNetV2(width=0.35, pixels=kind).eval()
+        backbone.load_state_dict(network.features.state_dict(prefix="features."))  # strict: no tensors of its own
+        with torch.no_grad():
+            expected = network.features(images)
+            assert torch.allclose(
+                backbone(normalise_images(pixels)), expected, rtol=0, atol=1e-5 * expected.abs().max()
+            )
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

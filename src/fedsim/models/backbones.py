@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.augmentation import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 
 __all__ = ["Backbone", "ConvNeXt", "MobileNetV2", "ResNet", "SmallCNN"]
@@ -96,6 +98,8 @@ class MobileNetV2(Backbone):
         width: width multiplier.
         weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only.
         norm_eps: epsilon of the batch normalisations. Weights converted from Keras need 1e-3.
+        pixels: what the weights were trained on. ``imagenet``: images normalised by ImageNet's mean and deviation, as
+            they arrive; ``symmetric``: pixels from -1 to 1, which weights converted from Keras need.
         norm: as for :class:`ResNet`; ``attentive`` replaces the norm after each depthwise convolution, with 10 mixtures
             up to stride 8 and 20 beyond; ``se`` and ``cbam`` stand at the end of each inverted residual.
         norm_init: as for :class:`ResNet`.
@@ -107,17 +111,35 @@ class MobileNetV2(Backbone):
         weights: str | None = None,
         norm_eps: float = 1e-5,
         *,
+        pixels: Literal["imagenet", "symmetric"] = "imagenet",
         norm: NormKind = "bn",
         norm_init: NormInit = "convert",
     ) -> None:
         network = tv.mobilenet_v2(width_mult=width)
-        super().__init__(OrderedDict(features=network.features))
+        layers = OrderedDict(features=network.features)
+        super().__init__(OrderedDict(rescale=_Symmetric()) | layers if pixels == "symmetric" else layers)
         self.out_channels = int(network.last_channel)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = norm_eps
         places = _inverted_residuals(network.features)
         _load_around(self, weights, "mobilenet_v2", lambda: insert_attention(self, places, norm, norm_init))
+
+
+class _Symmetric(nn.Module):
+    """Turns images that are normalised by ImageNet's mean and deviation into pixels from -1 to 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images [B, 3, H, W] in the other range."""
+        scale, offset = _to_symmetric(x.device)
+        return x * scale + offset
+
+
+@cache
+def _to_symmetric(device: torch.device) -> tuple[Tensor, Tensor]:
+    """``2 std`` and ``2 mean - 1`` [1, 3, 1, 1]; once per device, and no buffers, which would be sent to the server."""
+    mean, std = (torch.tensor(c, dtype=torch.float64).view(1, 3, 1, 1) for c in (IMAGENET_MEAN, IMAGENET_STD))
+    return (2 * std).float().to(device), (2 * mean - 1).float().to(device)
 
 
 def _inverted_residuals(features: nn.Sequential) -> list[Place]:

@@ -1,0 +1,193 @@
+"""What paper 000 observes, looked for on Omniglot and on grocery products: 3 seeds, all declared here before a run.
+
+Table 4, components: local specific normalisation (LSN) and attentive normalisation (AN) help on the clients' own
+domains, and more together; LSN alone is behind the baseline on unseen domains, which Dual makes good without a change
+on the clients' own. Table 6, normalisation layers on unseen domains: Dual is ahead of the mean of the clients' layers
+(Avg) and of their features side by side (FeatConcat), initial layers (RandImg) are far behind all.
+
+Scores are those of the last round: pooled features, Euclidean distance, as in the paper; clients' own domains by their
+own models, unseen ones by the server's. Nothing else is like the paper but the methods:
+
+Omniglot      configs/omniglot.yaml: six alphabets train a small CNN from nothing, two are unseen; 20 rounds. So
+              attention starts as in its papers (norm_init: random), and "RandImg" has an untrained network's layers.
+Grocery       configs/papers/000/protocol.yaml with an ImageNet MobileNetV2 of width 0.35 on images of 96 x 96; 6
+              rounds. Packages and vegetables train, fruit is unseen: it has the most images to be tested on. Attention
+              starts from what the network computes without it (norm_init: convert).
+
+    python benchmarks/ska.py --omniglot FOLDER                  # tests' data, in Market-1501's layout
+    python benchmarks/ska.py --grocery FOLDER --weights mobilenet_v2_w035_features.pth
+
+Runs go below --runs, and those that are there already are not repeated. LSN's run gives three rows of Table 6: the
+server's model is Avg, all clients' models together are FeatConcat, its last checkpoint with initial layers is RandImg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+from fedsim.report import Run
+from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
+
+Scores = NDArray[np.float64]
+"""mAP and rank-1, percent"""
+
+METRICS = ("mAP", "rank1")
+COMMON = (
+    "--data.val", "none", "--data.source", "MarketFolders", "--trainer.accelerator", "cpu", "--trainer.devices", "1",
+    "--model.evaluation.layer", "pool", "--model.evaluation.distance", "euclidean",
+)  # fmt: skip
+BASELINE = (
+    "--model.method", "FedAvg", "--model.method.share_head", "false", "--model.method.share_neck", "false",
+    "--model.method.weighting", "uniform",
+)  # fmt: skip
+LSN = ("--model.method", "SKA", "--model.method.dual", "false", "--model.method.unseen", "avg",
+       "--model.evaluation.ensemble", "true")  # fmt: skip
+DUAL = ("--model.method", "SKA", "--model.method.dual", "true")
+ROWS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "Baseline": (BASELINE, False),
+    "+AN": (BASELINE, True),
+    "+LSN": (LSN, False),
+    "+LSN+Dual": (DUAL, False),
+    "+LSN+AN": (LSN, True),
+    "+LSN+AN+Dual": (DUAL, True),
+}
+"""of Table 4: the method, and whether the network has attentive normalisation"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set and a network."""
+
+    name: str
+    options: tuple[str, ...]
+    attention: tuple[str, ...]
+    """what turns the network into one with attentive normalisation"""
+    rounds: int
+    unseen: tuple[str, ...]
+
+
+def omniglot(folder: str) -> Setting:
+    """Return the setting in which nothing is pretrained."""
+    options = ("--config", str(ROOT / "configs" / "omniglot.yaml"), *COMMON, "--data.source.root", folder)
+    attention = ("--model.backbone.norm", "attentive", "--model.backbone.norm_init", "random")
+    return Setting("Omniglot", options, attention, 20, ("Greek", "Tagalog"))
+
+
+def grocery(folder: str, weights: str) -> Setting:
+    """Return the setting with an ImageNet network."""
+    options = (
+        "--config", str(ROOT / "configs" / "papers" / "000" / "protocol.yaml"), *COMMON, "--data.source.root", folder,
+        "--data.unseen", '["fruit"]', "--data.size", "[96, 96]", "--model.backbone", "MobileNetV2",
+        "--model.backbone.width", "0.35", "--model.backbone.weights", weights, "--model.backbone.norm_eps", "1e-3",
+        "--model.backbone.pixels", "symmetric",
+    )  # fmt: skip
+    attention = ("--model.backbone.norm", "attentive", "--model.backbone.norm_init", "convert")
+    return Setting("Grocery", options, attention, 6, ("fruit",))
+
+
+def run_all(setting: Setting, folder: Path) -> dict[str, list[Run]]:
+    """Return the runs of each row of Table 4, one per seed."""
+    rounds = str(setting.rounds)
+    common = (*setting.options, "--trainer.max_epochs", rounds, "--trainer.check_val_every_n_epoch", rounds)
+    found: dict[str, list[Run]] = {name: [] for name in ROWS}
+    for seed in SEEDS:
+        for name, (method, has_attention) in ROWS.items():
+            # the means of LSN are made in the last round alone
+            options = (*method, "--model.method.avg_every", rounds) if method is LSN else method
+            network = setting.attention if has_attention else ()
+            how = (*common, *options, *network, "--seed_everything", str(seed))
+            found[name].append(fit(folder / f"{name}-{seed}", *how))
+    return found
+
+
+def own_scores(run: Run) -> Scores:
+    """Return mAP and rank-1 of the clients' own models on their own domains, their mean."""
+    return np.array([score(run, run.primary, "seen", metric) for metric in METRICS])
+
+
+def unseen_scores(run: Run, kind: str = "global") -> Scores:
+    """Return mAP and rank-1 on unseen domains, their mean."""
+    return np.array([score(run, kind, "unseen", metric) for metric in METRICS])
+
+
+def initial_scores(run: Run, setting: Setting) -> Scores:
+    """Return a run's scores on unseen domains with initial normalisation layers (RandImg)."""
+    folder = run.folder / "imagenet"
+    if not folder.is_dir():
+        checkpoint = str(run.folder / "checkpoints" / "last.ckpt")
+        config = ("--config", str(run.folder / "config.yaml"), "--ckpt_path", checkpoint)
+        fedsim("predict", *config, "--model.method.unseen", "imagenet", "--run_dir", str(folder))
+    ranked = [
+        json.loads(fedsim("rank", str(folder / "features" / f"{name}.npz"), "--distance", "euclidean", "--json"))
+        for name in setting.unseen
+    ]
+    return np.array([100 * np.mean([scores[metric] for scores in ranked]) for metric in METRICS])
+
+
+def cell(scores: list[Scores]) -> str:
+    """Return ``mAP / rank-1`` over seeds."""
+    return " / ".join(show(column) for column in np.array(scores).T)
+
+
+def component_table(setting: Setting, found: dict[str, list[Run]]) -> str:
+    """Table 4, and whether Dual changes anything on the clients' own domains."""
+    rows = [[name, cell([own_scores(r) for r in runs]), cell([unseen_scores(r) for r in runs])]
+            for name, runs in found.items()]  # fmt: skip
+    lines = [tabulate(rows, headers=[f"{setting.name}, mAP / rank-1", "clients' own domains", "unseen domains"])]
+    for name in ("+LSN", "+LSN+AN"):
+        pairs = zip(found[name], found[f"{name}+Dual"], strict=True)
+        same = all(personal_metrics(one) == personal_metrics(other) for one, other in pairs)
+        lines.append(
+            f"{name} and {name}+Dual on the clients' own domains: {'the same numbers' if same else 'DIFFERENT'}"
+        )
+    return "\n".join(lines)
+
+
+def personal_metrics(run: Run) -> dict[str, float]:
+    """Return all scores of the clients' own models."""
+    return {name: value for name, value in run.summary["final"]["metrics"].items() if "/personalised/" in name}
+
+
+def norm_table(setting: Setting, found: dict[str, list[Run]]) -> str:
+    """Table 6, with attentive normalisation as in the paper, and without."""
+    columns = {}
+    for label, suffix in (("with AN", "+AN"), ("without AN", "")):
+        lsn, dual = found[f"+LSN{suffix}"], found[f"+LSN{suffix}+Dual"]
+        columns[label] = {
+            "Dual": [unseen_scores(run) for run in dual],
+            "Avg": [unseen_scores(run) for run in lsn],
+            "FeatConcat": [unseen_scores(run, "ensemble") for run in lsn],
+            "RandImg": [initial_scores(run, setting) for run in lsn],
+        }
+    names = columns["with AN"]
+    rows = [[name, *(cell(column[name]) for column in columns.values())] for name in names]
+    return tabulate(rows, headers=[f"{setting.name}, unseen, mAP / rank-1", *columns])
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--omniglot", help="folder of Omniglot's alphabets in Market-1501's layout")
+    parser.add_argument("--grocery", help="folder of fruit, packages and vegetables in Market-1501's layout")
+    parser.add_argument("--weights", help="ImageNet weights of MobileNetV2 0.35 that take pixels from -1 to 1")
+    parser.add_argument("--runs", type=Path, default=Path("runs/ska"))
+    args = parser.parse_args()
+    if bool(args.grocery) != bool(args.weights) or not (args.omniglot or args.grocery):
+        parser.error("give --omniglot, or --grocery and --weights, or all three")
+    chosen = [omniglot(args.omniglot)] if args.omniglot else []
+    chosen += [grocery(args.grocery, args.weights)] if args.grocery else []
+    for setting in chosen:
+        found = run_all(setting, args.runs / setting.name)
+        print(component_table(setting, found), end="\n\n")
+        print(norm_table(setting, found), end="\n\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
