@@ -22,7 +22,7 @@ from fedsim.evaluation.ranking import average_scores, positive_ranks, score_rank
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.export import global_tensors
 from fedsim.extraction import extract_features, shard_of
-from fedsim.methods import Ditto, FedAvg, FedPav, Local
+from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.settings import Evaluation
 from small import fit, make_data, make_model, refuse
@@ -560,6 +560,68 @@ def test_an_ensemble_of_models_on_two_ranks_has_the_same_bits(config, tmp_path, 
     capsys.readouterr()
     assert main(["report", str(tmp_path / "one")]) == 0
     assert "ensemble: all personalised models" in capsys.readouterr().out
+
+
+def side_by_side(model, part, how):
+    """Features of a part of viper by all personalised models, one client after another."""
+    images = HeldPixels(getattr(model.federated.tests["viper"], part).images.decode(SIZE), CPU)
+    found = []
+    for client in model.clients.values():
+        client.load()
+        model.method.personalise(client, model.server)
+        found.append(extract_features(client.resident.model, images, how, CPU))
+        client.unload()
+    return torch.cat(found, dim=1)
+
+
+def test_an_ensemble_that_the_method_delivers_has_features_and_lists(tree, tmp_path):
+    how = Evaluation(layer="pool", distance="euclidean")
+    model = fit(make_model(SKA(dual=False, unseen="concat"), evaluation=how), make_data(MarketFolders(str(tree))), 1)
+    model.evaluator.score("test", rankings=tmp_path / "lists")
+    files = model.evaluator.write_features(tmp_path / "features")
+    assert [path.stem for path in files] == ["viper", "north", "south"]
+    assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
+    sets = model.federated.tests["viper"]
+    query, gallery, labels = trials_of(sets, *(side_by_side(model, part, how) for part in ("query", "gallery")))[0]
+    found = np.load(tmp_path / "features" / "viper.npz")
+    assert found["gallery"].shape[1] == 2 * model.residents["smallcnn"].model.width_of("pool")
+    assert np.array_equal(found["query"], query)
+    assert np.array_equal(found["gallery"], gallery)
+    assert np.array_equal(found["gallery_pids"], labels.gallery_pids)
+    lists = np.load(tmp_path / "lists" / "viper.npz")
+    distances = torch.cdist(query.double(), gallery.double()).numpy()
+    for q, row in enumerate(lists["index"]):
+        own = (labels.gallery_pids == labels.query_pids[q]) & (labels.gallery_camids == labels.query_camids[q])
+        order = [g for g in np.argsort(distances[q], kind="stable") if not (own | (labels.gallery_pids == -1))[g]]
+        assert row[row >= 0].tolist() == order
+
+
+def test_an_ensemble_beside_other_models_is_only_scored(tree, tmp_path):
+    data = make_data(MarketFolders(str(tree)))
+    model = fit(make_model(Local(), evaluation=Evaluation(ensemble=True)), data, rounds=1)
+    files = model.evaluator.write_features(tmp_path)
+    assert {path.stem for path in files} == {"north", "south", "viper@north", "viper@south"}
+    assert {path.stem for path in tmp_path.iterdir()} == {path.stem for path in files}
+
+
+@pytest.mark.dist
+def test_two_ranks_write_the_same_features_of_an_ensemble(config, tmp_path):
+    options = [
+        "--config",
+        str(config),
+        "--model.method=SKA",
+        "--model.method.dual=false",
+        "--model.method.unseen=concat",
+    ]
+    assert main(["fit", *options, "--run_dir", str(tmp_path / "one")]) == 0
+    ready = [*options, "--ckpt_path", str(tmp_path / "one" / "checkpoints" / "last.ckpt")]
+    assert main(["predict", *ready, "--run_dir", str(tmp_path / "one")]) == 0
+    run = finish(Run(tmp_path, "predict", *ready, "--run_dir", tmp_path / "two", ranks=2))
+    one, two = (tmp_path / name / "features" for name in ("one", "two"))
+    assert {path.name for path in two.iterdir()} == {"north.npz", "south.npz", "viper.npz"}, run.output
+    for path in two.iterdir():
+        for name, array in np.load(one / path.name).items():
+            np.testing.assert_array_equal(array, np.load(path)[name])
 
 
 def test_pooled_features_need_no_neck(tree):

@@ -20,7 +20,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.federations import RetrievalSet
 from fedsim.data.images import Index
 from fedsim.data.pixels import Pixels
-from fedsim.evaluation.evaluator import Evaluator, Job, SplitName
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.plan import Job, SplitName
 from fedsim.evaluation.summary import ACCURACIES, Row
 from fedsim.extraction import run_batches
 from fedsim.resident import Resident

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.feature_file import write_features
+from fedsim.evaluation.plan import Job, Plan, SplitName
 from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import QueryScores, average_scores
@@ -42,26 +43,7 @@ from fedsim.server import Server
 from fedsim.settings import Evaluation
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["METRICS", "Evaluator", "Job", "Kind", "Row"]
-
-SplitName = Literal["val", "test"]
-
-
-class Job(NamedTuple):
-    """One model on one retrieval set; rows with equal weights are one job."""
-
-    row: Row
-    """the first of them"""
-    rows: list[int]
-    """their positions in the list of rows"""
-    is_shared: bool
-    """whether all ranks take part"""
-    is_ensemble: bool
-
-    @property
-    def domain(self) -> str:
-        """The retrieval set."""
-        return self.row.domain
+__all__ = ["METRICS", "Evaluator", "Kind", "Row"]
 
 
 @dataclass
@@ -107,15 +89,22 @@ class Evaluator:
         self._ranker = Ranker(how.distance, make_backend(how.backend), how.single_gallery_shot, how.invalid_as_zero)
 
     @property
+    def plan(self) -> Plan:
+        """What is scored now."""
+        return Plan(
+            self.method, self.server, self.residents, self.archs, self.federated, self.placement,
+            self.needs, self.settings.ensemble,
+        )  # fmt: skip
+
+    @property
     def has_global(self) -> bool:
         """Whether the server's models can be scored on their own."""
-        return all(resident.serves(self.needs) for resident in self.residents.values())
+        return self.plan.has_global
 
     @property
     def primary(self) -> Kind:
         """The model that the method delivers, by which checkpoints are selected."""
-        makes_its_own = type(self.method).personalise is not Method.personalise
-        return "personalised" if makes_its_own or not self.has_global else "global"
+        return self.plan.primary
 
     def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
         """Check and read what this rank needs now, so that a damaged image is reported before hours of training.
@@ -124,7 +113,7 @@ class Evaluator:
             split: ``val`` or ``test``.
             trained: clients whose local models will be scored.
         """
-        jobs = self._jobs(split, self._rows(split, tuple(trained)))
+        jobs = self._jobs(split, self.plan.rows(split, tuple(trained)))
         for domain in dict.fromkeys(job.domain for job in jobs):
             self._check(split, domain)
         for job in reversed(jobs):  # whole sets first: shares are parts of them
@@ -145,7 +134,8 @@ class Evaluator:
             ``split/kind/domain/metric`` -> fraction of 1; ``domain`` is also ``seen`` and ``unseen``, the means over
             those; and ``split/metric``, the mean over clients of the method's primary model.
         """
-        rows = self._rows(split, tuple(trained))
+        plan, rank = self.plan, self.strategy.global_rank
+        rows = plan.rows(split, tuple(trained))
         jobs = self._jobs(split, rows)
         tables = [self._blank(split, job) for job in jobs]
         with self.strategy.together():
@@ -153,7 +143,7 @@ class Evaluator:
                 job = jobs[number]
                 for table, own in zip(tables[number], self._score(split, job, query, gallery), strict=True):
                     table.copy_(torch.from_numpy(own))
-                if rankings is not None and self._is_delivered(job.row) and job.row.owner == self.strategy.global_rank:
+                if rankings is not None and plan.is_delivered(job.row) and job.row.owner == rank:
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
         values: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
@@ -164,7 +154,7 @@ class Evaluator:
                 values[row], curves[row] = metrics, curve
         self._keep_curves(split, rows, curves)
         unseen = set(self.federated.unseen) if split == "test" else set()
-        return summarise(split, rows, values, unseen, self.primary, len(self.archs), self.metrics)
+        return summarise(split, rows, values, unseen, plan.primary, len(self.archs), self.metrics)
 
     def write_features(self, folder: Path) -> list[Path]:
         """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
@@ -175,7 +165,8 @@ class Evaluator:
         Returns:
             the files of all ranks.
         """
-        jobs = self._jobs("test", [row for row in self._rows("test", ()) if self._is_delivered(row)])
+        plan = self.plan
+        jobs = self._jobs("test", [row for row in plan.rows("test", ()) if plan.is_delivered(row)])
         files = [folder / f"{self._file_name(job)}.npz" for job in jobs]
         with self.strategy.together():
             for number, query, gallery in self._features("test", jobs):
@@ -185,68 +176,12 @@ class Evaluator:
                     write_features(files[number], *trial.select(query, gallery), trial.labels)
         return files
 
-    # -- rows and jobs -------------------------------------------------------------------------------------------------
-
-    def _rows(self, split: str, trained: tuple[str, ...]) -> list[Row]:
-        rows: list[Row] = []
-        for data in self.federated.clients:
-            arch, owner = self.archs[data.name], self.placement.ranks[data.name]
-            domains = data.tests if split == "test" else ((data.name,) if data.val is not None else ())
-            for domain in domains:
-                if self.residents[arch].serves(self.needs):
-                    rows.append(Row("global", domain, None, arch, owner))
-                if data.name in trained:
-                    rows.append(Row("local", domain, data.name, arch, owner))
-                rows.append(Row("personalised", domain, data.name, arch, owner))
-        return rows + (self._unseen_rows() if split == "test" else [])
-
-    def _is_delivered(self, row: Row) -> bool:
-        return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
-
-    def _unseen_rows(self) -> list[Row]:
-        rows: list[Row] = []
-        groups = self.method.server_groups
-        by_server = all(r.serves(self.needs, groups(self.server, arch)) for arch, r in self.residents.items())
-        by_all = self.method.unseen_by_all and not by_server
-        for domain in self.federated.unseen:
-            if by_server:
-                for arch in sorted(self.residents):
-                    rows.append(Row("global", domain, None, arch, len(rows) % self.strategy.world_size))
-            elif not by_all:
-                rows += [Row("personalised", domain, c, self.archs[c], r) for c, r in self.placement.ranks.items()]
-            if by_all or self.settings.ensemble:
-                rows.append(Row("ensemble", domain, None, "", 0))
-        return rows
-
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
-        """Put rows with equal weights and data together; what needs all ranks comes first."""
-        members: dict[tuple[str, str, str], list[int]] = {}
-        for number, row in enumerate(rows):
-            members.setdefault((*self._weights_of(row), row.domain), []).append(number)
-        jobs = []
-        for (weights, _, domain), numbers in members.items():
+        def is_large(domain: str) -> bool:
             sets = self._sets(split, domain)
-            is_large = len(sets.query) + len(sets.gallery) >= self.settings.share_from
-            is_shared = weights == "ensemble" or (weights == "global" and is_large)
-            jobs.append(Job(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
-        return sorted(jobs, key=lambda job: not job.is_shared)
+            return len(sets.query) + len(sets.gallery) >= self.settings.share_from
 
-    def _weights_of(self, row: Row) -> tuple[str, str]:
-        """Name the weights behind a row: rows with equal weights are computed once.
-
-        Where everything that retrieval needs is shared, a personalised model is the global one; where nothing is, it is
-        the local one.
-        """
-        if row.kind == "ensemble":
-            return row.kind, row.arch
-        kind = type(self.method)
-        plain = kind.personalise is Method.personalise and kind.download is Method.download
-        resident = self.residents[row.arch]
-        if row.client is None or (row.kind == "personalised" and plain and resident.serves(self.needs)):
-            return "global", row.arch
-        if plain and resident.flat.num_shared == 0:
-            return "private", row.client
-        return row.kind, row.client
+        return self.plan.jobs(rows, is_large)
 
     def _is_mine(self, job: Job) -> Callable[[int], bool]:
         """Which blocks of a job's queries this rank ranks."""
@@ -268,7 +203,7 @@ class Evaluator:
                 extract(job, images, f"{split} {job.domain} {name}")
                 for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images))
             )
-            if job.row.client is not None and self._weights_of(job.row)[0] != "global":
+            if job.row.client is not None and self.plan.weights_of(job.row)[0] != "global":
                 self.clients[job.row.client].unload()
             yield number, query, gallery
 
@@ -311,7 +246,7 @@ class Evaluator:
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
 
     def _load_model(self, row: Row) -> None:
-        if self._weights_of(row)[0] == "global":
+        if self.plan.weights_of(row)[0] == "global":
             self.method.generalise(self.residents[row.arch], self.server)
             return
         assert row.client is not None
@@ -356,6 +291,8 @@ class Evaluator:
 
     def _file_name(self, job: Job) -> str:
         """The domain, and whose model it is where the method delivers several for it."""
+        if job.is_ensemble:
+            return job.domain
         several = len(self.residents) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
