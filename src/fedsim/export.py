@@ -23,8 +23,9 @@ def export(ckpt_path: str, output: str, arch: str | None = None) -> str:
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
-    classifier ``fc`` is missing. A backbone whose ``norm`` is not ``bn`` has tensors of other names where attention
-    stands. Torchvision's network lacks them; fedsim's with the same ``norm`` has them.
+    classifier ``fc`` is missing. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
+    ``bn`` has tensors of other names where attention stands. Torchvision's network lacks them; fedsim's with the same
+    ``norm`` has them.
 
     Args:
         ckpt_path: a checkpoint written by fedsim fit.
@@ -61,7 +62,7 @@ def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Te
     if not checkpoint["fedsim"]["complete"][arch]:
         method = checkpoint["fedsim"]["method"]
         raise ConfigError(
-            f"ckpt_path: {method} keeps part of the model on the clients, there is no global model to export"
+            f"ckpt_path: {method} keeps part of the backbone on the clients, there is no global model to export"
         )
     vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
     tensors = {}

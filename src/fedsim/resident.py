@@ -188,8 +188,8 @@ class Resident:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything but the head is shared, so that the server has a model of its own."""
-        return self.serves("neck")
+        """Whether the whole trunk is shared, so that the server has a model of its own: what fedsim export writes."""
+        return self.serves("pool")
 
     def serves(self, layer: Literal["neck", "pool", "head"], others: frozenset[Group] = frozenset()) -> bool:
         """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.

@@ -7,7 +7,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
+from fedsim.__main__ import main
+from fedsim.checkpoint import read_checkpoint, read_states
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.functional.losses import soft_label_divergence
@@ -82,21 +85,21 @@ class Loops:
         for client in self.federation.clients:
             if client.name in chosen:
                 for_main, for_expert = (copy.deepcopy(state) for state in self.starts(client.name))
-                main, expert = self.local[client.name], copy.deepcopy(self.local[client.name])
-                main[0].backbone.load_state_dict(for_main)
+                pair, expert = self.local[client.name], copy.deepcopy(self.local[client.name])
+                pair[0].backbone.load_state_dict(for_main)
                 expert[0].backbone.load_state_dict(for_expert)
-                self.train(main, expert, client.batches(t))
+                self.train(pair, expert, client.batches(t))
         self.has_trained |= set(chosen)
         states = [self.local[name][0].backbone.state_dict() for name in chosen]
         self.theta = mean_of(states, [1 / len(chosen)] * len(chosen))  # Eq. (8)
 
-    def train(self, main, expert, batches):
-        modules = [*main, *expert]
+    def train(self, pair, expert, batches):
+        modules = [*pair, *expert]
         optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=LR, momentum=self.momentum)
         for module in modules:
             module.train()
         for x, y in batches:
-            d, d_expert = (head(model(x).neck) for model, head in (main, expert))
+            d, d_expert = (head(model(x).neck) for model, head in (pair, expert))
             optimizer.zero_grad()
             loss = F.cross_entropy(d, y) + F.cross_entropy(d_expert, y) + divergence(d, d_expert.detach())
             loss.backward()
@@ -190,16 +193,16 @@ def test_the_next_expert_is_the_client_model_of_the_last_round(shared):
     model = watch(5, RandomFraction(0.5), share_head=shared, share_neck=shared)
     num_shared = model.residents["smallcnn"].flat.num_shared
     skipped = 0
-    for (name, t), (main, expert) in started.items():
+    for (name, t), (model_at_start, expert) in started.items():
         earlier = [s for n, s in started if n == name and s < t]
         if not earlier:
-            assert torch.equal(main, expert)  # both are the server's
+            assert torch.equal(model_at_start, expert)  # both are the server's
             continue
         skipped += t - earlier[-1] > 1
         assert torch.equal(expert, ended[name, earlier[-1]][0])
         assert not torch.equal(expert, ended[name, earlier[-1]][1])
-        assert not torch.equal(expert[:num_shared], main[:num_shared])
-        assert torch.equal(expert[num_shared:], main[num_shared:])
+        assert not torch.equal(expert[:num_shared], model_at_start[:num_shared])
+        assert torch.equal(expert[num_shared:], model_at_start[num_shared:])
     assert skipped
 
 
@@ -211,10 +214,10 @@ def test_the_expert_learns_as_if_it_were_alone():
     model = fit(make_model(Watched()), make_data(), rounds=1)
     num_shared = model.residents["smallcnn"].flat.num_shared
     for name in model.clients:
-        main, expert = ended[name, 0]
+        client_model, expert = ended[name, 0]
         alone = plain.clients[name].private_state()["state"]
         assert torch.equal(expert[num_shared:], alone)
-        assert not torch.equal(main[num_shared:], alone)
+        assert not torch.equal(client_model[num_shared:], alone)
     mean = torch.stack([expert[:num_shared].double() for _, expert in ended.values()]).mean(0)
     torch.testing.assert_close(vector(plain).double(), mean, rtol=0, atol=1e-7)
 
@@ -281,17 +284,20 @@ def test_fraction_of_clients(fraction, count):
 @pytest.mark.parametrize(("fraction", "count"), [(0.25, 1), (0.5, 2), (0.51, 3)])
 def test_all_train_and_a_fraction_is_aggregated(fraction, count):
     """The text's order. Who is aggregated changes from round to round."""
-    chosen = []
-    for rounds in range(1, 5):
-        model = fit(make_model(FedReID(aggregated=fraction)), FOUR(), rounds)
-        assert len(model.trained) == 4
-        uploads = {name: c.private_state()["kept.embedding"].double() for name, c in model.clients.items()}
-        weights = {n: model.round_metrics[f"train/{n}/weight"] for n in uploads}
-        assert sorted(weights.values()) == [0.0] * (4 - count) + [1 / count] * count
-        mean = sum(weights[n] * upload for n, upload in uploads.items())
-        torch.testing.assert_close(vector(model).double(), mean, rtol=2e-7, atol=1e-7)
-        chosen.append(frozenset(n for n, weight in weights.items() if weight))
-    assert len(set(chosen)) > 1
+    drawn = []
+
+    class Drawing(FedReID):
+        def weights(self, reports):
+            drawn.append(super().weights(reports))
+            return drawn[-1]
+
+    model = fit(make_model(Drawing(aggregated=fraction)), FOUR(), rounds=4)
+    assert len(model.trained) == len(drawn) == 4
+    assert all(sorted(weights.values()) == [0.0] * (4 - count) + [1 / count] * count for weights in drawn)
+    assert len({frozenset(name for name, weight in weights.items() if weight) for weights in drawn}) > 1
+    uploads = {name: c.private_state()["kept.embedding"].double() for name, c in model.clients.items()}
+    mean = sum(drawn[-1][name] * upload for name, upload in uploads.items())
+    torch.testing.assert_close(vector(model).double(), mean, rtol=2e-7, atol=1e-7)
 
 
 def test_without_an_expert_it_is_fedavg():
@@ -371,6 +377,33 @@ def test_after_the_mapping_network_the_trunk_trains():
     for name, client in model.clients.items():
         before, after = (c.private_state()["state"] for c in (start.clients[name], client))
         assert not torch.equal(before[: resident.flat.num_model], after[: resident.flat.num_model])
+
+
+def test_a_new_client_adapts_from_an_exported_model(tiny, tmp_path):
+    """Its expert is the exported trunk, on an architecture and clients of its own run."""
+    network = ["--model.backbone=MobileNetV2", "--model.backbone.width=0.25", "--data.limit_client_batches=1",
+               "--trainer.max_epochs=1", "--trainer.limit_val_batches=0", "--data.source.clients=1"]  # fmt: skip
+    run, tuned, file = tmp_path / "run", tmp_path / "tuned", tmp_path / "global.safetensors"
+    fit_tiny = ["fit", "--config", str(tiny), *network]
+    assert main([*fit_tiny, "--model.method=FedReID", "--run_dir", str(run)]) == 0
+    assert main(["export", "--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--output", str(file)]) == 0
+    exported = load_file(file)
+    assert not [name for name in exported if name.startswith(("neck.", "head."))]
+    others = ["--data.source.clients=2", "--data.source.seed=7"]
+    tuning = ["--model.method=FedReIDFineTune", f"--model.backbone.weights={file}", *others]
+    assert main([*fit_tiny, *tuning, "--run_dir", str(tuned)]) == 0
+    path = tuned / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(path)["fedsim"]
+    states = read_states(path, content, list(content["clients"]))
+    assert len(states) == 2
+    private = [e for e in content["private_layouts"]["mobilenetv2"] if e["name"].startswith("backbone.")]
+    assert len(private) == len(exported)
+    for state in states.values():
+        for entry in private:
+            tensor = exported[entry["name"].removeprefix("backbone.")].flatten()
+            span = slice(entry["offset"], entry["offset"] + len(tensor))
+            assert torch.equal(state["kept.expert"][span], tensor)
+        assert not torch.equal(state["kept.expert"], state["state"])
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
