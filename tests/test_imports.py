@@ -18,6 +18,7 @@ LEVELS = [
         "describe",
         "report",
         "export",
+        "sparse_file",
         "messages",
         "run_directory",
         "config_files",

@@ -1,0 +1,82 @@
+"""Files of pruned models: a bit for each element of a pruned tensor, and the values that are left.
+
+A safetensors file. A tensor NAME that is not pruned is stored under its name; of a pruned one there are
+``bitmap/NAME``, uint8 [ceil(n / 8)], first element in the highest bit, and ``values/NAME``, float32 [elements that are
+left]. The file's metadata hold ``format`` and, as JSON, ``shapes`` of the pruned tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.core.errors import DataError
+
+__all__ = ["read_sparse", "write_sparse"]
+
+_FORMAT = "fedsim sparse 1"
+
+
+def write_sparse(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], path: Path) -> None:
+    """Write a model.
+
+    Args:
+        tensors: name -> float32 tensor on the CPU.
+        masks: name -> bool of the tensor's shape, False where it is pruned; of the tensors that are.
+        path: the file.
+    """
+    parts, shapes = {}, {}
+    for name, tensor in tensors.items():
+        if name not in masks or bool(masks[name].all()):
+            parts[name] = tensor.contiguous()
+            continue
+        mask = masks[name].flatten()
+        parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits(mask.numpy()))
+        parts[f"values/{name}"] = tensor.flatten()[mask]
+        shapes[name] = list(tensor.shape)
+    save_file(parts, path, metadata={"format": _FORMAT, "shapes": json.dumps(shapes)})
+
+
+def read_sparse(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that :func:`write_sparse` wrote, with zeros where they are pruned.
+
+    Raises:
+        DataError: if it is another file, or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            parts = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: cannot be read ({type(error).__name__}); is it complete?") from error
+    if metadata.get("format") != _FORMAT:
+        raise DataError(f"{path}: is not a sparse file of fedsim export (format {_FORMAT})")
+    shapes: dict[str, list[int]] = json.loads(metadata["shapes"])
+    tensors = {key: tensor for key, tensor in parts.items() if "/" not in key}
+    for name, shape in shapes.items():
+        try:
+            tensors[name] = _unpack(parts[f"bitmap/{name}"], parts[f"values/{name}"], shape)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{path}: tensor {name} is damaged; export it again") from error
+    return tensors
+
+
+def _unpack(bitmap: Tensor, values: Tensor, shape: list[int]) -> Tensor:
+    """Raises ValueError if the parts do not fit together."""
+    length = math.prod(shape)
+    if bitmap.shape != (-(-length // 8),):
+        raise ValueError("the bitmap has another length")
+    mask = torch.from_numpy(np.unpackbits(bitmap.numpy(), count=length)).bool()
+    if values.shape != (int(mask.count_nonzero()),):
+        raise ValueError("there are more or fewer values than bits")
+    tensor = torch.zeros(length)
+    tensor[mask] = values
+    return tensor.view(shape)
