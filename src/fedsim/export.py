@@ -95,7 +95,8 @@ def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Te
     content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
     if not content["complete"][arch]:
         raise ConfigError(
-            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, there is no global model to export"
+            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, there is no global model to "
+            "export"
         )
     return _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
 

@@ -3,12 +3,15 @@
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.cifar_resnet import CifarResNet
+from fedsim.models.fusion import AFF, MSCAM
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
 from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
 
 __all__ = [
+    "AFF",
     "BODY",
     "CBAM",
+    "MSCAM",
     "TRUNK",
     "AttentiveNorm2d",
     "Backbone",

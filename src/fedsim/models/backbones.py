@@ -24,6 +24,7 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
+from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 
 __all__ = ["Backbone", "ConvNeXt", "MobileNetV2", "ResNet", "SmallCNN"]
 
@@ -56,6 +57,10 @@ class ResNet(Backbone):
             papers on attention, and spoils pretrained weights. Files with attention of their own overwrite both.
         relu_after_stem: false leaves out the first rectification, as the code of CAP and FedCAPR does; other code that
             loads such a model must do so, too.
+        fam: feature attention of paper 002. ``mscam`` weighs the last map by multi-scale channel attention; ``aff34``
+            fuses the maps of the last two stages by it, and returns one with the channels and the size of the earlier;
+            ``aff_residual`` puts it in the place of the sums of all blocks. ``norm_init: convert`` starts all its gates
+            at 1/2: ``aff_residual`` then computes what the network does without it, ``mscam`` half of it.
     """
 
     def __init__(
@@ -67,9 +72,10 @@ class ResNet(Backbone):
         norm: NormKind = "bn",
         norm_init: NormInit = "convert",
         relu_after_stem: bool = True,
+        fam: FusionKind = "none",
     ) -> None:
         name = f"resnet{depth}"
-        network = tv.get_model(name)
+        network = fused_resnet(depth) if fam == "aff_residual" else tv.get_model(name)
         if last_stride == 1:
             _remove_stride(network.layer4[0])
         without = {"avgpool", "fc"} | (set() if relu_after_stem else {"relu"})
@@ -81,7 +87,30 @@ class ResNet(Backbone):
             for stage, num_mixtures in enumerate(_STAGE_MIXTURES, start=1)
             for i, _ in enumerate(network.get_submodule(f"layer{stage}").children())
         ]
-        _load_around(self, weights, name, lambda: insert_attention(self, places, norm, norm_init))
+
+        def insert() -> None:
+            insert_attention(self, places, norm, norm_init)
+            self._insert_fusion(fam, norm_init)
+
+        _load_around(self, weights, name, insert)
+
+    def _insert_fusion(self, fam: FusionKind, init: NormInit) -> None:
+        if fam == "mscam":
+            self.add_module("attention", MSCAM(self.out_channels, init=init))
+        elif fam == "aff_residual":
+            fuse_residuals(self, init)
+        elif fam == "aff34":
+            self.out_channels //= 2
+            self.add_module("fusion", StageFusion(self.out_channels, init))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images [B, 3, H, W] to the last map."""
+        maps = earlier = images
+        for name, module in self.named_children():
+            maps = module(earlier, maps) if name == "fusion" else module(maps)
+            if name == "layer3":
+                earlier = maps
+        return maps
 
 
 def _remove_stride(block: nn.Module) -> None:
@@ -164,10 +193,15 @@ class ConvNeXt(Backbone):
     Args:
         size: ``tiny``, ``small``, ``base`` or ``large``; ``micro``, with four blocks of 8 to 64 channels, is for tests.
         weights: as for :class:`ResNet`; there are none of ``micro``.
+        fam: ``mscam``: as for :class:`ResNet`.
     """
 
     def __init__(
-        self, size: Literal["tiny", "small", "base", "large", "micro"] = "tiny", weights: str | None = None
+        self,
+        size: Literal["tiny", "small", "base", "large", "micro"] = "tiny",
+        weights: str | None = None,
+        *,
+        fam: Literal["none", "mscam"] = "none",
     ) -> None:
         name = f"convnext_{size}"
         network: nn.Module = _micro_convnext() if size == "micro" else tv.get_model(name)
@@ -177,7 +211,12 @@ class ConvNeXt(Backbone):
         self.out_channels = classifier.in_features
         if weights is not None and size == "micro" and not _is_file(weights):
             raise ConfigError("backbone.weights: there are none of ConvNeXt micro; give a file, or null")
-        _load_around(self, weights, name, lambda: None)
+
+        def insert() -> None:
+            if fam == "mscam":
+                self.add_module("attention", MSCAM(self.out_channels))
+
+        _load_around(self, weights, name, insert)
 
 
 def _micro_convnext() -> nn.Module:

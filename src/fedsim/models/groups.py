@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
+from fedsim.models.fusion import MSCAM
 
 __all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "body_groups", "group_names"]
 
@@ -27,7 +28,7 @@ class Group(StrEnum):
     STAT = "stat"
     """running mean and variance of the trunk, wherever they are: they follow ``bn_stats``"""
     ATTN = "attn"
-    """parameters of the trunk's attention modules: squeeze-and-excitation and CBAM, which have no statistics"""
+    """parameters of the trunk's attention modules, squeeze-and-excitation, CBAM and MS-CAM, outside normalisation"""
     NECK = "neck"
     """weights of the embedding layers between trunk and head, outside normalisation modules"""
     NECKNORM = "necknorm"
@@ -50,7 +51,7 @@ STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
 """Running statistics, which follow the ``bn_stats`` policy."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, AttentiveNorm2d)
-_ATTENTION = (SqueezeExcitation, CBAM)
+_ATTENTION = (SqueezeExcitation, CBAM, MSCAM)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
@@ -75,8 +76,8 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     """
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
-        kinds = dict.fromkeys(_inside(child, _NORMS), Group.NORM)
-        kinds |= dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
+        kinds = dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
+        kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM has some
         for path, module in child.named_modules(prefix=part):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 groups[f"{path}.{name}"] = _group(part, kinds.get(module, Group.CONV), tensor)

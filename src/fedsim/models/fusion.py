@@ -1,0 +1,165 @@
+"""Feature attention of paper 002: attentional feature fusion with multi-scale channel attention.
+
+Dai, Gieseke, Oehmcke, Wu and Barnard, "Attentional feature fusion", WACV 2021, whose equations are written here. Paper
+002 takes the module from there, says neither which maps are fused nor what r is, and describes it otherwise: dilated
+convolutions whose outputs are concatenated and pooled, and two fully connected layers. The published module has none.
+
+Shapes: B images, C channels, H x W pixels of a map.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+import torchvision.models as tv
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from fedsim.core.errors import ConfigError
+from fedsim.models.attention import NormInit
+
+__all__ = ["AFF", "MSCAM", "FusionKind", "StageFusion", "fuse_residuals", "fused_resnet"]
+
+FusionKind = Literal["none", "mscam", "aff34", "aff_residual"]
+
+_LAYERS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}
+"""Residual blocks per stage (He et al., CVPR 2016, Table 1)."""
+
+
+class MSCAM(nn.Module):
+    """Multi-scale channel attention: a gate for each channel and pixel, from the pixel and from the whole map.
+
+    As in the authors' code, the pointwise convolutions have biases in spite of the normalisation behind them.
+
+    Args:
+        channels: C.
+        reduction: r; both branches have C / r hidden channels, at least one.
+        init: ``convert`` starts with gates of 1/2 everywhere, which the network without attention is worth twice;
+            ``random`` as published.
+    """
+
+    def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
+        super().__init__()
+        self.local = _bottleneck(channels, reduction)
+        self.whole = _bottleneck(channels, reduction)
+        if init == "convert":
+            for branch in (self.local, self.whole):
+                nn.init.zeros_(branch.get_parameter("4.weight"))  # through which the gates then start to train
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Return M(x) in (0, 1), [B, C, H, W].
+
+        Raises:
+            ConfigError: in training on one image: its pooled map has a single pixel, which cannot be normalised.
+        """
+        if self.training and len(x) < 2:
+            raise ConfigError(
+                "model.client.batch_size: multi-scale channel attention (fam) cannot train on a batch of one image; "
+                "set it to at least 2, or drop_partial to true"
+            )
+        return torch.sigmoid(self.local(x) + self.whole(x.mean(dim=(2, 3), keepdim=True)))  # Eqs. (1) to (3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weigh a map [B, C, H, W]."""
+        return x * self.gate(x)
+
+
+def _bottleneck(channels: int, reduction: int) -> nn.Sequential:
+    hidden = max(1, channels // reduction)
+    return nn.Sequential(
+        nn.Conv2d(channels, hidden, 1),
+        nn.BatchNorm2d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(hidden, channels, 1),
+        nn.BatchNorm2d(channels),
+    )
+
+
+class AFF(nn.Module):
+    """Attentional feature fusion of two maps of equal shape, Eq. (4).
+
+    Times two, as in the authors' code: gates of 1/2 then give the plain sum.
+
+    Args:
+        channels: C.
+        reduction: r.
+        init: of the gates.
+    """
+
+    def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
+        super().__init__()
+        self.attention = MSCAM(channels, reduction, init)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Fuse maps [B, C, H, W]."""
+        gate = self.attention.gate(x + y)
+        return 2 * (x * gate + y * (1 - gate))
+
+
+class StageFusion(nn.Module):
+    """Fuse the last stage's map with the one before it: projected to its channels, and magnified to its size.
+
+    Args:
+        channels: C of the earlier map; the later one has 2 C.
+        init: of the gates; the projection starts at random.
+    """
+
+    def __init__(self, channels: int, init: NormInit = "convert") -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Conv2d(2 * channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        self.fuse = AFF(channels, init=init)
+
+    def forward(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Return [B, C, H, W] from an earlier map of this shape, and a later one [B, 2 C, h, w]."""
+        # each pixel repeated: smoother kinds of magnifying have no deterministic gradient on GPUs
+        magnified = F.interpolate(self.project(later), size=earlier.shape[2:], mode="nearest")
+        fused: Tensor = self.fuse(earlier, magnified)
+        return fused
+
+
+class _FusedBasicBlock(BasicBlock):  # type: ignore[misc] # torchvision has no types
+    """torchvision's block; after :func:`fuse_residuals` with attention in the place of its sum."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fuse: AFF | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, c_in, h, w] to [B, c_out, h / stride, w / stride]."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return _join(self.fuse, out, x if self.downsample is None else self.downsample(x))
+
+
+class _FusedBottleneck(Bottleneck):  # type: ignore[misc] # as above
+    """See :class:`_FusedBasicBlock`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fuse: AFF | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, c_in, h, w] to [B, c_out, h / stride, w / stride]."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return _join(self.fuse, out, x if self.downsample is None else self.downsample(x))
+
+
+def _join(fuse: AFF | None, residual: Tensor, identity: Tensor) -> Tensor:
+    return F.relu(residual + identity if fuse is None else fuse(residual, identity))
+
+
+def fused_resnet(depth: Literal[18, 34, 50]) -> Any:
+    """Return torchvision's network, with blocks that :func:`fuse_residuals` can change."""
+    return tv.ResNet(_FusedBottleneck if depth == 50 else _FusedBasicBlock, _LAYERS[depth])
+
+
+def fuse_residuals(backbone: nn.Module, init: NormInit) -> None:
+    """Put attention in the place of the sums of all blocks; with ``init: convert`` they compute the same at first."""
+    for block in backbone.modules():
+        if isinstance(block, _FusedBasicBlock | _FusedBottleneck):
+            norm = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+            block.fuse = AFF(norm.num_features, init=init).to(norm.weight)
