@@ -19,7 +19,11 @@ from small import refuse
 WRONG_SETTINGS = [
     (["--model.client.batch_size=abc"], "model.client.batch_size", "int"),
     (["--model.method=Nonsense"], "model.method", "choose from Ditto, FedAtt, FedAvg"),
-    (["--model.backbone=Nonsense"], "model.backbone", "choose from CifarResNet, ConvNeXt, MobileNetV2, ResNet, SmallCNN"),
+    (
+        ["--model.backbone=Nonsense"],
+        "model.backbone",
+        "choose from CifarResNet, ConvNeXt, MobileNetV2, ResNet, SmallCNN",
+    ),
     (["--model.nonsense=1"], "model.nonsense", "--help"),
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -17,6 +18,7 @@ from failing import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.local_sweep import plan_jobs
 from fedsim.sweep import draws, read_sweep
+from run_dirs import scores_of, write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -103,6 +105,61 @@ def test_a_signal_ends_the_running_draw_in_order_and_starts_no_other(quick, tmp_
     assert errors.splitlines()[-1] == "fedsim: error: stopped by SIGTERM"
     [log] = runs.glob("*.log")
     assert "ended in order" in log.read_text()
+
+
+@pytest.fixture
+def finished_methods(write_sweep, tmp_path):
+    """A sweep over overlays and seeds, of which all draws but one are there: its file, and market1501's rank-1."""
+    overlays = [str(tmp_path / f"{name}.yaml") for name in ("plain", "better", "broken")]
+    path = write_sweep(
+        program="/nowhere/fedsim", command=["false", "${args}"],
+        parameters={"config": {"values": overlays}, "seed_everything": {"values": [1, 2]}},
+    )  # fmt: skip
+    scores = {}
+    for job in plan_jobs(read_sweep(path), tmp_path / "runs"):
+        overlay, seed = job.draw["config"], job.draw["seed_everything"]
+        name = Path(overlay).stem
+        if name != "broken":
+            score = 0.1 * (1 + overlays.index(overlay)) + 0.02 * seed
+            metrics = scores_of({"market1501": score}, "personalised")
+            scores[name, seed] = metrics["test/personalised/market1501/mAP_trapezoid"], score
+            config = {"model": {"method": {"class_path": "Local"}}}
+            write_run(job.folder, {100: metrics}, 100, config, primary="personalised", seed=seed, fingerprint=name)
+    return path, scores
+
+
+def test_draws_stand_beside_published_numbers(finished_methods, capsys, tmp_path):
+    path, scores = finished_methods
+    command = [
+        "sweep",
+        str(path),
+        "--local",
+        "--run_dir",
+        str(tmp_path / "runs"),
+        "--compare",
+        "000/table2",
+        "000/table4",
+    ]
+    assert main(command) == 1  # the broken ones
+    captured = capsys.readouterr()
+    assert "2 of 6 draws failed" in captured.err
+    assert [captured.out.count(f"\n{table}: ") for table in ("table2", "table3", "table4")] == [1, 0, 1]
+    assert "68.2 / 87.4" in captured.out  # local supervised, Market-1501
+    for name in ("plain", "better"):
+        values = np.array([scores[name, seed] for seed in (1, 2)])
+        means, spreads = 100 * values.mean(0), 100 * values.std(0, ddof=1)
+        cell = " / ".join(f"{mean:.1f} ± {spread:.1f}" for mean, spread in zip(means, spreads, strict=True))
+        assert cell in captured.out.replace("+-", " ± ")
+        assert f"- {name} is closest to 'local supervised'" in captured.out
+    assert "broken is closest" not in captured.out
+
+
+def test_without_a_finished_draw_there_is_nothing_to_compare(write_sweep, capsys, tmp_path):
+    path = write_sweep(command=["false", "${args}"])
+    assert main(["sweep", str(path), "--local", "--run_dir", str(tmp_path / "runs"), "--compare", "000"]) == 1
+    captured = capsys.readouterr()
+    assert "2 of 2 draws failed" in captured.err
+    assert "Paper 000" not in captured.out
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Configs of papers: the commands in their headers run, on drawn stand-ins of the data sets."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -49,7 +50,7 @@ def fit_command(path):
 
 def on_standins(words, run_dir):
     """The command for few data sets and in small; later options win."""
-    position = max(i for i, word in enumerate(words) if word == "--config") + 2
+    position = words.index("--config") + 2  # after the data: an overlay may add to them
     few = [] if "--data.source" in words else FEW
     return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
 
@@ -128,5 +129,31 @@ def test_an_overlay_changes_what_its_name_says():
 def test_the_sweep_over_methods_names_overlays_that_exist():
     sweep = read_sweep(PAPERS / "000" / "sweeps" / "table2_and_table3.yaml")
     overlays = [draw["config"] for draw in draws(sweep)]
-    assert len(overlays) == 8
+    assert len(overlays) == len(set(overlays)) == 9
     assert {ROOT / path for path in overlays} <= set(CONFIGS)
+
+
+@pytest.mark.slow
+def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = PAPERS / "000" / "sweeps" / "table2_and_table3.yaml"
+    ((_, *given),) = [words for words in commands_of(path) if "--data.dry_run=true" in words]
+    (position,) = [i for i, word in enumerate(given) if word == "--"]
+    sets = [{"class_path": name, "init_args": {"root": "data"}} for name in ("Market1501", "VIPeR")]
+    smaller = ["--model.backbone.width=4", "--data.size=[24, 12]", "--data.augmentation.crop=[20, 10]",
+               f"--data.source={sets}", "--data.limit_client_batches=2", "--trainer.accelerator=cpu",
+               "--trainer.devices=1"]  # fmt: skip
+    own = [*given[:position], "--run_dir", str(tmp_path), "--count", "2"]
+    assert main(["sweep", *own, *given[position:], *smaller]) == 0
+    text = capsys.readouterr().out
+    assert "\ntable2: " in text
+    assert "68.2 / 87.4" in text  # local supervised, Market-1501
+    assert "\ntable3: " in text
+    assert "48.2 / 44.3" in text  # FedAvg+D, VIPeR
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")]
+    scores = {summary["method"]: summary["final"]["metrics"] for summary in found}
+    for method, kind in (("Local", "personalised"), ("FedAvg", "global")):
+        for name in ("market1501", "viper"):
+            numbers = [100 * scores[method][f"test/{kind}/{name}/{metric}"] for metric in ("mAP_trapezoid", "rank1")]
+            cell = "{:.1f} / {:.1f}".format(*numbers)
+            assert [line for line in text.splitlines() if line.startswith(name) and cell in line]

@@ -81,7 +81,7 @@ def test_every_row_is_complete():
             assert test_set.status == "ok" or test_set.note, f"{key} {name} has no reason"
 
 
-ROW_FIELDS = {"name", "scores", "model", "status", "note", "settings", "clients"}
+ROW_FIELDS = {"alternative", "name", "scores", "model", "status", "note", "settings", "clients"}
 TABLE_FIELDS = {"title", "columns", "add", "notes", "settings", "clients", "rows"}
 
 
@@ -98,7 +98,7 @@ def test_settings_are_names_of_a_resolved_config(tiny, capsys):
         main(["fit", "--config", str(tiny), "--print_config"])
     config = yaml.safe_load(capsys.readouterr().out)
     for paper, table, row in all_rows():
-        for name in row.settings:
+        for name in {**row.settings, **(row.alternative or {})}:
             section = config
             if ".init_args." in name:  # of classes that this config has not got
                 name = name.partition(".init_args.")[0]
@@ -267,6 +267,37 @@ def test_several_runs_stand_side_by_side_and_seeds_together(tmp_path, capsys):
         row = line_of(text[start:], "market1501").split()
         assert row == ["market1501", published, "30.00+-14.14", "30.00+-14.14", "50.00"]
     assert "Local: the paper's rule best3 is not shown; it needs three evaluations" in text
+
+
+def method_run(folder, method, score, kind, **settings):
+    """A run with paper 000's method and one score on Market-1501."""
+    config = {"model": {"method": {"class_path": method, "init_args": settings}}, "data": {"dry_run": method == "MOON"}}
+    return write_run(folder, {3: scores_of({"market1501": score}, kind)}, config=config, method=method, primary=kind)
+
+
+def test_many_runs_stand_below_the_rows_that_they_are_closest_to(tmp_path, capsys):
+    runs = [
+        method_run(tmp_path / "a", "Ditto", 0.11, "global"),
+        method_run(tmp_path / "b", "SKA", 0.12, "personalised", dual=False, unseen="avg"),
+        method_run(tmp_path / "c", "MOON", 0.13, "global"),
+        method_run(tmp_path / "d", "FedBN", 0.14, "personalised"),
+        method_run(tmp_path / "e", "MOON", 0.15, "global", mu=5.0),
+    ]
+    text = compare(capsys, runs[0], "000/table2", *map(str, runs[1:]))
+    lines = text[text.index("---") :].splitlines()[1:]
+    lines = lines[: lines.index("")]
+    told = [line.split("  ")[0].partition(" [")[0] for line in lines]  # without marks of footnotes
+    at = told.index("MOON+D")
+    assert told[at : at + 3] == ["MOON+D", "MOON", "MOON e"]
+    at = told.index("FedBN+D")  # SKA without lg is FedBN
+    assert told[at : at + 3] == ["FedBN+D", "SKA", "FedBN"]
+    assert told[-1] == "Ditto"  # of which the table has nothing
+    assert len(told) == 9 + len(runs)
+    at = told.index("FedBN+D") + 1
+    cells = [cell.strip() for cell in lines[at].split("  ") if cell.strip()]
+    assert cells == ["SKA", "personalised", "last", "-", "2.4 / 12.0", "-", "-"]
+    assert "last, NOT COMPARABLE" in lines[told.index("MOON")]
+    assert text.count("NOT COMPARABLE: each of MOON, MOON e is a DRY RUN") == 2
 
 
 def test_figures_have_no_numbers(run, capsys):

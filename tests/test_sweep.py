@@ -71,6 +71,11 @@ def test_wrong_calls(write_sweep, capsys, tmp_path):
         ([str(write_sweep()), "--dry-run", "--local"], "one of them"),
         ([str(tmp_path / "nowhere.yaml"), "--dry-run"], "does the file exist?"),
         ([str(write_sweep()), "--dry-run", "--count=0"], "--count: 0 is less than 1"),
+        ([str(write_sweep()), "--local", "--compare", "000/table9"], "paper 000 has no table9"),
+        ([str(write_sweep()), "--local", "--compare", "999"], "--compare"),
+        ([str(write_sweep()), "--dry-run", "--compare", "000"], "--compare: a dry run"),
+        ([str(write_sweep()), "--local", "--", "--run_dir=x"], "--run_dir=x: leave it out"),
+        ([str(write_sweep()), "--local", "--", "--ckpt_path", "x"], "--ckpt_path: leave it out"),
         ([str(write_sweep(method="random")), "--dry-run"], "--count"),
         (["--dry-run"], "file"),
     ):
@@ -248,3 +253,15 @@ def test_dry_run_prints_what_would_run(write_sweep, capsys, tmp_path):
     assert first[3] != second[3]
     assert first[3].startswith(f"--run_dir={tmp_path / 'runs'}/")
     assert not (tmp_path / "runs").exists()
+
+
+def test_options_after_two_hyphens_are_for_every_draw(write_sweep, capsys, tmp_path):
+    run_dir = ["--run_dir", str(tmp_path / "runs")]
+    folders = []
+    for extra in ([], ["--", "--data.dry_run=true", "--x", "a b"], ["--", "--data.dry_run=true"]):
+        assert main(["sweep", str(write_sweep()), "--dry-run", *run_dir, *extra]) == 0
+        lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line[2] for line in lines] == ["--a=1", "--a=2"]
+        assert [line[4:] for line in lines] == [extra[1:]] * 2
+        folders += [line[3] for line in lines]
+    assert len(set(folders)) == 6  # other options are other runs

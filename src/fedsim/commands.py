@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from fedsim.core.errors import ConfigError, DrawsFailedError
+from fedsim.core.errors import ConfigError
 from fedsim.data_commands import call, run_data_command
 from fedsim.export import export
-from fedsim.local_sweep import check_results, command_line, plan_jobs, run_jobs, table_of
+from fedsim.local_sweep import check_results, command_line, compare_results, plan_jobs, run_jobs, table_of
 from fedsim.rank import rank
-from fedsim.report import report
+from fedsim.report import find_table, report
 from fedsim.sweep import read_sweep
 
 __all__ = ["run_plain_command"]
@@ -73,9 +74,12 @@ def _report(args: list[str]) -> str:
 
 
 def _sweep(args: list[str]) -> str:
-    """Parse and run ``fedsim sweep FILE``."""
+    """Parse and run ``fedsim sweep FILE [-- OPTION...]``; the options after the hyphens are for every draw."""
+    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     parser = ArgumentParser(
-        exit_on_error=False, prog="fedsim sweep", description="Run a W&B sweep file without W&B's server."
+        exit_on_error=False,
+        prog="fedsim sweep",
+        description="Run a W&B sweep file without W&B's server. Options after -- are given to every draw.",
     )
     parser.add_argument("file", type=str, help="a sweep in W&B's format, method grid or random; see configs/sweeps")
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
@@ -83,21 +87,37 @@ def _sweep(args: list[str]) -> str:
     parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
     parser.add_argument("--seed", type=int, default=0, help="of random draws")
     parser.add_argument("--run_dir", type=str | None, help="where the draws' run directories go; default: runs/FILE")
-    config = parser.parse_args(args)
+    parser.add_argument(
+        "--compare", nargs="+", default=[],
+        help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
+    )  # fmt: skip
+    config = parser.parse_args(own)
     if config.dry_run == config.local:
         raise ConfigError(
             "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead"
         )
+    if config.compare and config.dry_run:
+        raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
     path = Path(config.file)
     sweep = read_sweep(path)
-    jobs = plan_jobs(sweep, Path(config.run_dir or f"runs/sweep-{path.stem}"), config.count, config.seed)
+    sweep = replace(sweep, command=(*sweep.command, *_checked(common)))
+    for which in config.compare:
+        find_table(which)  # a wrong name is reported before hours of training
+    root = Path(config.run_dir or f"runs/sweep-{path.stem}")
+    jobs = plan_jobs(sweep, root, config.count, config.seed)
     if config.dry_run:
         return "\n".join(map(command_line, jobs))
     results = run_jobs(jobs, sweep.metric)
-    table = table_of(results, sweep)
-    try:
-        check_results(results)
-    except DrawsFailedError:
-        sys.stdout.write(f"{table}\n")  # the others' scores are there
-        raise
-    return table
+    sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
+    for which in config.compare if any(result.code == 0 for result in results) else []:
+        sys.stdout.write(f"{compare_results(results, which)}\n\n")
+    check_results(results)
+    return f"{len(results)} draws in {root}"
+
+
+def _checked(common: list[str]) -> list[str]:
+    """Refuse options that every draw has of its own."""
+    for word in common:
+        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
+            raise ConfigError(f"{word}: leave it out behind --: every draw gets a run directory of its own")
+    return common

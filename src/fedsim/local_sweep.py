@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,9 +22,10 @@ from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, RunStoppedError
 from fedsim.messages import one_line
+from fedsim.report import Rule, compare_with, group_runs
 from fedsim.sweep import Draw, Sweep, command_of, draws
 
-__all__ = ["Job", "Result", "check_results", "command_line", "plan_jobs", "run_jobs", "table_of"]
+__all__ = ["Job", "Result", "check_results", "command_line", "compare_results", "plan_jobs", "run_jobs", "table_of"]
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def run_jobs(jobs: Sequence[Job], metric: str) -> list[Result]:
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     """Return a table, best draw first, failed ones last, with a line per failure below."""
     metric = sweep.metric
-    shown = [name for name in sweep.parameters if len({str(result.job.draw[name]) for result in results}) > 1]
+    shown = _differing(results)
 
     def order(result: Result) -> tuple[bool, bool, float]:
         score = result.score(metric)
@@ -149,10 +150,41 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     return "\n".join([table, "", legend, *failures])
 
 
+def compare_results(results: Sequence[Result], which: str) -> str:
+    """Return the draws beside a paper's published numbers, those that differ in the seed as mean and spread.
+
+    Args:
+        results: of draws; failed ones are left out.
+        which: see :func:`fedsim.report.compare_with`.
+    """
+    jobs = {result.job.folder: result.job for result in results if result.code == 0}
+    shown = [name for name in _differing(results) if name != "seed_everything"]
+    groups = [
+        replace(group, label=_label(jobs[group.runs[0].folder].draw, shown) or group.label)
+        for group in group_runs(list(jobs))
+    ]
+    return compare_with(which, groups, "mAP", Rule(), is_given=False)
+
+
 def check_results(results: Sequence[Result]) -> None:
     """Raise DrawsFailedError if a draw failed."""
     if failed := sum(result.code != 0 for result in results):
         raise DrawsFailedError(f"{failed} of {len(results)} draws failed; call the sweep again to repeat only those")
+
+
+def _differing(results: Sequence[Result]) -> list[str]:
+    """Options that are not the same in all draws."""
+    names = results[0].job.draw if results else ()
+    return [name for name in names if len({str(result.job.draw[name]) for result in results}) > 1]
+
+
+def _label(draw: Draw, shown: Sequence[str]) -> str:
+    """A draw in few words: of a config file its name."""
+    words = [
+        Path(draw[name]).stem if name == "config" else f"{short}={_value(draw[name])}"
+        for name, short in zip(shown, _short_names(shown), strict=True)
+    ]
+    return " ".join(words)
 
 
 def _run(job: Job) -> int:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.report.layout import mean_and_spread, table_in_parts
+from fedsim.report.layout import mean_and_spread, table_in_parts, table_of_lines
 from fedsim.report.published import Paper, Row, Table, doubts_about, read_paper
 from fedsim.report.rules import Rule
 from fedsim.report.runs import KINDS, Group, Run
 
-__all__ = ["closest_table", "compare_with", "not_comparable"]
+__all__ = ["closest_table", "compare_with", "find_table", "not_comparable"]
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
+_FEW = 2
+"""Groups of runs that may stand beside each column of a paper."""
+
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -32,27 +36,33 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
         ConfigError: if there is no such paper or table, or the paper has no such metric.
         DataError: if a table and the runs have no test set in common.
     """
-    key, _, name = which.removeprefix("papers/").partition("/")
-    paper = read_paper(key)
-    if name:
-        chosen = [_find(paper, name)]
+    paper, table = find_table(which)
+    if table is not None:
+        chosen = [table]
     else:
         closest = {closest_table(paper, group.runs[0]).name for group in groups}
         chosen = [table for table in paper.tables if table.name in closest]
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
-    others = [f"{key}/{table.name}" for table in paper.tables if table not in chosen]
-    warnings = [f"NOT COMPARABLE: {text}" for group in groups for text in not_comparable(group.runs[0])]
-    parts = [f"Paper {key}: {paper.title}\n{paper.source}", *warnings, *texts, *warnings]
+    others = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
+    warnings = list(_warnings(groups))
+    parts = [f"Paper {paper.key}: {paper.title}\n{paper.source}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
 
 
-def _find(paper: Paper, name: str) -> Table:
-    for table in paper.tables:
-        if table.name == name:
-            return table
-    names = ", ".join(table.name for table in paper.tables)
-    raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
+def find_table(which: str) -> tuple[Paper, Table | None]:
+    """Return what ``which`` names: a paper and maybe one table of it.
+
+    Raises:
+        ConfigError: if there is no such paper or table.
+    """
+    key, _, name = which.removeprefix("papers/").partition("/")
+    paper = read_paper(key)
+    found = next((table for table in paper.tables if table.name == name), None)
+    if name and found is None:
+        names = ", ".join(table.name for table in paper.tables)
+        raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
+    return paper, found
 
 
 def closest_table(paper: Paper, run: Run) -> Table:
@@ -70,17 +80,28 @@ def _closest_row(table: Table, run: Run) -> Row:
 
 
 def not_comparable(run: Run) -> Iterator[str]:
-    """Yield why no number of a run says anything about a paper."""
+    """Yield why no number of a run says anything about a paper; the run is the subject of the sentence."""
     if not run.config:
-        yield f"{run.folder} holds no config.yaml, so its data and settings are not known"
+        yield "holds no config.yaml, so its data and settings are not known"
     if run.setting("data.dry_run"):
-        yield f"{run.folder} is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
+        yield "is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
     if _DRAWN in _sources(run):
-        yield f"{run.folder} has SYNTHETIC DATA, drawn people ({_DRAWN})"
+        yield f"has SYNTHETIC DATA, drawn people ({_DRAWN})"
     if not run.summary["finished"]:
-        yield f"{run.folder} is NOT FINISHED: it ends with round {run.summary['rounds']}"
+        yield f"is NOT FINISHED: it ends with round {run.summary['rounds']}"
     if (limit := run.setting("data.limit_client_batches")) is not None:
-        yield f"{run.folder} trained on A PART OF THE DATA (data.limit_client_batches: {limit})"
+        yield f"trained on A PART OF THE DATA (data.limit_client_batches: {limit})"
+
+
+def _warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """A line per reason, with the runs that it holds for."""
+    members: dict[str, list[Group]] = {}
+    for group in groups:
+        for reason in not_comparable(group.runs[0]):
+            members.setdefault(reason, []).append(group)
+    for reason, same in members.items():
+        each = f"each of {', '.join(group.label for group in same)}"
+        yield f"NOT COMPARABLE: {same[0].runs[0].folder if len(same) == 1 else each} {reason}"
 
 
 def _sources(run: Run) -> set[str]:
@@ -97,6 +118,30 @@ def _rules(paper: Paper, group: Group, rule: Rule, is_given: bool) -> list[Rule]
     if not is_given and any(not other.can_choose(run) for run in group.runs):
         return [Rule()]
     return [Rule(), other]
+
+
+class _Line(NamedTuple):
+    """The scores of one model: a column of the table, or a line where there are many runs."""
+
+    label: str
+    model: str
+    source: str
+    """``published``, or the rule"""
+    cells: list[str]
+    """per test set"""
+    is_loud: bool = False
+    """whether it is not comparable"""
+
+    @property
+    def column(self) -> tuple[str, list[str]]:
+        """Header and cells."""
+        lines = [*(["NOT COMPARABLE"] if self.is_loud else []), self.label, self.model, self.source]
+        return "\n".join(lines), self.cells
+
+    @property
+    def line(self) -> list[str]:
+        """What describes it, and cells."""
+        return [self.label, self.model, self.source + (", NOT COMPARABLE" if self.is_loud else ""), *self.cells]
 
 
 @dataclass
@@ -123,12 +168,32 @@ class _Comparison:
                 f"{self.table.name}: {', '.join(self.table.test_sets)}"
             )
         numbers = self._numbers
-        names = [self._name_of(name) for name in self.table.test_sets]
-        published = [self._published(row, numbers) for row in self.table.rows if row.scores]
-        table = table_in_parts(names, published, "data set", always=list(self._of_runs(numbers)))
+        table = self._side_by_side(numbers) if len(self.groups) <= _FEW else self._one_below_another(numbers)
         return "\n".join(
             [f"{title}; {' / '.join(_LABELS.get(n, n) for n in numbers)} in percent", "", table, "", *self._legend()]
         )
+
+    def _side_by_side(self, numbers: Sequence[str]) -> str:
+        """A column per row of the paper, and the runs' columns beside each."""
+        names = [self._name_of(name) for name in self.table.test_sets]
+        published = [self._published(row, numbers).column for row in self.table.rows if row.scores]
+        runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
+        return table_in_parts(names, published, "data set", always=runs)
+
+    def _one_below_another(self, numbers: Sequence[str]) -> str:
+        """A line per row of the paper, below each the runs that are closest to it, last those of other methods."""
+        names = [self._name_of(name) for name in self.table.test_sets]
+        closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
+        others = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
+        lines: list[_Line] = []
+        for row in self.table.rows:
+            if row.scores:
+                lines.append(self._published(row, numbers))
+            own = [group for group in self.groups if closest[group] is row and group not in others]
+            lines += [line for group in own for line in self._of_run(group, numbers)]
+        lines += [line for group in others for line in self._of_run(group, numbers)]
+        told = [line.line for line in lines if set(line.cells) != {"-"}]
+        return table_of_lines(["method", "model", "scores", *names], told)
 
     @property
     def _numbers(self) -> list[str]:
@@ -148,24 +213,23 @@ class _Comparison:
         note = f"{prefix}{test_set.note}" if test_set.note else ""
         return f"{name}{self._note(note)}"
 
-    def _published(self, row: Row, numbers: Sequence[str]) -> tuple[str, list[str]]:
+    def _published(self, row: Row, numbers: Sequence[str]) -> _Line:
         prefix = f"{row.status}: " if row.status != "ok" else ""
-        header = f"{row.name}{self._note(prefix + row.note if row.note else '')}\n{row.model}\npublished"
+        label = row.name + self._note(prefix + row.note if row.note else "")
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
             scores = row.scores.get(name, {})
             texts = [f"{scores[m]:.{self.paper.digits}f}" if m in scores else "-" for m in numbers]
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
-        return header, cells
+        return _Line(label, row.model, "published", cells)
 
-    def _of_runs(self, numbers: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        for group in self.groups:
-            loud = "NOT COMPARABLE\n" if any(not_comparable(group.runs[0])) else ""
-            for kind in self._kinds(group):
-                for rule in self.rules[group]:
-                    cells = [self._cell(group, kind, name, rule, numbers) for name in self.table.test_sets]
-                    yield f"{loud}{group.label}\n{kind}\n{rule.name}", cells
+    def _of_run(self, group: Group, numbers: Sequence[str]) -> Iterator[_Line]:
+        is_loud = any(not_comparable(group.runs[0]))
+        for kind in self._kinds(group):
+            for rule in self.rules[group]:
+                cells = [self._cell(group, kind, name, rule, numbers) for name in self.table.test_sets]
+                yield _Line(group.label, kind, rule.name, cells, is_loud)
 
     def _kinds(self, group: Group) -> list[str]:
         """The table's kinds of models that the group has; a model whose scores are the global one's stands once."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-__all__ = ["mean_and_spread", "table_in_parts"]
+__all__ = ["mean_and_spread", "table_in_parts", "table_of_lines"]
 
 _GAP = 2
 
@@ -47,6 +47,12 @@ def table_in_parts(
             parts.append([])
         parts[-1].append(column)
     return "\n\n".join(_table(names, [*part, *always], corner) for part in parts)
+
+
+def table_of_lines(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Write a table of texts: three that describe a line, then its numbers."""
+    alignment = ("left",) * 3 + ("right",) * (len(headers) - 3)
+    return tabulate(lines, headers=headers, disable_numparse=True, colalign=alignment)
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:

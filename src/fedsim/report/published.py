@@ -51,19 +51,31 @@ class Row:
     note: str = ""
     settings: Mapping[str, Any]
     """dotted name -> value, as the paper, or its authors' code, has it"""
+    alternative: Mapping[str, Any] | None = None
+    """settings of other runs that are this row as well"""
     clients: tuple[frozenset[str], ...]
     """the data sets that had clients, or several choices; none: it does not matter"""
 
     def distance(self, run: Run) -> tuple[bool, int]:
         """Return how far a run's settings are from this row's: another method, then the number of differences."""
-        method = self.settings.get(_METHOD)
-        return method not in (None, run.setting(_METHOD)), len(self.differences(run))
+        return min(self._distance(settings, run) for settings in self._choices)
 
     def differences(self, run: Run) -> list[str]:
         """Say in what a run's settings differ from this row's."""
-        wrong = [name for name, value in self.settings.items() if run.setting(name) != value]
+        return self._differences(min(self._choices, key=lambda settings: self._distance(settings, run)), run)
+
+    @property
+    def _choices(self) -> list[Mapping[str, Any]]:
+        return [self.settings, *([] if self.alternative is None else [self.alternative])]
+
+    def _distance(self, settings: Mapping[str, Any], run: Run) -> tuple[bool, int]:
+        method = settings.get(_METHOD)
+        return method not in (None, run.setting(_METHOD)), len(self._differences(settings, run))
+
+    def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
+        wrong = [name for name, value in settings.items() if run.setting(name) != value]
         found = [
-            f"{name} {_text(run.setting(name))} (published: {_text(self.settings[name])})"
+            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
             for name in wrong
             if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
         ]
@@ -157,13 +169,15 @@ def _table(name: str, content: Mapping[str, Any]) -> Table:
     rows = []
     for row in table["rows"]:
         clients = row.get("clients", table.get("clients", content["clients"]))
+        common = {**content["settings"], **table.get("settings", {})}
         rows.append(Row(
             name=row["name"],
             scores=_scores(row, columns, base),
             model=row.get("model", "global"),
             status=row.get("status", "ok"),
             note=row.get("note", ""),
-            settings={**content["settings"], **table.get("settings", {}), **row.get("settings", {})},
+            settings={**common, **row.get("settings", {})},
+            alternative={**common, **row["alternative"]} if "alternative" in row else None,
             clients=() if clients == "any" else tuple(frozenset(sets) for sets in clients),
         ))  # fmt: skip
     return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows))
