@@ -16,6 +16,7 @@ from fedsim.data import Augmentation, SyntheticReID
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.methods import FedAvg, FedReID, FedReIDFineTune
 from fedsim.models import Neck
+from fedsim.privacy import WhiteNoise
 from fedsim.selection import AllClients, RandomFraction
 from fedsim.settings import LocalTraining
 from plain_loops import LR, Federation, mean_of, play, sgd
@@ -39,7 +40,7 @@ def divergence_loop(logits, targets, t):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_the_divergence(temperature):
+def test_eq13_the_divergence(temperature):
     torch.manual_seed(0)
     student, teacher = 2 * torch.randn(2, 5, 7, dtype=torch.float64)
     found = float(soft_label_divergence(student, teacher, temperature))
@@ -48,7 +49,7 @@ def test_the_divergence(temperature):
     assert float(soft_label_divergence(teacher, teacher, temperature)) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_divergence_pulls_the_student_to_the_teacher():
+def test_eq13_the_divergence_pulls_the_student_to_the_teacher():
     """The gradient is T (P - Q) / B: for large T it does not vanish, as it would without T^2."""
     student, teacher = torch.randn(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     student.requires_grad_()
@@ -129,7 +130,7 @@ def assert_like(found, loops):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize(("fraction", "rounds"), [(1.0, 3), (0.5, 4)])
-def test_rounds(momentum, fraction, rounds):
+def test_eq3_rounds(momentum, fraction, rounds):
     """Some clients skip rounds, and then begin with an expert of their last one."""
     selection = RandomFraction(fraction)
     loops = Loops(momentum, selection)
@@ -139,6 +140,17 @@ def test_rounds(momentum, fraction, rounds):
     assert_like(found, loops)
     without = play(FedReID(expert=False), rounds, momentum=momentum, selection=selection)
     assert not torch.allclose(vector(found, "smooth"), vector(without, "smooth"), atol=1e-4)
+
+
+def test_eq9_the_loss_of_the_client_model():
+    """It is what is logged: of the first batch, by loops."""
+    found = play(FedReID(), 1, data=make_data(limit_client_batches=1))
+    federation = Federation()
+    for client in federation.clients:
+        x, y = client.batches(0)[0]
+        logits = client.head(federation.model(x).neck).tolist()
+        losses = [math.log(sum(math.exp(b) for b in d)) - d[z] for d, z in zip(logits, y.tolist(), strict=True)]
+        assert found.round_metrics[f"train/{client.name}/loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
 
 
 def test_some_client_skips_a_round_and_comes_back():
@@ -179,16 +191,16 @@ class Watched(FedReID):
 started, ended, seen = {}, {}, {}
 
 
-def watch(rounds, selection=None, **options):
+def watch(rounds, selection=None, privacy=None, **options):
     for record in (started, ended, seen):
         record.clear()
-    settings = {"neck": Neck(dim=8, dropout=0.5), "selection": selection or AllClients()}
+    settings = {"neck": Neck(dim=8, dropout=0.5), "selection": selection or AllClients(), "privacy": privacy}
     augmentation = options.pop("augmentation", Augmentation(pad=2))
     return fit(make_model(Watched(**options), **settings), make_data(augmentation=augmentation), rounds)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_next_expert_is_the_client_model_of_the_last_round(shared):
+def test_eq10_the_next_expert_is_the_client_model_of_the_last_round(shared):
     """With its mapping network: for a shared head (CIFAR-10), too."""
     model = watch(5, RandomFraction(0.5), share_head=shared, share_neck=shared)
     num_shared = model.residents["smallcnn"].flat.num_shared
@@ -206,7 +218,17 @@ def test_the_next_expert_is_the_client_model_of_the_last_round(shared):
     assert skipped
 
 
-def test_the_expert_learns_as_if_it_were_alone():
+def test_eq15_noise_in_the_download_reaches_the_client_model_only():
+    """Eq. (15), not Eq. (10)."""
+    model = watch(2, privacy=WhiteNoise(0.01, in_aggregation=False, in_download=True))
+    num_shared = model.residents["smallcnn"].flat.num_shared
+    received = [started[name, 1][0][:num_shared] for name in model.clients]
+    assert not torch.equal(received[0], received[1])
+    for name in model.clients:
+        assert torch.equal(started[name, 1][1][:num_shared], ended[name, 0][0][:num_shared])
+
+
+def test_eq11_the_expert_learns_as_if_it_were_alone():
     """In the first round it begins as FedAvg's client model, and the regularisation does not move it."""
     plain = fit(make_model(BASELINE), make_data(), rounds=1)
     for record in (started, ended, seen):

@@ -31,7 +31,8 @@ Deviations and silences:
 - t_max is 1 "local step" in the paper and an epoch in its code: ``local_epochs``. ``local_steps`` counts steps.
 - Eq. (8), first line, sums gradients, which is the last line's mean for plain SGD only; with momentum it is the mean.
 - The text lets all clients train and aggregates some (``aggregated``); the code draws before training, which saves the
-  rest's work. Of equal S the server's model differs only by how fresh heads and experts are.
+  rest's work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
+  ``bn_stats: first`` may take the statistics of a client that is not.
 - The text has a ReLU in the mapping network, the code a LeakyReLU: ``model.neck.activation``.
 - The code is another algorithm. The client model starts from half of the received one and half of its own last
   (``start_mix: 0.5``), the expert from the received one (``expert_from: global``), and both see the same images
