@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from fedsim.__main__ import main
+from fedsim.data import datamodule
 from fedsim.sweep import command_of, draws, read_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +34,17 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def standins(tmp_path_factory):
+    """A folder for the stand-ins of all dry runs: each is drawn once."""
+    return tmp_path_factory.mktemp("standins")
+
+
+@pytest.fixture(autouse=True)
+def _one_folder(standins, monkeypatch):
+    monkeypatch.setattr(datamodule, "TemporaryDirectory", lambda prefix: SimpleNamespace(name=str(standins)))
+
+
 def name_of(path):
     return f"{path.parent.name}-{path.stem}"
 
@@ -48,10 +61,21 @@ def fit_command(path):
     return command
 
 
+def configs_of(words):
+    """What the configs of a command say, by the position of their ``--config``."""
+    positions = [i for i, word in enumerate(words) if word == "--config"]
+    return {i: yaml.safe_load((ROOT / words[i + 1]).read_text()) for i in positions}
+
+
+def names_clients(words):
+    """Whether a config of the command has settings of single clients, which then must be there."""
+    return any("clients" in config.get("model", {}) for config in configs_of(words).values())
+
+
 def on_standins(words, run_dir):
     """The command for few data sets and in small; later options win."""
-    position = words.index("--config") + 2  # after the data: an overlay may add to them
-    few = [] if "--data.source" in words else FEW
+    position = 2 + max(i for i, config in configs_of(words).items() if "source" in config.get("data", {}))
+    few = [] if "--data.source" in words or names_clients(words) else FEW
     return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
 
 

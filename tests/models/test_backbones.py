@@ -77,6 +77,17 @@ def test_last_stride_changes_the_last_stage_only(resnet18):
     assert len(strided) - len(kept) == 2
 
 
+def test_a_stem_without_relu(resnet18, images):
+    backbone = ResNet(18, relu_after_stem=False).eval()
+    assert list(backbone.state_dict()) == list(ResNet(18).state_dict())
+    backbone.load_state_dict(resnet18.state_dict(), strict=False)
+    plain = resnet18.eval()
+    with torch.no_grad():
+        stem = plain.maxpool(plain.bn1(plain.conv1(images)))
+        expected = plain.layer4(plain.layer3(plain.layer2(plain.layer1(stem))))
+        assert torch.equal(backbone(images), expected)
+
+
 @pytest.mark.parametrize("width", [0.35, 1.0])
 def test_mobilenet_map(width):
     backbone, shape = map_of(lambda: MobileNetV2(width=width))

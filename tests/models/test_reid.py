@@ -44,6 +44,14 @@ def test_bnneck():
     assert neck.build(8)[0].num_features == 8
 
 
+def test_a_bnneck_without_bias():
+    (norm,) = Neck(kind="bnneck", dropout=0.0, bias=False).build(8)
+    assert [name for name, _ in norm.named_parameters()] == ["weight"]
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    expected = (x - x.mean(0)) / (x.var(0, unbiased=False) + norm.eps).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected)
+
+
 def test_no_neck():
     assert layers(Neck(kind="none")) == [KeyedDropout]
 
