@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
+from fedsim.functional.pruning import zero_pruned_
 from fedsim.method import Method, Report, Upload
 from fedsim.server import BatchNormStatistics, Received
 from fedsim.strategy import FederatedStrategy
@@ -201,7 +202,7 @@ class Aggregator:
             if upload.mask is not None:
                 sent = upload.mask.to(total.device)
                 x = x.clone()
-                x[: len(sent)].masked_fill_(~sent, 0.0)
+                zero_pruned_(x[: len(sent)], sent)
                 if not upload.zeros_count:
                     mask[:-1] = sent
             self._add(kept, self._weight_of_parameters(client, weights), mask)
