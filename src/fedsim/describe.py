@@ -123,10 +123,11 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
     run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
+    prunes = " and pruning" if any(model.ledger.prunes(arch) for arch in model.residents) else ""
     rows = [
         ["bytes down per round, at most", f"{max(down, default=0):,}"],
         ["bytes up per round, at most", f"{max(up, default=0):,}"],
-        [f"bytes of {run}, both ways, without drop-outs", f"{sum(down) + sum(up):,}"],
+        [f"bytes of {run}, both ways, without drop-outs{prunes}", f"{sum(down) + sum(up):,}"],
     ]
     if extra:
         rows.append(["of them beside the shared tensors", f"{extra:,}"])

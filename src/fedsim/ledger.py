@@ -156,11 +156,14 @@ class Ledger:
             self.totals["extra"] += traffic.extra
         self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in selected)
 
+    def prunes(self, arch: str) -> bool:
+        """Whether clients prune models of an architecture, or the server does."""
+        return self._method.has_masks or self._method.server_mask(self._server, arch) is not None
+
     def _encoded(self, name: str, traffic: Traffic, masks: Mapping[str, MaskReport]) -> Traffic:
         """Return the traffic of a client that has pruned, or for which the server has."""
         method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
-        by_server = method.server_mask(self._server, self._archs[name]) is not None
-        if not (method.has_masks or by_server):
+        if not self.prunes(self._archs[name]):
             return traffic
         always = accounting.masks == "every_upload"
         down, up = self.kept.get(name, size), masks[name].kept if name in masks else size
