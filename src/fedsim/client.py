@@ -181,9 +181,10 @@ class Client(LightningModule):
             return loss
         goal = self.objective
         loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing)
+        loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin)
+            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
         if counts:
             self.visit.tally.add(loss.detach(), output.logits.argmax(1), labels)
         return loss

@@ -73,14 +73,21 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The supervised loss of local training: cross-entropy plus, if its weight is positive, batch-hard triplet."""
+    """The supervised loss of local training: cross-entropy plus, if its weight is positive, batch-hard triplet.
 
+    Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
+    """
+
+    cross_entropy: float = 1.0
+    """weight of the cross-entropy"""
     label_smoothing: float = 0.0
     """share of the target spread over all identities"""
     triplet: float = 0.0
     """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
     margin: float = 0.3
     """of the triplet loss"""
+    squared: bool = False
+    """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
     triplet_on: Literal["neck", "pool"] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
 
@@ -88,8 +95,11 @@ class Objective:
         """Check the ranges."""
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"model.objective.label_smoothing: {self.label_smoothing} is not in [0, 1)")
-        if self.triplet < 0:
-            raise ConfigError(f"model.objective.triplet: {self.triplet} is negative")
+        for name in ("cross_entropy", "triplet"):
+            if self.__dict__[name] < 0:
+                raise ConfigError(f"model.objective.{name}: {self.__dict__[name]} is negative")
+        if self.cross_entropy == self.triplet == 0:
+            raise ConfigError("model.objective: cross_entropy and triplet are both 0; nothing would be learnt")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,19 @@
 
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
 
+from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.functional.weighting import normalise, size_weights, uniform_weights
+from fedsim.methods import FedPav
+from fedsim.settings import LocalTraining, Objective
+from small import fit, make_model, vector
 
 
 def randn(*shape, seed=0):
@@ -53,12 +58,12 @@ def test_gradient_is_softmax_minus_target():
 # -- batch-hard triplet ------------------------------------------------------------------------------------------------
 
 
-def triplet_loop(features, labels, margin):
+def triplet_loop(features, labels, margin, power=1):
     terms = []
     for a in range(len(labels)):
         positives, negatives = [], []
         for j in range(len(labels)):
-            distance = math.dist(features[a], features[j])
+            distance = math.dist(features[a], features[j]) ** power
             if labels[j] != labels[a]:
                 negatives.append(distance)
             elif j != a:
@@ -83,6 +88,25 @@ def test_batch_hard_triplet(labels, margin):
     loss = batch_hard_triplet(features, torch.tensor(labels), margin)
     assert loss.shape == ()
     assert loss.item() == pytest.approx(triplet_loop(features.tolist(), labels, margin), rel=1e-12)
+
+
+@pytest.mark.parametrize("margin", [0.3, 8.0])
+def test_eq8_of_paper_002_has_squared_distances(margin):
+    features, labels = randn(8, 3), [0, 0, 0, 1, 1, 2, 2, 3]
+    loss = batch_hard_triplet(features, torch.tensor(labels), margin, squared=True)
+    assert loss.item() == pytest.approx(triplet_loop(features.tolist(), labels, margin, power=2), rel=1e-12)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_the_triplet_loss_draws_positives_near_and_pushes_negatives_away(squared):
+    """Along its gradient; with the signs that Eq. (8) of paper 002 has in print it would be the other way round."""
+    features = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.2], [4.0, 4.0]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1, 2])  # two anchors have a positive
+    batch_hard_triplet(features, labels, 1.0, squared).backward()
+    moved = (features - 0.01 * features.grad).detach()
+    before = features.detach()
+    assert torch.dist(moved[0], moved[1]) < torch.dist(before[0], before[1])
+    assert torch.dist(moved[0], moved[2]) > torch.dist(before[0], before[2])
 
 
 def test_triplet_by_hand():
@@ -227,3 +251,34 @@ def test_weights_that_are_not_weights_are_refused(weigh, bad):
 def test_one_client_and_none():
     assert normalise({"a": 0.1}) == {"a": 1.0}
     assert normalise({}) == uniform_weights({}) == {}
+
+
+# -- Eq. (9) of paper 002 ----------------------------------------------------------------------------------------------
+
+
+def test_eq9_weighs_the_two_losses():
+    """Half a loss with plain SGD is half the rate: lambda = 1/2 of both."""
+
+    def play(lr, **objective):
+        how = partial(torch.optim.SGD, lr=lr)
+        client = LocalTraining(batch_size=8, sampler="identity", optimizer=how)
+        model = make_model(FedPav(), client=client, objective=Objective(**objective))
+        fit(model, rounds=1)
+        return vector(model), model.round_metrics["train/loss"]
+
+    half, half_loss = play(0.02, cross_entropy=0.5, triplet=0.5, squared=True)
+    whole, whole_loss = play(0.01, cross_entropy=1.0, triplet=1.0, squared=True)
+    assert torch.equal(half, whole)
+    assert half_loss == pytest.approx(whole_loss / 2)
+    other, _ = play(0.02, cross_entropy=0.25, triplet=0.75, squared=True)
+    assert not torch.equal(half, other)
+    plain, _ = play(0.02, cross_entropy=0.5, triplet=0.5)
+    assert not torch.equal(half, plain)
+
+
+def test_eq9_needs_one_of_them():
+    assert Objective(cross_entropy=0.0, triplet=1.0).cross_entropy == 0
+    with pytest.raises(ConfigError, match=r"model\.objective\.cross_entropy: -1"):
+        Objective(cross_entropy=-1.0)
+    with pytest.raises(ConfigError, match="nothing would be learnt"):
+        Objective(cross_entropy=0.0)

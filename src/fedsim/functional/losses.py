@@ -34,8 +34,10 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.
     return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
-def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) -> Tensor:
+def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, squared: bool = False) -> Tensor:
     """Batch-hard triplet loss on Euclidean distances (Hermans et al., "In defense of the triplet loss", Eq. 5).
+
+    Eq. (8) of paper 002 has squared distances, and in print both signs wrong: it would push positives away.
 
     For every anchor: its farthest image of the same identity against its nearest image of another one. Anchors without
     a positive or a negative in the batch do not count; a batch without any gives 0.
@@ -44,6 +46,7 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) ->
         features: [B, D] float.
         labels: [B] int64.
         margin: the margin m in the distance's unit.
+        squared: take squared distances.
 
     Returns:
         scalar ``mean(max(0, m + d_positive - d_negative))``.
@@ -52,8 +55,9 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3) ->
     >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)
     tensor(0.5250)
     """
-    squared = (features[:, None, :] - features[None, :, :]).square().sum(-1)
-    distance = squared.clamp_min(1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
+    distance = (features[:, None, :] - features[None, :, :]).square().sum(-1)
+    if not squared:
+        distance = distance.clamp_min(1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
     same = labels[:, None] == labels[None, :]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positive = distance.masked_fill(~same | itself, -torch.inf).amax(1)
