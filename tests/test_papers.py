@@ -26,6 +26,8 @@ SWEEPS = {  # draws
     "001/sweeps/figure4_expert": 2,
     "001/sweeps/figure4_fraction": 3,
     "001/sweeps/figure4_local_epochs": 3,
+    "002/sweeps/selection": 9,
+    "002/sweeps/table10": 4,
 }
 FEW = ["--data.source=[{class_path: VIPeR, init_args: {root: data}}]", "--data.unseen=null"]
 SMALL = [
@@ -68,15 +70,17 @@ def configs_of(words):
 
 
 def names_clients(words):
-    """Whether a config of the command has settings of single clients, which then must be there."""
-    return any("clients" in config.get("model", {}) for config in configs_of(words).values())
+    """Whether a config of the command has settings of single clients, other than networks, which then must be there."""
+    overrides = [config.get("model", {}).get("clients", {}) for config in configs_of(words).values()]
+    return any(set(own) - {"backbone"} for of_config in overrides for own in of_config.values())
 
 
 def on_standins(words, run_dir):
     """The command for few data sets and in small; later options win."""
     position = 2 + max(i for i, config in configs_of(words).items() if "source" in config.get("data", {}))
     few = [] if "--data.source" in words or names_clients(words) else FEW
-    return [*words[1:position], *few, *words[position:], *SMALL, f"--run_dir={run_dir}"]
+    common = [] if names_clients(words) else ["--model.clients=null"]  # else networks of clients that are not there
+    return [*words[1:position], *few, *words[position:], *SMALL, *common, f"--run_dir={run_dir}"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name_of)
@@ -115,7 +119,7 @@ def test_every_draw_of_a_sweep_fits_the_data(name, tmp_path, capsys, monkeypatch
     for draw in found:
         _, program, command, *options = command_of(sweep, draw)
         assert [program, command] == ["fedsim", "fit"]
-        code = main(["describe", *options, *FEW, *SMALL, f"--run_dir={tmp_path}"])
+        code = main(["describe", *options, *FEW, *SMALL, "--model.clients=null", f"--run_dir={tmp_path}"])
         assert code == 0, capsys.readouterr().err
 
 
@@ -181,3 +185,30 @@ def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, 
             numbers = [100 * scores[method][f"test/{kind}/{name}/{metric}"] for metric in ("mAP_trapezoid", "rank1")]
             cell = "{:.1f} / {:.1f}".format(*numbers)
             assert [line for line in text.splitlines() if line.startswith(name) and cell in line]
+
+
+# -- paper 002 ---------------------------------------------------------------------------------------------------------
+
+
+def test_backbones_of_single_clients_are_those_of_clients_that_there_are():
+    (clients,) = yaml.safe_load((ROOT / "src" / "fedsim" / "published" / "002.yaml").read_text())["clients"]
+    for path in (PAPERS / "002").glob("*.yaml"):
+        overrides = yaml.safe_load(path.read_text()).get("model", {}).get("clients", {})
+        assert set(overrides) <= set(clients), path
+        for override in overrides.values():
+            assert set(override) == {"backbone"}
+
+
+def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def shown(name):
+        words = on_standins(fit_command(PAPERS / "002" / f"{name}.yaml"), tmp_path)
+        assert main(["describe", *words]) == 0
+        return capsys.readouterr().out
+
+    averaged, partial = shown("table9_fedavg"), shown("table9_fedpav")
+    assert re.search(r"^head .* shared$", averaged, re.MULTILINE)
+    assert re.search(r"^head .* private$", partial, re.MULTILINE)
+    assert "Who takes part depends on the run" in shown("table10_iid_adaptive")
+    assert "Who takes part depends on the run" not in shown("table10_iid_plain")
