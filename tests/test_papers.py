@@ -77,7 +77,8 @@ def names_clients(words):
 
 def on_standins(words, run_dir):
     """The command for few data sets and in small; later options win."""
-    position = 2 + max(i for i, config in configs_of(words).items() if "source" in config.get("data", {}))
+    with_data = [i for i, config in configs_of(words).items() if "source" in config.get("data", {})]
+    position = 2 + max(with_data, default=words.index("--config"))
     few = [] if "--data.source" in words or names_clients(words) else FEW
     common = [] if names_clients(words) else ["--model.clients=null"]  # else networks of clients that are not there
     return [*words[1:position], *few, *words[position:], *SMALL, *common, f"--run_dir={run_dir}"]
