@@ -264,7 +264,8 @@ class Plain(nn.Module):
     "method",
     [
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
-        MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"),
+        MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
+        FedReID(aggregated=0.5),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

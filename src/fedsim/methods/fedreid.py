@@ -17,8 +17,9 @@ G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
 The embedding network is the trunk, the mapping network neck and head. ``share_neck`` and ``share_head`` average those,
 too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
 
-:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: one client's own training from the global
-model, which is also its expert.
+:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: a client's own training from the global
+model, which is also its expert. ``model.backbone.weights`` names that model, as ``fedsim export`` writes it. Nothing is
+shared, so clients may be others than those of the federation: this is also how a new one adapts.
 
 Deviations and silences:
 
@@ -38,6 +39,11 @@ Deviations and silences:
   (``start_mix: 0.5``), the expert from the received one (``expert_from: global``), and both see the same images
   (``views: same``). It also sends all clients' mapping networks to everybody, though each is used by its owner only:
   here they stay at home.
+- Table 6 says no more than "local data for training and a global model as the expert". The exported model has no
+  mapping network; those that clients have at home belong to their own trunks, and a new client has none. So before its
+  first round every client trains one on the trunk as it is, frozen and in evaluation mode, for ``mapping_epochs``.
+  Model and expert start from the two together; from then on the expert is frozen, in evaluation mode, and the loss is
+  L^C + L^R. How long this training lasts is not said either.
 - The log counts the local client model.
 """
 
@@ -45,7 +51,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -169,22 +174,12 @@ class FedReID(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FedReIDFineTune(Method):
-    """A client's own training from the global model, with that model as its expert (Table 6).
-
-    ``model.backbone.weights`` names the global model, as ``fedsim export`` writes it. Nothing is shared, so clients may
-    be others than those of the federation: this is also how a new one adapts.
-
-    Table 6 says no more than "local data for training and a global model as the expert". The exported model has no
-    mapping network, and those that clients have at home belong to their own trunks; a new client has none at all. So in
-    its first round every client trains one on the frozen trunk, in evaluation mode, for ``mapping_epochs``. Both models
-    start from the two together; from then on the expert is frozen, in evaluation mode, and the loss is
-    L^C + L^R of Eqs. (9) and (13).
-    """
+    """A client's own training from the global model, with that model as its expert (Table 6)."""
 
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     mapping_epochs: int = 5
-    """passes over the images for the expert's neck and head, on top of the first round's own; paper silent"""
+    """passes over the images, before the first round's own, that train the expert's neck and head; paper silent"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -222,14 +217,16 @@ class FedReIDFineTune(Method):
         """Train neck and head on the trunk as it is."""
         backbone = client.resident.model.backbone
         backbone.eval()  # its running statistics stay, too
-        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        with ExitStack() as stack:
-            for parameter in trained:
-                stack.callback(parameter.requires_grad_, True)
-                parameter.requires_grad_(False)
+        trunk = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        for parameter in trunk:
+            parameter.requires_grad_(False)
+        try:
             for _ in range(self.mapping_epochs):
                 for batch in client.batches(0):
                     client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False))
+        finally:
+            for parameter in trunk:
+                parameter.requires_grad_(True)
         backbone.train()
         client.resident.reset_counters()
         client.optimizer.reset(client.round)
