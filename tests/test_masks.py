@@ -14,11 +14,11 @@ from fedsim.data.augmentation import normalise_images
 from fedsim.functional.weighting import klpwa_weights
 from fedsim.method import Method, Report, Upload
 from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg
-from fedsim.models import BODY, Neck, ResNet
+from fedsim.models import BODY, Neck, ResNet, SmallCNN
 from fedsim.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.pruning import full_mask, own_accuracy, prunable_entries
 from fedsim.server import FedAdam
-from fedsim.settings import LocalTraining
+from fedsim.settings import ClientOverride, LocalTraining
 from small import fit, make_data, make_model, vector
 
 CLIENTS = {"a": 0.2, "b": 1 / 3, "c": 7 / 15}
@@ -334,3 +334,16 @@ def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
         assert accuracy == expected > 0
         assert round(few * 7, 9) in range(8)
         assert is_training
+
+
+def test_each_architecture_has_masks_of_its_own():
+    torch.manual_seed(1)
+    clients = {"town1": ClientOverride(backbone=SmallCNN(width=4))}
+    model = fit(make_model(LotteryFL(start_accuracy=0.0), clients=clients))
+    for name, client in model.clients.items():
+        mask = client.private_state()["kept.mask"]
+        assert len(mask) == model.residents[model.archs[name]].flat.num_shared_parameters
+        assert not mask.all()
+    assert len(set(model.archs.values())) == len(model.aggregator.dead) == 2
+    alone = model.archs["town1"]  # where one client is alone, the global model keeps what it has pruned
+    assert torch.equal(model.aggregator.dead[alone], ~model.clients["town1"].private_state()["kept.mask"])
