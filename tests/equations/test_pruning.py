@@ -16,7 +16,7 @@ from fedsim.functional.pruning import (
     stepped_weight,
     zero_pruned_,
 )
-from fedsim.functional.recovery import Recovery, has_recovered, prune_if_recovered, try_mask
+from fedsim.functional.recovery import has_recovered, prune_in_trials, try_mask
 from fedsim.functional.weighting import klpwa_weights
 
 LAYERS = [slice(3, 23), slice(32, 132), slice(160, 167)]
@@ -183,35 +183,47 @@ NOT_YET, PLATEAU = [0.30, 0.50, 0.60], [0.59, 0.61, 0.60]
 
 
 @pytest.mark.parametrize(
-    ("history", "after", "verdict"),
+    ("history", "after", "accepted"),
     [
-        (NOT_YET, 0.595, "waits"),
-        (NOT_YET, 0.40, "waits"),
-        (PLATEAU, 0.595, "pruned"),
-        (PLATEAU, 0.40, "reverted"),
+        (NOT_YET, [0.595], 0),  # waits
+        (NOT_YET, [0.40], 0),
+        (PLATEAU, [0.40], 0),  # reverted
+        (PLATEAU, [0.595, 0.585], 1),
+        (PLATEAU, [0.595, 0.595, 0.58], 2),
+        (PLATEAU, [0.61, 0.60, 0.60], 3),
     ],
 )
-def test_truth_table_of_the_two_stages(history, after, verdict):
+def test_truth_table_of_the_two_stages(history, after, accepted):
     weights, mask = case(0)
     zero_pruned_(weights, mask)
     weights[7], weights[8] = -0.0, 1e-42  # a sign and a number that arithmetic would lose
     before, asked = weights.clone(), []
-    trial = global_magnitude_mask(weights, mask, LAYERS, 0.6)
+    masks = [mask]
+    for fraction in (0.5, 0.6, 0.7):
+        masks.append(global_magnitude_mask(weights, masks[-1], LAYERS, fraction))
 
     def measure():
         asked.append(weights.clone())
-        return after
+        return after[len(asked) - 1]
 
-    found = prune_if_recovered(weights, mask, lambda: trial, measure, history)
-    assert found == Recovery(found.mask, verdict)
-    assert found.mask is (trial if verdict == "pruned" else mask)
-    pruned = torch.where(trial, before, torch.zeros(()))
-    expected = pruned if verdict == "pruned" else before
+    def propose(current):
+        return masks[next(i for i, mask in enumerate(masks) if mask is current) + 1]
+
+    found = prune_in_trials(weights, mask, propose, measure, history, trials=3)
+    assert found is masks[accepted]
+    expected = torch.where(found, before, torch.zeros(())) if accepted else before
     assert torch.equal(weights.view(torch.int32), expected.view(torch.int32))
-    if verdict == "waits":
-        assert not asked
-    else:
-        assert torch.equal(*asked, pruned)  # stage 2 looks at the pruned model
+    assert len(asked) == (0 if history is NOT_YET else min(accepted + 1, 3))
+    for seen, trial in zip(asked, masks[1:], strict=False):
+        assert torch.equal(seen, torch.where(trial, before, torch.zeros(())))  # stage 2 looks at the pruned model
+
+
+def test_trials_end_where_there_is_no_more_to_prune():
+    weights, mask = case(0)
+    asked = []
+    found = prune_in_trials(weights, mask, torch.clone, lambda: asked.append(1) or 1.0, PLATEAU, trials=3)
+    assert found is mask
+    assert not asked
 
 
 def test_stage_1_wants_a_high_accuracy_and_a_plateau():
@@ -225,12 +237,13 @@ def test_stage_1_wants_a_high_accuracy_and_a_plateau():
 
 
 def test_stage_2_tolerates_less_than_its_limit():
-    for after, verdict in ((0.6, "pruned"), (0.7, "pruned"), (0.5, "reverted"), (0.4, "reverted")):
+    for after, passes in ((0.6, True), (0.7, True), (0.5, False), (0.4, False)):
         weights, mask = case(1)
-        found = prune_if_recovered(
-            weights, mask, lambda mask=mask: mask, lambda a=after: a, [0.6, 0.6, 0.6], tolerance=0.6 - 0.5
-        )
-        assert found.verdict == verdict
+        found = prune_in_trials(
+            weights, torch.ones_like(mask), lambda _, mask=mask: mask, lambda a=after: a, [0.6, 0.6, 0.6], trials=1,
+            tolerance=0.6 - 0.5,
+        )  # fmt: skip
+        assert found.equal(mask) == passes
 
 
 def test_a_bad_trial_is_taken_back():

@@ -1,4 +1,4 @@
-"""Camera-aware contrastive losses of images against proxies, and how far a model is from the one it received.
+"""Camera-aware contrastive losses of images against proxies.
 
 B images of a batch, A proxies, D features, C cameras of a client. Features and memory have unit length; s_ip is the
 similarity of image i and proxy p, divided by the temperature tau.
@@ -23,7 +23,6 @@ __all__ = [
     "ProxyLoss",
     "across_cameras",
     "camera_aware_loss",
-    "feature_divergence",
     "inter_camera_loss",
     "intra_camera_loss",
     "similarities",
@@ -175,32 +174,3 @@ class ProxyLoss:
                 similarity, proxies, self.camera_positives, self.camera_negatives
             )
         return across_cameras(total, proxies.cameras[labels], self.camera_reduction)
-
-
-def feature_divergence(
-    received: Tensor,
-    local: Tensor,
-    temperature: float = 1.0,
-    direction: Literal["received||local", "local||received"] = "received||local",
-) -> Tensor:
-    """Mean over images of the KL divergence between feature distributions (paper 004, Eqs. 8-10).
-
-    A distribution is the softmax over the D features. Take features before normalisation (BN-neck outputs) at tau = 1,
-    where the divergence has the size of 1 - cos; on features of unit length at tau = 1 it is 1 / D of that.
-
-    Args:
-        received: [B, D] of the received model.
-        local: [B, D] of the local model.
-        temperature: tau.
-        direction: which is D_KL(P || Q)'s P; Eqs. (9) and (10) lost their symbols.
-
-    Returns:
-        scalar, at least 0 up to rounding.
-
-    >>> feature_divergence(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]).log().clamp_min(-1))
-    tensor(0.1201)
-    """
-    p, q = (F.log_softmax(x / temperature, dim=1) for x in (received, local))
-    if direction == "local||received":
-        p, q = q, p
-    return F.kl_div(q, p, reduction="batchmean", log_target=True)  # Eq. (8)

@@ -7,25 +7,16 @@ accuracy is measured on is up to the caller, who should not take test images.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedsim.functional.pruning import zero_pruned_
 
-__all__ = ["Recovery", "has_recovered", "prune_if_recovered", "try_mask"]
+__all__ = ["has_recovered", "prune_in_trials", "try_mask"]
 
 _WINDOW = 2
 """accuracies before the last one that it is compared with"""
-
-
-class Recovery(NamedTuple):
-    """What :func:`prune_if_recovered` has come to."""
-
-    mask: Tensor
-    """[n] bool: the one before, or the one that was tried"""
-    verdict: Literal["waits", "pruned", "reverted"]
-    """stage 1 says no; stage 2 says yes; stage 2 says no"""
 
 
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:
@@ -64,34 +55,42 @@ def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> boo
     return False
 
 
-def prune_if_recovered(
+def prune_in_trials(
     weights: Tensor,
     mask: Tensor,
-    propose: Callable[[], Tensor],
+    propose: Callable[[Tensor], Tensor],
     accuracy: Callable[[], float],
     history: Sequence[float],
     *,
+    trials: int,
     target: float = 0.5,
     plateau: float = 0.02,
     tolerance: float = 0.01,
-) -> Recovery:
-    """Prune a model if it has recovered (stage 1), unless it loses too much by that (stage 2).
+) -> Tensor:
+    """Prune a model further and further if it has recovered (stage 1), until that costs too much (stage 2).
 
-    Stage 2: ``acc_before - acc_after < delta_2``; otherwise mask and weights become what they were.
+    Stage 2: ``acc_before - acc_after < delta_2``, where acc_before is that before the first trial. Weights and mask are
+    then those of the last trial that has passed.
 
     Args:
         weights: [n], of the live model, changed in place.
         mask: [n] bool, of the model as it is.
-        propose: returns the mask to try, [n] bool; asked only after stage 1.
+        propose: from a mask to the next one to try, [n] bool; the same one where there is no more to prune.
         accuracy: of the live model.
         history: accuracies from the first to acc_t, that of the model as it is.
+        trials: at most so many.
         target: $A_{target}$.
         plateau: $delta_1$.
         tolerance: $delta_2$.
+
+    Returns:
+        [n] bool: the mask that the weights have now.
     """
     if not has_recovered(history, target, plateau):
-        return Recovery(mask, "waits")
-    trial = propose()
-    if try_mask(weights, trial, lambda: history[-1] - accuracy() < tolerance):
-        return Recovery(trial, "pruned")
-    return Recovery(mask, "reverted")
+        return mask
+    for _ in range(trials):
+        trial = propose(mask)
+        if torch.equal(trial, mask) or not try_mask(weights, trial, lambda: history[-1] - accuracy() < tolerance):
+            break
+        mask = trial
+    return mask

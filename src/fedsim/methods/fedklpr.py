@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -55,8 +56,8 @@ from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
 from fedsim.extraction import neck_features
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
-from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction, zero_pruned_
-from fedsim.functional.recovery import has_recovered, try_mask
+from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
+from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
 from fedsim.method import Method, Report, Upload, weigh
 from fedsim.models.groups import BODY, Group
@@ -211,36 +212,26 @@ class FedKLPR(Method):
         return self._divergence(before, after).clamp(min=0)
 
     def _prune(self, client: Client) -> None:
-        """Prune in trials, if the model has recovered (stage 1), until one costs too much (stage 2)."""
-        weights = client.resident.flat.shared[: len(client.kept["mask"])]
-        layers = prunable_layers(client.resident)
+        """Prune a step further, all at once or by Section III-F."""
+        mask, weights = client.kept["mask"], client.resident.flat.shared[: len(client.kept["mask"])]
         if not self.crr:
-            mask = self._next_mask(client, weights, layers, self.step)
-            zero_pruned_(weights, mask)
-            client.keep("mask", mask)
+            client.keep("mask", self._next_mask(client, self.step, mask))
+            zero_pruned(client)
             return
-        accuracy = self._accuracy(client)
-        history = [*client.kept.get("accuracies", torch.empty(0)).tolist(), accuracy][-_HISTORY:]
-        client.keep("accuracies", torch.tensor(history))
-        if not has_recovered(history, self.min_accuracy, self.plateau):
-            return
-        for _ in range(self.trials):
-            trial = self._next_mask(client, weights, layers, self.step / self.trials)
-            if torch.equal(trial, client.kept["mask"]):
-                return  # the target is reached
-            if not try_mask(weights, trial, lambda: accuracy - self._accuracy(client) < self.tolerance):
-                return
-            client.keep("mask", trial)
+        measure = partial(own_accuracy, client, self.accuracy_images)
+        history = [*client.kept.get("accuracies", torch.empty(0)).tolist(), measure()][-_HISTORY:]
+        client.keep("accuracies", torch.tensor(history, dtype=torch.float64))
+        propose = partial(self._next_mask, client, self.step / self.trials)
+        thresholds = {"target": self.min_accuracy, "plateau": self.plateau, "tolerance": self.tolerance}
+        pruned = prune_in_trials(weights, mask, propose, measure, history, trials=self.trials, **thresholds)
+        client.keep("mask", pruned)
 
-    def _accuracy(self, client: Client) -> float:
-        return own_accuracy(client, self.accuracy_images)
-
-    def _next_mask(self, client: Client, weights: Tensor, layers: list[slice], step: float) -> Tensor:
-        """Return M_k, pruned further by a share of all prunable weights, or as far as the target."""
-        mask = client.kept["mask"]
+    def _next_mask(self, client: Client, step: float, mask: Tensor) -> Tensor:
+        """Return a mask, pruned further by a share of all prunable weights, or as far as the target."""
+        layers = prunable_layers(client.resident)
         pruned = pruned_fraction(mask, layers)
-        step = next_step(pruned, self.target, step)
-        return global_magnitude_mask(weights, mask, layers, pruned + step, self.floor)
+        fraction = pruned + next_step(pruned, self.target, step)
+        return global_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, fraction, self.floor)
 
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Return what :attr:`signal_names` lists."""
@@ -249,7 +240,7 @@ class FedKLPR(Method):
             if name == "pruned":
                 found[name] = pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
             else:
-                found[name] = float(client.kept["change"])
+                found[name] = float(client.kept.pop("change"))
         return found
 
     def upload(self, client: Client, server: Server) -> Upload:
