@@ -145,6 +145,15 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_masks])
+def test_what_is_tried_with_masks_prunes(name):
+    masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).clients.values()]
+    pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}
+    assert pruned, "nobody has pruned"
+    if not name.startswith("LotteryFL"):  # whose first masks are those of the same initial model
+        assert len(pruned) == sum(not bool(mask.all()) for mask in masks)
+
+
 # -- what methods reduce to --------------------------------------------------------------------------------------------
 
 
