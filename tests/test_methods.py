@@ -25,6 +25,7 @@ from fedsim.methods import (
     FedReID,
     FedReIDFineTune,
     FedSGD,
+    FedUReID,
     Local,
     LotteryFL,
     PFedMe,
@@ -34,7 +35,7 @@ from fedsim.methods import (
 )
 from fedsim.models import Neck
 from fedsim.selection import RandomFraction
-from fedsim.settings import Clustering, LocalTraining
+from fedsim.settings import BottomUp, Clustering, LocalTraining
 from small import fit, make_data, make_model, vector
 
 METHODS = {
@@ -73,6 +74,8 @@ METHODS = {
     "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
     "FedProx-clusters": FedProx(mu=0.1),
     "FedCAPR-clusters": FedCAPR(),
+    "FedUReID": FedUReID(precision=0.1, update=0.3),
+    "FedUReID-bottom-up": FedUReID(update=0.3),
 }
 EPOCHS = {"SubFedAvg": 2}
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
@@ -96,10 +99,11 @@ def _final_methods():
 def play(name, devices, rounds, ckpt_path=None):
     """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
     cluster = CLUSTERING if name.endswith("-clusters") else None
-    epochs = EPOCHS.get(name.removesuffix("-clusters"), 1)
+    bottom_up = BottomUp(merge=0.3) if name.endswith("-bottom-up") else None
     training = LocalTraining(
-        batch_size=8, local_epochs=epochs, optimizer=partial(torch.optim.SGD, lr=0.05), cluster=cluster
-    )
+        batch_size=8, local_epochs=EPOCHS.get(name.removesuffix("-clusters"), 1),
+        optimizer=partial(torch.optim.SGD, lr=0.05), cluster=cluster, bottom_up=bottom_up,
+    )  # fmt: skip
     model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
     data = make_data(
         SyntheticReID(clients=3, unseen=1, scale=0.2), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),

@@ -112,7 +112,7 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
     if name in overrides:
         settings = overrides[name].apply(common)
         settings.check(f"model.clients.{name}")
-    if settings.cluster is None and not data.knows_identities:
+    if not settings.clusters and not data.knows_identities:
         raise ConfigError(
             f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
         )

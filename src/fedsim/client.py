@@ -18,7 +18,7 @@ from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.label_source import label_images
+from fedsim.label_source import PseudoLabels, grow_clusters, label_images
 from fedsim.local_optimizer import LocalOptimizer
 from fedsim.resident import Head, Output, Resident
 from fedsim.settings import LocalTraining, Objective
@@ -28,6 +28,9 @@ __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 _KEPT = "kept."
 """what names of tensors begin with that methods keep"""
+
+_CLUSTERS = "bottom_up"
+"""what a client keeps who lets clusters grow from round to round: the cluster of each image"""
 
 _GROUP = 2**18
 """Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
@@ -345,7 +348,7 @@ class Client(LightningModule):
     @property
     def clusters(self) -> bool:
         """Whether it trains on clusters of its images."""
-        return self.training_settings.cluster is not None
+        return self.training_settings.clusters
 
     @property
     def local_epochs(self) -> int:
@@ -356,11 +359,20 @@ class Client(LightningModule):
         """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""
         if not self.clusters:
             return self.labels, self._epoch_order()
+        self.visit.pseudo = pseudo = self._find_pseudo_labels()
+        self.visit.found_clusters |= pseudo.num_clusters > 0
+        order = pseudo.batches(self.visit.batch_stream)
+        return pseudo.labels, order[: self._limit(len(order))]
+
+    def _find_pseudo_labels(self) -> PseudoLabels:
         assert self.pixels is not None
-        self.visit.pseudo = label_images(self.resident, self.pixels, self.cameras, self.training_settings)
-        self.visit.found_clusters |= self.visit.pseudo.num_clusters > 0
-        order = self.visit.pseudo.batches(self.visit.batch_stream)
-        return self.visit.pseudo.labels, order[: self._limit(len(order))]
+        settings, last = self.training_settings, self.visit.pseudo
+        if settings.bottom_up is None:
+            return label_images(self.resident, self.pixels, self.cameras, settings)
+        if last is None:  # once in a round
+            last = grow_clusters(self.resident, self.pixels, self.kept.get(_CLUSTERS), settings)
+            self.keep(_CLUSTERS, last.labels)
+        return last
 
     def _epoch_order(self) -> list[Tensor]:
         settings = self.training_settings

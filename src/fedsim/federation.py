@@ -274,7 +274,7 @@ class Federation(LightningModule):
             ConfigError: if settings and data do not fit together.
         """
         settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in data.federated.clients}
-        federated = self.federated = data.federated.without_identities({n for n, s in settings.items() if s.cluster})
+        federated = self.federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
         check_settings(federated, self.overrides, self.bn_stats, self.method, self.hardware)
         blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsim.clustering.losses import similarities
+from fedsim.clustering.bottom_up import merge_clusters
+from fedsim.clustering.losses import ProxyLoss, similarities
 from fedsim.clustering.proxies import Proxies, make_proxies, proxy_batches, update_memory
 from fedsim.clustering.pseudo_labels import find_clusters
+from fedsim.data.batches import shuffled_batches
 from fedsim.data.pixels import Pixels
 from fedsim.extraction import extract_features
 from fedsim.resident import Resident
-from fedsim.settings import Clustering, Evaluation, LocalTraining
+from fedsim.settings import Evaluation, LocalTraining
 
-__all__ = ["PseudoLabels", "ScoredBatch", "label_images"]
+__all__ = ["PseudoLabels", "ScoredBatch", "grow_clusters", "label_images"]
 
 
 class ScoredBatch(NamedTuple):
@@ -35,23 +38,27 @@ class PseudoLabels:
     Args:
         labels: [n * r] int64 proxy of each copy of each image, -1: none, on the CPU. Copy c of image i is c * n + i.
         proxies: on the device.
-        how: momentum and loss.
-        training: P * K and K of the batches.
+        loss: of similarities to proxies.
+        momentum: of the memory.
+        draw: an epoch's batches, as positions in ``labels``, from a random stream.
     """
 
-    def __init__(self, labels: Tensor, proxies: Proxies, how: Clustering, training: LocalTraining) -> None:
+    def __init__(
+        self,
+        labels: Tensor,
+        proxies: Proxies,
+        loss: ProxyLoss,
+        momentum: float,
+        draw: Callable[[torch.Generator], list[Tensor]],
+    ) -> None:
         self.labels = labels
         self.proxies = proxies
-        self.how = how
-        self.num_instances = training.num_instances
-        self.num_proxies = training.batch_size // training.num_instances
+        self.loss = loss
+        self.momentum = momentum
+        self.batches = draw
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """of the images that are in clusters"""
-
-    def batches(self, generator: torch.Generator) -> list[Tensor]:
-        """Return the epoch's batches as positions in :attr:`labels`: P proxies with K images each."""
-        return proxy_batches(self.labels, self.num_proxies, self.num_instances, generator)
 
     def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
         """Return the loss of a batch, then move the proxies of its images towards them.
@@ -60,11 +67,11 @@ class PseudoLabels:
             features: [B, D] float32 of the neck, of any length.
             labels: [B] int64 proxies, on the device.
         """
-        similarity = similarities(features, self.proxies, self.how.loss.temperature)
-        loss = self.how.loss(similarity, labels, self.proxies)
+        similarity = similarities(features, self.proxies, self.loss.temperature)
+        loss = self.loss(similarity, labels, self.proxies)
         guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
         unit = torch.nn.functional.normalize(features.detach())
-        self.proxies.memory = update_memory(self.proxies.memory, unit, labels, self.how.momentum)
+        self.proxies.memory = update_memory(self.proxies.memory, unit, labels, self.momentum)
         return ScoredBatch(loss, guesses, truth)
 
 
@@ -86,4 +93,37 @@ def label_images(resident: Resident, images: Pixels, cameras: Tensor, training: 
     if how.proxies == "cluster":
         cameras = torch.zeros_like(cameras)
     proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
-    return PseudoLabels(labels, proxies, how, training)
+    num_proxies = training.batch_size // training.num_instances
+
+    def draw(generator: torch.Generator) -> list[Tensor]:
+        return proxy_batches(labels, num_proxies, training.num_instances, generator)
+
+    return PseudoLabels(labels, proxies, how.loss, how.momentum, draw)
+
+
+def grow_clusters(resident: Resident, images: Pixels, last: Tensor | None, training: LocalTraining) -> PseudoLabels:
+    """Merge clusters by what the client's model, in evaluation mode, says of the images; at first, each is one.
+
+    The memory begins empty: the exclusive loss of a cluster that no image has moved yet compares with 0.
+
+    Args:
+        resident: the client's model, in training mode.
+        images: n training images.
+        last: [n] int64 clusters of the last round; None: there was none.
+        training: settings, with ``bottom_up``.
+    """
+    how, num = training.bottom_up, len(images)
+    assert how is not None
+    labels = torch.arange(num) if last is None else last.cpu()
+    if last is not None:
+        features = extract_features(resident.model, images, Evaluation(), resident.device)
+        resident.model.train()
+        labels = merge_clusters(features, labels, round(how.merge * num), how.size_penalty)
+    clusters = torch.arange(int(labels.max()) + 1, device=resident.device)
+    memory = torch.zeros(len(clusters), resident.model.num_features, device=resident.device)
+    loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
+
+    def draw(generator: torch.Generator) -> list[Tensor]:
+        return shuffled_batches(num, training.batch_size, generator, training.drop_partial)
+
+    return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, draw)

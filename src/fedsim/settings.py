@@ -17,6 +17,7 @@ from fedsim.functional.schedules import cosine_factor, step_factor, warmup_facto
 from fedsim.models.backbones import Backbone
 
 __all__ = [
+    "BottomUp",
     "ClientOverride",
     "ClusterOverride",
     "Clustering",
@@ -146,6 +147,31 @@ class Clustering:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BottomUp:
+    """Labels for clients that know no identities: at first every image is a cluster, then clusters merge (FedUReID).
+
+    Between rounds the client keeps who is in which cluster. Images are compared as for ``cluster``, in whole clusters.
+    """
+
+    merge: float = 0.05
+    """before each of its rounds but the first, so many pairs of clusters merge: a share of the client's images"""
+    size_penalty: float = 0.003
+    """lambda: added to the distance of two clusters for each image in them"""
+    momentum: float = 0.5
+    """weight of what the memory holds when an image moves its cluster's entry"""
+    temperature: float = 0.1
+    """of the exclusive loss, the cross-entropy over all clusters"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name, least, most in (("merge", 0, 1), ("momentum", 0, 1), ("size_penalty", 0, float("inf"))):
+            if not least <= self.__dict__[name] <= most:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is not in [{least}, {most}]")
+        if self.temperature <= 0:
+            raise ConfigError(f"{where}.temperature: {self.temperature} is not positive")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOverride:
     """Clustering of one client that differs from the others'; null keeps the common value."""
 
@@ -211,8 +237,15 @@ class LocalTraining:
     """learning rate over rounds"""
     cluster: Clustering | None = None
     """train on clusters of the images instead of their identities, which nobody reads then; null: on identities"""
+    bottom_up: BottomUp | None = None
+    """the same with clusters that grow from round to round; in the place of ``cluster``"""
     long_round: LongRound | None = None
     """a round that is longer than the others; null: none"""
+
+    @property
+    def clusters(self) -> bool:
+        """Whether the client trains on clusters instead of identities."""
+        return self.cluster is not None or self.bottom_up is not None
 
     def epochs_in(self, round_: int) -> int:
         """Return E in round ``round_``, from 0."""
@@ -254,18 +287,25 @@ class LocalTraining:
         if self.grad_clip is not None and self.grad_clip <= 0:
             raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
         self._check_batches(where)
+        self._check_clusters(where)
 
     def _check_batches(self, where: str) -> None:
         if self.batch_size < 2:
             raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
-        if self.cluster is not None:
-            self.cluster.check(f"{where}.cluster")
-            if self.num_instances < 2:
-                raise ConfigError(f"{where}.num_instances: {self.num_instances} is less than 2, what cluster needs")
         if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
             raise ConfigError(
                 f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
             )
+
+    def _check_clusters(self, where: str) -> None:
+        if self.bottom_up is not None:
+            self.bottom_up.check(f"{where}.bottom_up")
+            if self.cluster is not None:
+                raise ConfigError(f"{where}.bottom_up: takes the place of cluster; set one of them to null")
+        if self.cluster is not None:
+            self.cluster.check(f"{where}.cluster")
+            if self.num_instances < 2:
+                raise ConfigError(f"{where}.num_instances: {self.num_instances} is less than 2, what cluster needs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +336,8 @@ class ClientOverride:
     """see LocalTraining"""
     cluster: ClusterOverride | None = None
     """where this client clusters otherwise, or is the only one that does"""
+    bottom_up: BottomUp | None = None
+    """see LocalTraining"""
 
     def apply(self, common: LocalTraining) -> LocalTraining:
         """Return the common settings with this client's own in their place."""

@@ -60,6 +60,11 @@ class Tally:
         self._guesses.append(guesses)
         self._labels.append(labels)
 
+    def precision(self, batches: int) -> float:
+        """Return the share of right guesses in the last ``batches`` batches; waits for the device."""
+        guesses, labels = torch.cat(self._guesses[-batches:]), torch.cat(self._labels[-batches:])
+        return float((guesses == labels).double().mean())
+
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
         """Wait for the device, once.
 

@@ -12,6 +12,7 @@ from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedsgd import FedSGD
+from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.local import Local
 from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
@@ -38,6 +39,7 @@ __all__ = [
     "FedReID",
     "FedReIDFineTune",
     "FedSGD",
+    "FedUReID",
     "Local",
     "LotteryFL",
     "PFedMe",

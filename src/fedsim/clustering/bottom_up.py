@@ -1,0 +1,107 @@
+"""Bottom-up clustering: every image begins as a cluster, and the nearest clusters merge, some at a time.
+
+Y. Lin, X. Dong, L. Zheng, Y. Yan, Y. Yang, "A Bottom-Up Clustering Approach to Unsupervised Person Re-identification",
+AAAI 2019. n images, C clusters, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedsim.functional.neighbours import top_of_block
+from fedsim.functional.similarity import Similarity
+
+__all__ = ["merge_clusters"]
+
+_CANDIDATES = 50
+_ROWS = 256
+"""Images whose similarities to all others are in memory at a time."""
+
+
+def merge_clusters(
+    features: Tensor, labels: Tensor, num_merges: int, size_penalty: float = 0.003, candidates: int = _CANDIDATES
+) -> Tensor:
+    """Merge the nearest pairs of clusters, one after the other, in memory that grows with n.
+
+    Two clusters are as far as their nearest images, features of unit length, and a penalty on their sizes:
+    ``min |f_a - f_b| + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; what has merged goes
+    on to merge through any of its parts.
+
+    Each cluster looks at its ``candidates`` nearest ones. That changes nothing unless more clusters than these become
+    one: up to then, whatever is farther than all candidates of a cluster comes after these have joined it.
+
+    Args:
+        features: [n, D].
+        labels: [n] int64 cluster of each image, 0 .. C - 1, on the CPU.
+        num_merges: how many clusters fewer there shall be; fewer merges if candidates run out.
+        size_penalty: lambda.
+        candidates: see above.
+
+    Returns:
+        [n] int64 new cluster of each image, numbered by the first cluster in each.
+
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    >>> merge_clusters(features, torch.arange(3), num_merges=1).tolist()
+    [0, 0, 1]
+    """
+    near, distance = _nearest_clusters(features, labels, size_penalty, candidates)
+    num = len(near)
+    order = distance.flatten().argsort(stable=True).tolist()
+    first, second = torch.arange(num).repeat_interleave(near.shape[1]).tolist(), near.flatten().tolist()
+    parents = list(range(num))
+    for edge in order:
+        if num_merges <= 0:
+            break
+        a, b = sorted((_root(parents, first[edge]), _root(parents, second[edge])))
+        if a != b:
+            parents[b] = a
+            num_merges -= 1
+    roots = torch.tensor([_root(parents, cluster) for cluster in range(num)])
+    merged: Tensor = roots.unique(return_inverse=True)[1][labels]
+    return merged
+
+
+def _root(parents: list[int], cluster: int) -> int:
+    """Follow parents to the end, and shorten the way."""
+    while parents[cluster] != cluster:
+        parents[cluster] = parents[parents[cluster]]
+        cluster = parents[cluster]
+    return cluster
+
+
+def _nearest_clusters(features: Tensor, labels: Tensor, size_penalty: float, count: int) -> tuple[Tensor, Tensor]:
+    """Return the nearest other clusters of each [C, k] and their distances, size penalty and all, on the CPU."""
+    sizes = labels.bincount()
+    num, device = len(sizes), features.device
+    by_cluster = labels.argsort(stable=True)
+    similarity = Similarity(features[by_cluster.to(device)], features)
+    columns, penalties = labels.to(device), (size_penalty * sizes).to(device)
+    near, distance = [], []
+    for clusters, rows in _blocks(sizes):
+        own = torch.arange(clusters.start, clusters.stop, device=device)
+        of_images = similarity.block(rows)
+        of_clusters = of_images.new_full((len(own), of_images.shape[1]), -1.0)
+        where = (labels[by_cluster[rows]].to(device) - clusters.start)[:, None].expand_as(of_images)
+        of_clusters.scatter_reduce_(0, where, of_images, "amax")
+        between = of_images.new_full((len(own), num), -1.0)
+        between.scatter_reduce_(1, columns.expand_as(of_clusters), of_clusters, "amax")
+        far = (2 - 2 * between).clamp_min(0).sqrt() + penalties + penalties[own][:, None]
+        far[own - clusters.start, own] = torch.inf
+        index, values = top_of_block(-far, min(count, num - 1))
+        near.append(torch.from_numpy(index))
+        distance.append(torch.from_numpy(-values))
+    return torch.cat(near), torch.cat(distance)
+
+
+def _blocks(sizes: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Cut into runs of whole clusters with up to so many images, or one cluster: (clusters, their images)."""
+    first, start, end = 0, 0, 0
+    for cluster, size in enumerate(sizes.tolist()):
+        if end > start and end + size - start > _ROWS:
+            yield slice(first, cluster), slice(start, end)
+            first, start = cluster, end
+        end += size
+    yield slice(first, len(sizes)), slice(start, end)

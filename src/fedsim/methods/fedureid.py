@@ -1,0 +1,93 @@
+"""Joint Optimization in Edge-Cloud Continuum for Federated Unsupervised Person Re-identification (FedUReID).
+
+W. Zhuang, Y. Wen, S. Zhang. ACM Multimedia 2021; a baseline of paper 004. Its text was not at hand: this follows its
+public code (EasyFL's application ``fedureid``) and what paper 004 says about it.
+
+| hook     | code                                                                                        |
+|----------|---------------------------------------------------------------------------------------------|
+| download | personalised update: alpha times the client's last model + (1 - alpha) times the global one |
+| train    | personalised epoch: local training ends when it predicts its clusters well enough           |
+| upload   | the model, which is kept for the next update                                                |
+| weights  | n_k / n                                                                                     |
+
+Clients grow clusters from round to round with ``model.client.bottom_up``, which any method can, and train on the
+exclusive loss. "Personalised clustering" is ``merge`` of single clients: (n - identities) / (rounds n) in the code,
+which takes the number of identities from the labels; here it is a constant of the config.
+
+Deviations and silences:
+
+- Clusters merge before a client's local training, by the features of the model that it begins with; in the code after
+  it, by those of the trained one. A client that is not called does not merge.
+- The code's first round has 20 local epochs at rate 0.1, the others one at 0.01: ``model.client.long_round`` and
+  ``schedule``. With ``dynamic`` fewer are run: up to the first batch whose images all are nearest to their clusters, or
+  with which the epoch's share of such images exceeds 0.95.
+- alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fedsim.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.method import Method, Report, Upload, weigh
+from fedsim.models.groups import BODY, Group
+from fedsim.server import Server
+
+__all__ = ["FedUReID"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedUReID(Method):
+    """Averaging of clients that begin with a mixture of two models, and end when they know their clusters."""
+
+    dynamic: bool = True
+    """whether local training ends early; reads a number from the device after each batch"""
+    precision: float = 0.95
+    """the epoch's share of right images that ends it"""
+    update: float = 0.0
+    """alpha, weight of the client's own last model"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("precision", "update"):
+            if not 0 <= self.__dict__[name] <= 1:
+                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1]")
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone and neck; the memory is no part of the model."""
+        return BODY
+
+    def download(self, client: Client, server: Server) -> None:
+        """Mix the global model with the client's last one."""
+        super().download(client, server)
+        if "previous" in client.kept:
+            client.resident.flat.shared.lerp_(client.kept["previous"], self.update)
+
+    def train(self, client: Client, server: Server) -> None:
+        """Train until the clusters are known, at most for all local epochs."""
+        correct = partial(self.before_step, client, server)
+        for epoch in range(client.local_epochs):
+            self.before_epoch(client, server, epoch)
+            for done, batch in enumerate(client.batches(epoch), start=1):
+                if client.step(self.loss(client, server, batch), correct):
+                    self.after_step(client, server)
+                if self.dynamic and self._is_precise(client, done):
+                    return
+
+    def _is_precise(self, client: Client, done: int) -> bool:
+        tally = client.visit.tally
+        return tally.precision(1) == 1.0 or tally.precision(done) > self.precision
+
+    def upload(self, client: Client, server: Server) -> Upload:
+        """Return the model, and keep it for the next time."""
+        if self.update > 0:
+            client.keep("previous", client.resident.flat.shared)
+        return super().upload(client, server)
+
+    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+        """Return the share of each client in the average."""
+        return weigh("size", reports)
