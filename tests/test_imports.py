@@ -29,6 +29,7 @@ LEVELS = [
         "rank",
     },
     {
+        "adaptation",
         "federation",
         "hosting",
         "aggregation",

@@ -32,6 +32,7 @@ __all__ = [
     "check_image_size",
     "check_image_sizes",
     "check_settings",
+    "layout_of",
     "settings_of",
 ]
 
@@ -47,6 +48,8 @@ class Blueprint:
     bn_stats: StatisticsPolicy
     seed: int
     """of the random initial weights"""
+    ladder: Sequence[nn.Module] = ()
+    """backbones that any client may come to have"""
 
 
 def check_settings(
@@ -132,24 +135,28 @@ def build_residents(
 ) -> tuple[dict[str, Resident], dict[str, str]]:
     """Build one resident model per architecture.
 
-    Clients whose backbones have the same layout share one; the first client's initial weights count.
+    Clients whose backbones have the same layout share one; the first client's initial weights count. Of a ladder, all
+    backbones have one, which fits any client.
 
     Returns:
         (architecture -> resident model, client -> architecture).
     """
     templates: dict[tuple[str, ...], nn.Module] = {}
     members: dict[tuple[str, ...], list[ClientData]] = {}
-    common = _layout_of(blueprint.backbone)
+    common = layout_of(blueprint.backbone)
     for data in clients:
         own = overrides[data.name].backbone if data.name in overrides else None
-        backbone, layout = (blueprint.backbone, common) if own is None else (own, _layout_of(own))
+        backbone, layout = (blueprint.backbone, common) if own is None else (own, layout_of(own))
         templates.setdefault(layout, backbone)
         members.setdefault(layout, []).append(data)
+    for backbone in blueprint.ladder:
+        templates.setdefault(layout_of(backbone), backbone)
+        members.setdefault(layout_of(backbone), [])
     residents: dict[str, Resident] = {}
     archs: dict[str, str] = {}
     for layout, group in members.items():
         name = _free_name(layout[0].lower(), residents)
-        num_classes = max(c.num_classes for c in group)
+        num_classes = max(c.num_classes for c in (clients if blueprint.ladder else group))
         residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
         archs |= {c.name: name for c in group}
     return residents, archs
@@ -229,7 +236,8 @@ def check_equal_start(strategy: FederatedStrategy, residents: Mapping[str, Resid
         raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
 
 
-def _layout_of(backbone: nn.Module) -> tuple[str, ...]:
+def layout_of(backbone: nn.Module) -> tuple[str, ...]:
+    """Return what backbones of one architecture have in common."""
     # repr() tells strides and epsilons, which shapes do not
     shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
     return (type(backbone).__name__, repr(backbone), *shapes)

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from fedsim.adaptation import AdaptiveBackbones, BackboneLadder
 from fedsim.aggregation import Aggregator, Weights, aggregation_weights
 from fedsim.assembly import (
     Blueprint,
@@ -65,6 +66,7 @@ class Federation(LightningModule):
         objective: the supervised loss.
         selection: who takes part in a round.
         availability: drop-outs and stragglers.
+        adaptive_backbones: clients change their backbones by their rewards; null: they do not.
         privacy: WhiteNoise, or DifferentialPrivacy; null: what is sent is not changed.
         hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
         accounting: how bytes are counted, of pruned models above all.
@@ -91,6 +93,7 @@ class Federation(LightningModule):
         objective: Objective = Objective(),  # noqa: B008
         selection: Selection = AllClients(),  # noqa: B008
         availability: Availability = Availability(),  # noqa: B008
+        adaptive_backbones: AdaptiveBackbones | None = None,
         privacy: Privacy | None = None,
         hardware: Hardware | None = None,
         accounting: Accounting = Accounting(),  # noqa: B008
@@ -116,6 +119,7 @@ class Federation(LightningModule):
         self.objective = objective
         self.selection = selection
         self.availability = availability
+        self.adaptive_backbones = adaptive_backbones
         self.privacy = privacy or Privacy()
         self.hardware = hardware
         self.accounting = accounting
@@ -145,11 +149,12 @@ class Federation(LightningModule):
         started = time.perf_counter()
         with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
             # 1. The server picks clients; some of them do not answer, or are slow.
+            self._server.round = self.round
+            self.ladder.adapt(self._server, self.method, self.clients)
             selected = self.selection.select(self.round, self._names, self.seed)
             work = self.availability.of(selected, self.round, self.seed)
             called = [name for name in work if work[name] > 0]
             # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
-            self._server.round = self.round
             extras = {arch: self.method.extras_up(self._server, arch) for arch in self.residents}
             self.aggregator.begin(self.round, extras, self._early_weights(called))
             # 3. Each rank trains its clients, one after another.
@@ -276,7 +281,8 @@ class Federation(LightningModule):
         settings = {c.name: settings_of(c, self.client_settings, self.overrides) for c in data.federated.clients}
         federated = self.federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
         check_settings(federated, self.overrides, self.bn_stats, self.method, self.hardware)
-        blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed)
+        rungs = self.adaptive_backbones.ladder if self.adaptive_backbones else ()
+        blueprint = Blueprint(self._backbone[0], self.neck_settings, self.method, self.bn_stats, self.seed, rungs)
         self.residents, self.archs = build_residents(blueprint, federated.clients, self.overrides, device)
         self.statistics = {a: BatchNormStatistics(self.bn_stats, r) for a, r in self.residents.items()}
         self.costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
@@ -285,6 +291,7 @@ class Federation(LightningModule):
         check_image_sizes(self.residents, data)
         self.server = Server(self.residents, self.archs, data.augmentation, self.seed, len(federated.public or ()))
         self.server.load_kept({a: self.method.initial_server_kept(r) for a, r in self.residents.items()})
+        self.ladder = BackboneLadder(self.adaptive_backbones, self.residents, self.archs, self.selection)
         self.privacy.prepare(self.method, self.server, self.selection)
         self.ledger = Ledger(self.method, self.server, self.archs, self.hardware, self.accounting)
         self.store: ClientStore = make_store(self.client_store, device)
@@ -300,18 +307,10 @@ class Federation(LightningModule):
     def _read_images(self, data: FederatedDataModule, stage: str) -> None:
         """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts."""
         self.evaluator = evaluator_for(self.evaluation)(
-            settings=self.evaluation,
-            method=self.method,
-            server=self._server,
-            clients=self.clients,
-            residents=self.residents,
-            archs=self.archs,
-            federated=self.federated,
-            placement=self.placement,
-            strategy=self.strategy,
-            open_images=data.open_test,
-            progress=self._on_scoring,
-        )
+            settings=self.evaluation, method=self.method, server=self._server, clients=self.clients,
+            residents=self.residents, archs=self.archs, federated=self.federated, placement=self.placement,
+            strategy=self.strategy, open_images=data.open_test, progress=self._on_scoring,
+        )  # fmt: skip
         if stage == "fit":
             for client in self.clients.values():
                 client.pixels = data.open_train(client.data.train.images, client.client_name, client.device)
@@ -350,7 +349,8 @@ class Federation(LightningModule):
 
     def _log_round(self, training: Mapping[str, float]) -> None:
         about = {"round": float(self.round + 1), "client/lr": self.client_lr(self.round)}
-        about |= self.selection.metrics(self.round, self._names if len(self._names) <= MAX_NAMES else ())
+        few = self._names if len(self._names) <= MAX_NAMES else ()
+        about |= self.ladder.metrics(few) | self.selection.metrics(self.round, few)
         self.round_metrics = {**about, **self.ledger.metrics(), **self.privacy.metrics(self.round + 1), **training}
         # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
         for logger in self.trainer.loggers:
@@ -379,7 +379,8 @@ class Federation(LightningModule):
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
         what = (self.method, self.residents, self._num_classes, self.placement.ranks, self.threads)
         learnt = {"kept": dict(self.ledger.kept), "selection": self.selection.state_dict()}
-        checkpoint[CONTENT_KEY] = describe_content(*what) | {"traffic": dict(self.ledger.totals)} | learnt
+        learnt |= {"traffic": dict(self.ledger.totals), "backbones": self.ladder.state_dict()}
+        checkpoint[CONTENT_KEY] = describe_content(*what) | learnt
         checkpoint[SERVER_KEY] = self._server.kept
         checkpoint[STATES_KEY] = ((name, self.store.read(name)) for name in self.store.clients())
 
@@ -392,6 +393,7 @@ class Federation(LightningModule):
         content = checkpoint[CONTENT_KEY]
         with self.strategy.together():
             check_content(content, self.method, self.residents, self._num_classes)
+            self.ladder.load_state_dict(content.get("backbones", {}), self._server, self.clients)
             load_states(Path(content["path"]), content, self.clients)
             self._server.load_kept(checkpoint.get(SERVER_KEY, {}))
             self.ledger.load_totals(content.get("traffic"), content.get("kept", {}))

@@ -57,6 +57,10 @@ class Selection(ABC):
             seed: of the run.
         """
 
+    def mean_rewards(self) -> dict[str, float]:
+        """Return client -> mean reward, of those that have been selected; empty: there are no rewards."""
+        return {}
+
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return what is logged about ``clients`` after round ``round_``, from 0, has been observed."""
         return {}
@@ -201,6 +205,10 @@ class UCB(Selection):
         best = (max if self.reward == "argmax" else min)(weights.values())
         winners = [client for client, weight in weights.items() if weight == best]
         return {winners[numpy_generator(seed, round_, "UCB reward").integers(len(winners))]: 1.0}  # Eq. (11)
+
+    def mean_rewards(self) -> dict[str, float]:
+        """Return H_i / N_i."""
+        return {client: self.rewards[client] / times for client, times in self.num_selected.items()}
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:
         """Return H, N, and the A with which the next round selects, of ``clients`` that have been selected."""
