@@ -32,6 +32,7 @@ SWEEPS = {  # draws
 FEW = ["--data.source=[{class_path: VIPeR, init_args: {root: data}}]", "--data.unseen=null"]
 SMALL = [
     "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
+    "--model.adaptive_backbones=null",
     "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
 ]  # fmt: skip
 
@@ -194,8 +195,9 @@ def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, 
 def test_backbones_of_single_clients_are_those_of_clients_that_there_are():
     (clients,) = yaml.safe_load((ROOT / "src" / "fedsim" / "published" / "002.yaml").read_text())["clients"]
     for path in (PAPERS / "002").glob("*.yaml"):
-        overrides = yaml.safe_load(path.read_text()).get("model", {}).get("clients", {})
-        assert set(overrides) <= set(clients), path
+        model = yaml.safe_load(path.read_text()).get("model", {})
+        overrides = model.get("clients", {})
+        assert {*overrides, *model.get("adaptive_backbones", {}).get("caps", {})} <= set(clients), path
         for override in overrides.values():
             assert set(override) == {"backbone"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,10 @@ from fedsim.core.errors import DataError
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Group
 
-__all__ = ["draw"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "save_figure"]
 
 
 def draw(columns: Sequence[tuple[Group, str]], names: dict[str, str], metric: str, rule: Rule, path: Path) -> None:
@@ -52,11 +56,25 @@ def draw(columns: Sequence[tuple[Group, str]], names: dict[str, str], metric: st
         bars.legend(frameon=False)
         for axes in (curves, bars):
             axes.spines[["top", "right"]].set_visible(False)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=120)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot write the figure ({error}); choose another --figure") from error
+        save_figure(figure, path, "--figure")
+
+
+def save_figure(figure: Figure, path: Path, option: str) -> None:
+    """Write an image file, of the kind that its name says.
+
+    Args:
+        figure: what is drawn.
+        path: the file.
+        option: of the command line, which gave its name.
+
+    Raises:
+        DataError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot write the figure ({error}); choose another {option}") from error
 
 
 def _curve(group: Group, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -11,6 +11,7 @@ from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
 from fedsim.report.figure import draw
 from fedsim.report.layout import mean_and_spread, table_in_parts
+from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule, RuleName
 from fedsim.report.runs import METRICS, Group, group_runs
 from fedsim.report.traffic import traffic
@@ -44,6 +45,7 @@ def report(
     fairness: bool = False,
     compare: str | None = None,
     figure: str | None = None,
+    participation: str | None = None,
 ) -> str:
     """Return a table: a row per test set, a column per method and model; each cell ``metric / rank1`` in percent.
 
@@ -60,6 +62,8 @@ def report(
         fairness: also say how the scores of clients' test sets are spread.
         compare: print the runs beside a paper's published numbers instead: 003, or one table of it: 003/table4.
         figure: also draw curves over rounds and bars over test sets into this image file.
+        participation: also draw who took part in which rounds, and with which backbone where these follow rewards, into
+            this image file.
 
     Raises:
         ConfigError: if an option is wrong.
@@ -85,6 +89,9 @@ def report(
         columns = [(group, kind) for group in groups for kind in group.kinds(chosen)]
         draw(columns, {name: _short_name(name) for name in _all_sets(groups)}, metric, chosen, Path(figure))
         parts.append(f"wrote {figure}")
+    if participation is not None:
+        draw_participation(groups, Path(participation))
+        parts.append(f"wrote {participation}")
     return "\n\n".join(parts)
 
 
