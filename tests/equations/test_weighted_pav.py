@@ -83,7 +83,7 @@ def weights(method, *distances):
     return method.weights(reports)
 
 
-def test_eq10():
+def test_eq10_weighs_by_distance():
     assert weights(WeightedPav(), 1e-9, 3e-9, 4e-9) == pytest.approx({"a": 0.125, "b": 0.375, "c": 0.5})
     assert weights(WeightedPav(), 0.0, 3e-9, 1e-9) == pytest.approx({"a": 0.0, "b": 0.75, "c": 0.25})
     assert weights(WeightedPav(), 0.0, 0.0, 0.0) == dict.fromkeys("abc", 1 / 3)
@@ -96,7 +96,7 @@ def test_the_prose_is_the_inverse():
     assert weights(WeightedPav(invert=True), 0.0, 0.0, 0.0) == dict.fromkeys("abc", 1 / 3)
 
 
-def test_eq2():
+def test_eq2_is_performance_times_hardware():
     def reports(*scores):
         return {n: Report(10, {"accuracy": p}, (), h) for n, (p, h) in zip("abc", scores, strict=True)}
 

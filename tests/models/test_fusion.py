@@ -1,5 +1,8 @@
 """Feature attention of paper 002 against plain operations: MS-CAM, fusion of maps, stages, residual blocks."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -140,6 +143,9 @@ def test_documented_counts():
     assert counts["mscam"] == 2 * (2048 * hidden + hidden + 2 * hidden + hidden * 2048 + 2048 + 2 * 2048) == 4_209_664
     assert counts["aff34"] == 2048 * 1024 + 2 * 1024 + 2 * (2 * 1024 * 256 + 3 * 256 + 3 * 1024)
     blocks = {256: 3, 512: 4, 1024: 6, 2048: 3}
+    text = (Path(__file__).parents[2] / "docs" / "attention.md").read_text()
+    for kind, count in counts.items():
+        assert re.search(rf"^\| `{kind}` .*\| {count:,} \|$", text, re.MULTILINE)
     assert counts["aff_residual"] == sum(n * 2 * (2 * c * c // 4 + 3 * c // 4 + 3 * c) for c, n in blocks.items())
 
 

@@ -69,7 +69,7 @@ def draw_participation(groups: Sequence[Group], path: Path) -> None:
     figure = Figure(figsize=(6 * columns, height), layout="constrained")
     axes = figure.subplots(len(runs), columns, squeeze=False)
     for row, (label, run), share, rung in zip(axes, runs, shares, rungs, strict=True):
-        _heat_map(row[0], share, run, f"{label}: share of rounds", vmin=0, vmax=1, cmap="Blues")
+        _heat_map(row[0], share, run, f"{label}: share of rounds with training", vmin=0, vmax=1, cmap="Blues")
         if rung is not None:
             _heat_map(row[1], rung, run, "backbone: rung of the ladder", vmin=1, cmap="viridis")
         elif columns > 1:
@@ -80,9 +80,11 @@ def draw_participation(groups: Sequence[Group], path: Path) -> None:
 def _heat_map(axes: Axes, values: Shares, run: Run, title: str, **how: Any) -> None:
     """Draw a row per client, and a column per block of rounds."""
     rounds, clients = sorted(run.log), _clients(run)
-    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
-    image = axes.imshow(values, aspect="auto", interpolation="nearest", extent=extent, **how)
+    # blocks differ by a round in length
+    edges = [*(rounds[block[0]] - 0.5 for block in _blocks(len(rounds))), rounds[-1] + 0.5]
+    image = axes.pcolormesh(edges, np.arange(len(clients) + 1) - 0.5, values, **how)
     axes.set_yticks(range(len(clients)), clients)
+    axes.invert_yaxis()
     axes.set(xlabel="round", title=title)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
