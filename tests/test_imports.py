@@ -39,6 +39,7 @@ LEVELS = [
         "callbacks",
         "compatibility",
         "round_table",
+        "round_log",
         "ledger",
         "privacy",
     },

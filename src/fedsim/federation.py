@@ -42,6 +42,7 @@ from fedsim.method import Method, Report
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
 from fedsim.privacy import Privacy
+from fedsim.round_log import as_oracle, publish
 from fedsim.round_table import RoundTable
 from fedsim.selection import AllClients, Availability, Selection
 from fedsim.server import BatchNormStatistics, Server, StatisticsPolicy
@@ -216,9 +217,7 @@ class Federation(LightningModule):
         trained = self.trained if fitting and not self.trainer.sanity_checking else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.evaluation.test_during_fit:
-            scores = self.evaluator.score("test", trained)
-            # choosing a model by its test score is possible only under a name that says what it is
-            metrics |= {f"oracle/{k.removeprefix('test/')}" if k.count("/") == 1 else k: v for k, v in scores.items()}
+            metrics |= as_oracle(self.evaluator.score("test", trained))
         self.scores = metrics
         self._log(metrics)
 
@@ -352,11 +351,7 @@ class Federation(LightningModule):
         few = self._names if len(self._names) <= MAX_NAMES else ()
         about |= self.ladder.metrics(few) | self.selection.metrics(self.round, few)
         self.round_metrics = {**about, **self.ledger.metrics(), **self.privacy.metrics(self.round + 1), **training}
-        # straight to the loggers: Lightning's own bookkeeping takes a quarter of a millisecond per number
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**self.round_metrics, "epoch": self.round}, step=self.round)
-        values = torch.tensor([*self.round_metrics.values()])  # one for all numbers takes hardly longer than for each
-        self.trainer.callback_metrics.update(zip(self.round_metrics, values.unbind(), strict=True))
+        publish(self.trainer, self.round, self.round_metrics)
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
