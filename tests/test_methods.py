@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from failing import run_on_ranks
+from fedsim.clustering import BottomUp, Clustering
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.methods import (
     MOON,
@@ -35,7 +36,7 @@ from fedsim.methods import (
 )
 from fedsim.models import Neck
 from fedsim.selection import RandomFraction
-from fedsim.settings import BottomUp, Clustering, LocalTraining
+from fedsim.settings import LocalTraining
 from small import fit, make_data, make_model, vector
 
 METHODS = {

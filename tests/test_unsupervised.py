@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.clustering import Clustering, ClusterOverride
 from fedsim.clustering.pseudo_labels import find_clusters
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, SyntheticReID
@@ -16,7 +17,7 @@ from fedsim.data.images import ReIDSource, Split
 from fedsim.data.market import MarketFolders
 from fedsim.methods import SKA, FedAvg, FedBN, FedCAPR, FedPav
 from fedsim.models import Neck
-from fedsim.settings import ClientOverride, Clustering, ClusterOverride, Evaluation, LocalTraining, LongRound, Schedule
+from fedsim.settings import ClientOverride, Evaluation, LocalTraining, LongRound, Schedule
 from small import Some, fit, make_data, make_model, vector
 
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2)

@@ -14,7 +14,7 @@ from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation, normalise_images
-from fedsim.data.batches import identity_batches, shuffled_batches
+from fedsim.data.batches import grouped, identity_batches, limited, shuffled_batches
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
@@ -31,9 +31,6 @@ _KEPT = "kept."
 
 _CLUSTERS = "bottom_up"
 """what a client keeps who lets clusters grow from round to round: the cluster of each image"""
-
-_GROUP = 2**18
-"""Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
 
 
 class Client(LightningModule):
@@ -151,7 +148,7 @@ class Client(LightningModule):
         all_labels, order = self._epoch_plan() if share or not self.clusters else (self.labels, [])
         count = max(int(share * len(order)), min(1, len(order)) if epoch == 0 else 0)
         count = visit.within_steps(epoch, count, self.training_settings)
-        groups = self._groups(order[:count])
+        groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
         indices = [torch.cat(group) for group in groups]
         rows = [index % self.data.num_images for index in indices]  # where images are replicated, several have one row
         position = 0
@@ -362,7 +359,7 @@ class Client(LightningModule):
         self.visit.pseudo = pseudo = self._find_pseudo_labels()
         self.visit.found_clusters |= pseudo.num_clusters > 0
         order = pseudo.batches(self.visit.batch_stream)
-        return pseudo.labels, order[: self._limit(len(order))]
+        return pseudo.labels, limited(order, self.limit_batches)
 
     def _find_pseudo_labels(self) -> PseudoLabels:
         assert self.pixels is not None
@@ -382,20 +379,7 @@ class Client(LightningModule):
             order = shuffled_batches(
                 self.data.num_images, settings.batch_size, self.visit.batch_stream, settings.drop_partial
             )
-        return order[: self._limit(len(order))]
-
-    def _groups(self, order: list[Tensor]) -> list[list[Tensor]]:
-        """Join small batches: an operation on several of them takes hardly longer than on one."""
-        assert self.pixels is not None
-        num_values = max(1, self.pixels.num_values * self.training_settings.batch_size)
-        step = max(1, _GROUP // num_values)
-        return [order[start : start + step] for start in range(0, len(order), step)]
-
-    def _limit(self, num_batches: int) -> int:
-        limit = self.limit_batches
-        if limit is None:
-            return num_batches
-        return min(num_batches, int(limit)) if limit >= 1 else max(1, int(limit * num_batches))
+        return limited(order, self.limit_batches)
 
 
 def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 import torch
 
+from fedsim.clustering import Clustering
 from fedsim.data.augmentation import normalise_images
 from fedsim.method import Report
 from fedsim.methods import FedAvg, FedCAPR
 from fedsim.models import Neck
-from fedsim.settings import Clustering, LocalTraining
+from fedsim.settings import LocalTraining
 from plain_loops import Smooth
 from small import Some, fit, make_data, make_model, vector
 

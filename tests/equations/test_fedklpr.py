@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedsim.clustering import Clustering
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import normalise_images
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
@@ -18,7 +19,7 @@ from fedsim.method import Report
 from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
 from fedsim.models import Neck
 from fedsim.pruning import proxy_accuracy, prunable_layers, upload_masked
-from fedsim.settings import Clustering, LocalTraining
+from fedsim.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
 from small import fit, make_data, make_model, vector

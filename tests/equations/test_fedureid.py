@@ -6,12 +6,13 @@ from functools import partial
 import pytest
 import torch
 
+from fedsim.clustering import BottomUp, Clustering
 from fedsim.clustering.bottom_up import merge_clusters
 from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import normalise_images
 from fedsim.methods import FedAvg, FedUReID
 from fedsim.models import Neck
-from fedsim.settings import BottomUp, ClientOverride, Clustering, LocalTraining
+from fedsim.settings import ClientOverride, LocalTraining
 from plain_loops import Smooth
 from small import fit, make_data, make_model, vector
 

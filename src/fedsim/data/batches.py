@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["identity_batches", "shuffled_batches"]
+__all__ = ["grouped", "identity_batches", "limited", "shuffled_batches"]
+
+_GROUP = 2**18
+"""Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
 
 
 def shuffled_batches(
@@ -69,3 +72,25 @@ def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Genera
         draw = torch.randperm(len(others), generator=generator)[torch.arange(short) % len(others)]
         groups[-1] = torch.cat([groups[-1], others[draw]])
     return groups
+
+
+def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
+    """Return the first ``limit`` batches, or the first share of them if it is below 1, at least one; None: all.
+
+    >>> [len(limited([torch.tensor([0])] * 10, limit)) for limit in (None, 4, 0.25, 0.01)]
+    [10, 4, 2, 1]
+    """
+    if limit is None:
+        return batches
+    return batches[: int(limit) if limit >= 1 else max(1, int(limit * len(batches)))]
+
+
+def grouped(batches: list[Tensor], num_values: int) -> list[list[Tensor]]:
+    """Put small batches together: an operation on several of them takes hardly longer than on one.
+
+    Args:
+        batches: in order.
+        num_values: pixel values of one batch.
+    """
+    step = max(1, _GROUP // max(1, num_values))
+    return [batches[start : start + step] for start in range(0, len(batches), step)]
