@@ -279,3 +279,16 @@ def test_clients_can_begin_on_different_rungs():
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     assert model.ladder.rungs == {"town0": 2, "town1": 3, "town2": 2}
     assert len(model.residents) == 3
+
+
+def test_a_checkpoint_of_backbones_that_stay_is_of_another_run(tmp_path):
+    def model(adapts):
+        own = {"town1": ClientOverride(backbone=SmallCNN(width=8))}
+        adaptive_backbones = AdaptiveBackbones(ladder=rungs(6, 8)) if adapts else None
+        settings = {"backbone": SmallCNN(width=6), "neck": NECK, "selection": UCB(3), "clients": own}
+        return make_model(WeightedPav(), **settings, adaptive_backbones=adaptive_backbones)
+
+    path = tmp_path / "stays.ckpt"
+    fit(model(adapts=False), rounds=1).trainer.save_checkpoint(path)
+    with pytest.raises(ConfigError, match=r"ckpt_path: model\.adaptive_backbones"):
+        fit(model(adapts=True), ckpt_path=path)

@@ -77,6 +77,7 @@ PRESETS = {  # clients, and unseen data sets
     "ska": (FOUR, ("viper", "ilids", "grid", "prid2011")),
     "fedreid": (FOUR, ("viper", "ilids", "3dpes", "caviar4reid", "grid", "cuhksysu")),
     "waref": (("market1501", "cuhk03np", "prid2011", "cuhk01", "cuhk02", "viper", "3dpes", "ilids", "grid"), ()),
+    "waref_two": (("3dpes", "ilids"), ()),
     "fedklpr": (("dukemtmc", "market1501", "ilids", "cuhk03np", "prid2011", "viper", "cuhk01", "3dpes"), ()),
     "cifar10": (tuple(f"cifar10-part{i}" for i in range(1, 5)), ()),
 }
