@@ -10,7 +10,7 @@ import torch
 
 from fedsim.clustering import Clustering, ClusterOverride
 from fedsim.clustering.pseudo_labels import find_clusters
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import BadUpdateError, ConfigError, DataError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.data.augmentation import normalise_images
 from fedsim.data.images import ReIDSource, Split
@@ -231,21 +231,29 @@ def test_a_round_in_which_nobody_has_clusters_moves_nothing():
 
 
 def test_a_client_that_has_clusters_in_one_epoch_counts(monkeypatch):
-    import fedsim.client
+    import fedsim.label_source
 
-    real, calls = fedsim.client.label_images, []
+    real, calls = fedsim.label_source.find_clusters, []
 
-    def first_none(resident, images, cameras, settings):
-        calls.append(resident)
-        if len(calls) % 2:
-            settings = replace(settings, cluster=replace(settings.cluster, min_samples=100))
-        return real(resident, images, cameras, settings)
+    def first_none(features, **options):
+        calls.append(options)
+        return real(features, **options | ({"min_samples": 100} if len(calls) % 2 else {}))
 
-    monkeypatch.setattr(fedsim.client, "label_images", first_none)
+    monkeypatch.setattr(fedsim.label_source, "find_clusters", first_none)
     model = play(rounds=1, client=training(local_epochs=2))
     assert len(calls) == 6
     assert model.round_metrics["train/clients"] == 3
     assert model.round_metrics["train/skipped"] == 0
+
+
+def test_features_that_are_not_finite_are_a_bad_update():
+    wild = training(local_epochs=2, optimizer=partial(torch.optim.SGD, lr=1e30))
+    with pytest.raises(
+        BadUpdateError, match=r"^client town\d, round 1: features are not finite; lower model\.client\.opt"
+    ):
+        play(client=wild, rounds=1)
+    model = play(client=wild, rounds=1, on_bad_update="skip_client")
+    assert model.round_metrics["train/skipped"] == 3
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedsim.data.batches import grouped, identity_batches, limited, shuffled_bat
 from fedsim.data.federations import ClientData
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.label_source import PseudoLabels, grow_clusters, label_images
+from fedsim.label_source import find_pseudo_labels
 from fedsim.local_optimizer import LocalOptimizer
 from fedsim.resident import Head, Output, Resident
 from fedsim.settings import LocalTraining, Objective
@@ -28,9 +28,6 @@ __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 _KEPT = "kept."
 """what names of tensors begin with that methods keep"""
-
-_CLUSTERS = "bottom_up"
-"""what a client keeps who lets clusters grow from round to round: the cluster of each image"""
 
 
 class Client(LightningModule):
@@ -235,11 +232,11 @@ class Client(LightningModule):
         bounds = [bound for part in parts if part.numel() for bound in part.aminmax()]  # NaN if there is one
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
-            raise self._bad_update(
+            raise self.bad_update(
                 "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
             )
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
-            raise self._bad_update(
+            raise self.bad_update(
                 f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
                 "the learning rate",
                 "model.reduction to fp32",
@@ -271,7 +268,8 @@ class Client(LightningModule):
             f"({str(error).partition('.')[0]})"
         )
 
-    def _bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+    def bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+        """Return an error that says what to do about an update that cannot count."""
         return BadUpdateError(
             f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
             "or leave such updates out with model.on_bad_update: skip_client"
@@ -356,20 +354,10 @@ class Client(LightningModule):
         """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""
         if not self.clusters:
             return self.labels, self._epoch_order()
-        self.visit.pseudo = pseudo = self._find_pseudo_labels()
+        self.visit.pseudo = pseudo = find_pseudo_labels(self)
         self.visit.found_clusters |= pseudo.num_clusters > 0
         order = pseudo.batches(self.visit.batch_stream)
         return pseudo.labels, limited(order, self.limit_batches)
-
-    def _find_pseudo_labels(self) -> PseudoLabels:
-        assert self.pixels is not None
-        settings, last = self.training_settings, self.visit.pseudo
-        if settings.bottom_up is None:
-            return label_images(self.resident, self.pixels, self.cameras, settings)
-        if last is None:  # once in a round
-            last = grow_clusters(self.resident, self.pixels, self.kept.get(_CLUSTERS), settings)
-            self.keep(_CLUSTERS, last.labels)
-        return last
 
     def _epoch_order(self) -> list[Tensor]:
         settings = self.training_settings

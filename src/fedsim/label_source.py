@@ -1,24 +1,30 @@
-"""Labels of clients that know no identities: clusters of their images, found anew before each local epoch."""
+"""Labels of clients that know no identities: clusters of their images, found before a local epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsim.clustering import BottomUp, Clustering
 from fedsim.clustering.bottom_up import merge_clusters
 from fedsim.clustering.losses import ProxyLoss, similarities
 from fedsim.clustering.proxies import Proxies, make_proxies, proxy_batches, update_memory
 from fedsim.clustering.pseudo_labels import find_clusters
 from fedsim.data.batches import shuffled_batches
-from fedsim.data.pixels import Pixels
 from fedsim.extraction import extract_features
 from fedsim.resident import Resident
 from fedsim.settings import Evaluation, LocalTraining
 
-__all__ = ["PseudoLabels", "ScoredBatch", "grow_clusters", "label_images"]
+if TYPE_CHECKING:
+    from fedsim.client import Client
+
+__all__ = ["PseudoLabels", "ScoredBatch", "find_pseudo_labels"]
+
+_KEPT = "bottom_up"
+"""what a client keeps whose clusters grow from round to round: [n] int64, the cluster of each image"""
 
 
 class ScoredBatch(NamedTuple):
@@ -75,21 +81,40 @@ class PseudoLabels:
         return ScoredBatch(loss, guesses, truth)
 
 
-def label_images(resident: Resident, images: Pixels, cameras: Tensor, training: LocalTraining) -> PseudoLabels:
-    """Cluster a client's images by what its model, in evaluation mode, says of them, and make their proxies.
+def find_pseudo_labels(client: Client) -> PseudoLabels:
+    """Return what a client trains on in the local epoch that begins.
 
-    Args:
-        resident: the client's model, in training mode.
-        images: n training images.
-        cameras: [n] int64 on the CPU.
-        training: settings, with ``cluster``.
+    Raises:
+        BadUpdateError: if its model's features are not finite.
     """
-    how = training.cluster
-    assert how is not None
-    features = extract_features(resident.model, images, Evaluation(), resident.device).repeat(how.replicate, 1)
-    resident.model.train()
+    training, num = client.training_settings, client.data.num_images
+    if training.cluster is not None:
+        return _label_by_density(_features(client), client.cameras, training, training.cluster)
+    assert training.bottom_up is not None
+    if client.visit.pseudo is not None:  # clusters grow once in a round
+        return client.visit.pseudo
+    labels = torch.arange(num)
+    if _KEPT in client.kept:
+        how, last = training.bottom_up, client.kept[_KEPT].cpu()
+        labels = merge_clusters(_features(client), last, round(how.merge * num), how.size_penalty)
+    client.keep(_KEPT, labels)
+    return _remember_clusters(labels, client.resident, training, training.bottom_up)
+
+
+def _features(client: Client) -> Tensor:
+    """Return what a client's model, in evaluation mode, says of its images [n, D], without augmentation."""
+    assert client.pixels is not None
+    features = extract_features(client.resident.model, client.pixels, Evaluation(), client.resident.device)
+    client.resident.model.train()
+    if not features.isfinite().all():
+        raise client.bad_update("features are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
+    return features
+
+
+def _label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, how: Clustering) -> PseudoLabels:
+    """Cluster images by DBSCAN, and make their proxies."""
+    features, cameras = features.repeat(how.replicate, 1), cameras.repeat(how.replicate)
     found = find_clusters(features, k1=how.k1, k2=how.k2, eps=how.eps, min_samples=how.min_samples)
-    cameras = cameras.repeat(how.replicate)
     if how.proxies == "cluster":
         cameras = torch.zeros_like(cameras)
     proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
@@ -101,29 +126,13 @@ def label_images(resident: Resident, images: Pixels, cameras: Tensor, training: 
     return PseudoLabels(labels, proxies, how.loss, how.momentum, draw)
 
 
-def grow_clusters(resident: Resident, images: Pixels, last: Tensor | None, training: LocalTraining) -> PseudoLabels:
-    """Merge clusters by what the client's model, in evaluation mode, says of the images; at first, each is one.
-
-    The memory begins empty: the exclusive loss of a cluster that no image has moved yet compares with 0.
-
-    Args:
-        resident: the client's model, in training mode.
-        images: n training images.
-        last: [n] int64 clusters of the last round; None: there was none.
-        training: settings, with ``bottom_up``.
-    """
-    how, num = training.bottom_up, len(images)
-    assert how is not None
-    labels = torch.arange(num) if last is None else last.cpu()
-    if last is not None:
-        features = extract_features(resident.model, images, Evaluation(), resident.device)
-        resident.model.train()
-        labels = merge_clusters(features, labels, round(how.merge * num), how.size_penalty)
+def _remember_clusters(labels: Tensor, resident: Resident, training: LocalTraining, how: BottomUp) -> PseudoLabels:
+    """Make an empty memory of given clusters: the loss of one that no image has moved yet compares with 0."""
     clusters = torch.arange(int(labels.max()) + 1, device=resident.device)
     memory = torch.zeros(len(clusters), resident.model.num_features, device=resident.device)
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
 
     def draw(generator: torch.Generator) -> list[Tensor]:
-        return shuffled_batches(num, training.batch_size, generator, training.drop_partial)
+        return shuffled_batches(len(labels), training.batch_size, generator, training.drop_partial)
 
     return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, draw)

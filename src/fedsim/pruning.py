@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.data.augmentation import normalise_images
 from fedsim.extraction import extract_features
 from fedsim.functional.pruning import zero_pruned_
-from fedsim.label_source import label_images
+from fedsim.label_source import find_pseudo_labels
 from fedsim.method import Upload
 from fedsim.settings import Evaluation
 
@@ -91,7 +91,9 @@ def proxy_accuracy(client: Client) -> float:
     """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
     assert client.pixels is not None
     resident = client.resident
-    pseudo = client.visit.pseudo or label_images(resident, client.pixels, client.cameras, client.training_settings)
+    if client.visit.pseudo is None:
+        client.visit.pseudo = find_pseudo_labels(client)
+    pseudo = client.visit.pseudo
     index = (pseudo.labels >= 0).nonzero().flatten()
     if not len(index):
         return 0.0

@@ -66,8 +66,8 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
         each = distances(received, trained, batch.images)
         plain = proxies.score(trained(batch.images).neck, batch.labels).loss
         counted = [d for d, c in zip(each, cameras.tolist(), strict=True) if not last_camera or c == max(cameras)]
-        expected = float(plain) + (0.13 * sum(counted) / len(counted) if round_ else 0.0)
-        assert float(loss) == pytest.approx(expected, abs=1e-5)
+        expected = float(plain.detach()) + (0.13 * sum(counted) / len(counted) if round_ else 0.0)
+        assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
         added.append(sum(counted) / len(counted))
         client.step(loss)
     assert max(added) > 1e-3
