@@ -28,6 +28,9 @@ SWEEPS = {  # draws
     "001/sweeps/figure4_local_epochs": 3,
     "002/sweeps/selection": 9,
     "002/sweeps/table10": 4,
+    "004/sweeps/table3": 5,
+    "004/sweeps/table4": 5,
+    "004/sweeps/table7": 6,
 }
 FEW = ["--data.source=[{class_path: VIPeR, init_args: {root: data}}]", "--data.unseen=null"]
 SMALL = [

@@ -64,7 +64,7 @@ def changed(name, value):
 
 
 def test_every_row_is_complete():
-    assert list_papers() == ["000", "001", "002", "003"]
+    assert list_papers() == ["000", "001", "002", "003", "004"]
     for paper, table, row in all_rows():
         where = f"{paper.key}/{table.name} {row.name}"
         assert row.status in ("ok", "impossible", "not comparable", "figure only"), where
@@ -129,6 +129,36 @@ def test_the_averages_in_the_text_of_paper_000_follow_from_its_table():
         for metric, expected in (("rank1", rank1), ("mAP", mean_precision)):
             gains = [rows["SKA"].scores[s][metric] - rows[other].scores[s][metric] for s in rows["SKA"].scores]
             assert sum(gains) / 4 == pytest.approx(expected, abs=0.051)
+
+
+@pytest.mark.parametrize(("table", "row"), [("table5", "FedCAPR"), ("table7", "FedCAPR"), ("table7", "all")])
+def test_what_stands_twice_in_paper_004_is_the_same_but_for_its_last_digits(table, row):
+    other = {"table5": ("table2", "FedCAPR"), "table7": ("table6", row.replace("all", "FedKLPR"))}[table]
+    a, b = table_of("004", table)[row].scores, table_of("004", other[0])[other[1]].scores
+    assert a.keys() == b.keys()
+    for name in a:
+        for metric in a[name].keys() & b[name].keys():
+            assert a[name][metric] == pytest.approx(b[name][metric], abs=0.0999), f"{name} {metric}"
+
+
+def test_a_cell_of_paper_004_is_copied():
+    unpruned, pruned = table_of("004", "table6")["FedCAPR"].scores, table_of("004", "table4")["LotteryFL"].scores
+    assert [name for name in unpruned if unpruned[name] == pruned[name]] == ["dukemtmc"]
+
+
+def test_gains_in_the_text_of_paper_004_follow_from_its_tables():
+    four, seven = table_of("004", "table4"), table_of("004", "table7")
+    for other, expected in [("SubFedAvg", (3.06, 8.07, 6.96)), ("FedDIP", (6.12, 8.72, 6.01))]:
+        gains = [
+            four["FedKLPR"].scores[s]["rank1"] - four[other].scores[s]["rank1"] for s in ("ilids", "cuhk03np", "viper")
+        ]
+        assert gains == pytest.approx(expected)
+    steps = [("FedCAPR", "KLL, KLAW", (3.1, 3.2, 6.6)), ("and pruning", "all", (6.1, 6.7, 6.1))]
+    for before, after, expected in steps:
+        gains = [
+            seven[after].scores[s]["rank1"] - seven[before].scores[s]["rank1"] for s in ("ilids", "viper", "3dpes")
+        ]
+        assert gains == pytest.approx(expected)
 
 
 def test_the_bound_finds_exactly_the_rows_that_are_known_to_be_odd():
