@@ -104,6 +104,7 @@ def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha
         ConfigError: if k or alpha is out of range.
         ValueError: see :func:`fedsim.clustering.reciprocal.encode`.
 
+    >>> from fedsim.functional.neighbours import Neighbours
     >>> nearest = Neighbours(np.array([[0]]), np.array([[0.28]], dtype=np.float32))
     >>> gallery = torch.tensor([[0.28, 0.96], [-1.0, 0.0]])
     >>> expand_queries(torch.tensor([[1.0, 0.0]]), gallery, lambda query, gallery, k: nearest, k=1)
