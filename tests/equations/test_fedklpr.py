@@ -109,7 +109,7 @@ def test_eq9_adds_the_divergence_from_the_received_model(options):
                 pair = (local, reference) if "reverse" in options else (reference, local)
                 term = divergence(*pair, options.get("temperature", 1.0))
             expected = float(plain) + (method.lam * term if round_ else 0.0)  # from the second round
-            assert float(loss) == pytest.approx(expected, abs=2e-5)
+            assert float(loss.detach()) == pytest.approx(expected, abs=2e-5)
             added.append(method.lam * term)
             client.step(loss)
     assert max(added) > 1e-3 or "lam" in options
@@ -147,25 +147,31 @@ def weights(kl, pruned, **options):
     return FedKLPR(**options).weights({k: Report(10, {"kl": kl[k], "cdw": kl[k], "pruned": pruned[k]}) for k in kl})
 
 
-def test_eqs_11_to_13_are_shares():
-    kl, pruned = {"a": 0.1, "b": 0.3, "c": 0.0}, {"a": 0.6, "b": 0.0, "c": 0.3}
-    nobody = dict.fromkeys(kl, 0.0)
-    klaw, praw = {"a": 0.25, "b": 0.75, "c": 0.0}, {"a": 0.36 / 0.45, "b": 0.0, "c": 0.09 / 0.45}
-    third = dict.fromkeys(kl, 1 / 3)
-    mixed = {k: 0.3 * klaw[k] + 0.7 * praw[k] for k in kl}
-    for found, expected in [
-        (weights(kl, pruned, alpha=0.3), mixed),
-        (weights(kl, nobody, alpha=0.3), klaw),
-        (weights(nobody, nobody), third),
-        (weights(nobody, pruned, alpha=0.0), praw),
-        (weights(kl, pruned, weighting="klaw"), klaw),
-        (weights(kl, pruned, weighting="cdw"), klaw),
-        (weights(kl, pruned, weighting="praw"), praw),
-        (weights(kl, nobody, weighting="praw"), third),
-        (weights(kl, pruned, weighting="size"), third),
-    ]:
+KL, PRUNED = {"a": 0.1, "b": 0.3, "c": 0.0}, {"a": 0.6, "b": 0.0, "c": 0.3}
+NOBODY, THIRDS = dict.fromkeys(KL, 0.0), dict.fromkeys(KL, 1 / 3)
+KLAW, PRAW = {"a": 0.25, "b": 0.75, "c": 0.0}, {"a": 0.36 / 0.45, "b": 0.0, "c": 0.09 / 0.45}
+
+
+@pytest.mark.parametrize("weighting", ["klaw", "cdw"])
+def test_eq11_weights_are_shares_of_the_change(weighting):
+    assert weights(KL, PRUNED, weighting=weighting) == pytest.approx(KLAW)
+    assert weights(NOBODY, PRUNED, weighting=weighting) == pytest.approx(THIRDS)
+
+
+def test_eq12_weights_are_shares_of_squares():
+    assert weights(KL, PRUNED, weighting="praw") == pytest.approx(PRAW)
+    assert weights(KL, NOBODY, weighting="praw") == pytest.approx(THIRDS)
+
+
+def test_eq13_mixes_both_once_somebody_has_pruned():
+    for alpha in (0.0, 0.3, 1.0):
+        expected = {k: alpha * KLAW[k] + (1 - alpha) * PRAW[k] for k in KL}
+        found = weights(KL, PRUNED, alpha=alpha)
         assert found == pytest.approx(expected)
         assert sum(found.values()) == pytest.approx(1)
+        assert weights(KL, NOBODY, alpha=alpha) == pytest.approx(KLAW)
+    assert weights(NOBODY, NOBODY) == pytest.approx(THIRDS)
+    assert weights(KL, PRUNED, weighting="size") == pytest.approx(THIRDS)  # images are as many
 
 
 # -- pruning and recovery ----------------------------------------------------------------------------------------------
@@ -251,7 +257,7 @@ def test_each_layer_keeps_its_floor():
 def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
     adam = partial(torch.optim.Adam, lr=0.01, weight_decay=0.1)
     for masks_hold in (True, False):
-        method = FedKLPR(crr=False, step=1e-9) if masks_hold else FedAvg(share_head=False)
+        method = FedKLPR() if masks_hold else FedAvg(share_head=False)  # no pruning in a first round
         client, server = begin(method, epochs=2, optimizer=adam)
         mask = torch.ones(client.resident.flat.num_shared_parameters, dtype=torch.bool)
         for layer in prunable_layers(client.resident):

@@ -32,13 +32,15 @@ Deviations and silences:
   layer ``floor`` of the weights stay. Once pruned, an element stays so.
 - "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials of 0.9 % of
   all prunable weights each, until one is rejected or the target is reached.
-- CRR's thresholds are lost in print: accuracy at least 0.5, within 0.02 of the mean of the two rounds before (stage 1,
-  once a round), and a loss of less than 0.01 against the model before its first trial (stage 2). Without CRR every
-  trial is accepted.
-- The accuracy is that on the client's training images: of the nearest proxy's cluster against the image's own, or of
-  the head. In this family of code "training accuracy" is rank-1 on the test set, which we do not look at.
+- CRR's thresholds are lost in print: accuracy at least 0.5, within 0.02 of the mean of the client's two rounds before
+  (stage 1, once a round), and a loss of less than 0.01 against the model before its first trial (stage 2). Without CRR
+  a round prunes its whole step.
+- The accuracy is that on the client's training images: of the nearest proxy's cluster against the image's own, with
+  proxies as the last batch has left them, or of the head. In this family of code "training accuracy" is rank-1 on the
+  test set, which we do not look at. In its first two rounds a client does not prune.
 - A rejected trial leaves weights and mask to the bit as they were.
-- Elements that all clients have pruned keep their global value. Running statistics are averaged and never masked.
+- Elements that all clients have pruned keep their global value; without SAS they become 0. Running statistics are
+  averaged and never masked.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ _RECEIVED = "received"
 _BATCH = 32
 _HISTORY = 3
 """accuracies that stage 1 looks at"""
+_CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
+"""weighting -> the signal that says how features have changed; the others need none"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +147,8 @@ class FedKLPR(Method):
     @property
     def signal_names(self) -> tuple[str, ...]:
         """kl_k, the cosine distance or PR_k, whatever is used."""
-        measured = {"klpwa": ("kl",), "klaw": ("kl",), "cdw": ("cdw",)}.get(self.weighting, ())
-        return (*measured, "pruned") if self.prune else measured
+        change = (_CHANGES[self.weighting],) if self.weighting in _CHANGES else ()
+        return (*change, "pruned") if self.prune else change
 
     @property
     def shared_groups(self) -> frozenset[Group]:
@@ -171,7 +175,7 @@ class FedKLPR(Method):
             received.model.eval()
 
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
-        """Return L_capr + lambda D_KL (Eq. 9)."""
+        """Return L_capr + lambda D_KL."""
         output = client.forward(batch.images)
         loss = client.supervised_loss(output, batch.labels)
         if self.regulariser == "none" or self.lam == 0 or server.round + 1 < self.reg_from:
@@ -181,10 +185,10 @@ class FedKLPR(Method):
         if self.regulariser == "cosine":
             return loss + self.lam * mean_cosine_distance(output.features.neck, reference)
         p, q = (output.features.neck, reference) if self.reverse else (reference, output.features.neck)
-        return loss + self.lam * self._divergence(p, q)
+        return loss + self.lam * self._divergence(p, q)  # Eq. (9)
 
     def _divergence(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return D_KL of two batches of features (Eq. 8)."""
+        """Return D_KL of two batches of features."""
         if self.unit_features:
             p, q = F.normalize(p), F.normalize(q)
         return feature_divergence(p, q, self.temperature)
@@ -197,19 +201,19 @@ class FedKLPR(Method):
     def train(self, client: Client, server: Server) -> None:
         """Train; measure what that has changed; prune."""
         super().train(client, server)
-        if self.weighting in ("klpwa", "klaw", "cdw"):
+        if self.weighting in _CHANGES:
             client.keep("change", self._change(client))
         if self.prune:
             self._prune(client)
 
     def _change(self, client: Client) -> Tensor:
-        """Return kl_k (Eq. 10), or FedCAPR's m_k: how the features of the first images have changed."""
+        """Return kl_k, or FedCAPR's m_k: how the features of the first images have changed."""
         images = client.first_images(_BATCH)
         before = neck_features(client.resident.replica(_RECEIVED), images, client.visit.precision)
         after = neck_features(client.resident, images, client.visit.precision)
         if self.weighting == "cdw":
             return mean_cosine_distance(before, after)
-        return self._divergence(before, after).clamp(min=0)
+        return self._divergence(before, after).clamp(min=0)  # Eq. (10)
 
     def _prune(self, client: Client) -> None:
         """Prune a step further, all at once or by Section III-F."""
@@ -236,11 +240,10 @@ class FedKLPR(Method):
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Return what :attr:`signal_names` lists."""
         found = {}
-        for name in self.signal_names:
-            if name == "pruned":
-                found[name] = pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
-            else:
-                found[name] = float(client.kept.pop("change"))
+        if self.weighting in _CHANGES:
+            found[_CHANGES[self.weighting]] = float(client.kept.pop("change"))
+        if self.prune:
+            found["pruned"] = pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
         return found
 
     def upload(self, client: Client, server: Server) -> Upload:
@@ -257,11 +260,11 @@ class FedKLPR(Method):
             return weigh("size", reports)
         if self.weighting == "praw":
             return normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})  # Eq. (12)
-        name = "cdw" if self.weighting == "cdw" else "kl"
-        changes = {client: report.signals[name] for client, report in reports.items()}
+        changes = {client: report.signals[_CHANGES[self.weighting]] for client, report in reports.items()}
         if self.weighting != "klpwa":
             return normalise(changes)  # Eq. (11)
-        return klpwa_weights(changes, {k: report.signals["pruned"] for k, report in reports.items()}, self.alpha)
+        pruned = {client: report.signals["pruned"] for client, report in reports.items()}
+        return klpwa_weights(changes, pruned, self.alpha)  # Eq. (13)
 
     def personalise(self, client: Client, server: Server) -> None:
         """Load theta_g * M_k."""
