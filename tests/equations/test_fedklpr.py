@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import normalise_images
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import pruned_fraction, zero_pruned_
-from fedsim.label_source import label_images
+from fedsim.label_source import find_pseudo_labels
 from fedsim.method import Report
 from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
 from fedsim.models import Neck
@@ -280,7 +280,7 @@ def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
         method.train(client, server)
         pseudo = client.visit.pseudo
     else:  # clusters are found for it
-        pseudo = label_images(client.resident, client.pixels, client.cameras, client.training_settings)
+        pseudo = find_pseudo_labels(client)
     found = proxy_accuracy(client)
     assert client.resident.model.training
     model = copy.deepcopy(client.resident.model).eval().double()

@@ -36,8 +36,8 @@ Deviations and silences:
   features, unseen domains are scored by the clients' own models, or by all together (``concat``).
 - Table 4's "Baseline" and "+AN" are FedAvg with private necks.
 
-Measured, in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and what SKA costs beside FedAvg with
-private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, but not one byte.
+Measured, in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and what SKA costs beside FedAvg
+with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, but not one byte.
 """
 
 from __future__ import annotations
