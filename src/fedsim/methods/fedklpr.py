@@ -41,6 +41,9 @@ Deviations and silences:
 - A rejected trial leaves weights and mask to the bit as they were.
 - Elements that all clients have pruned keep their global value; without SAS they become 0. Running statistics are
   averaged and never masked.
+
+Measured, in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
+identities (``benchmarks/fedklpr.py``). In six rounds it prunes less than they do, and loses nothing.
 """
 
 from __future__ import annotations
