@@ -86,6 +86,38 @@ def test_the_table_shows_the_last_evaluation_beside_best3(tmp_path, capsys):
     assert "which of 4 evaluated up to round 40" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_oracle_is_the_plain_loop(seed, tmp_path):
+    evaluations = draw_evaluations(seed, range(1, 6))
+    del evaluations[2]["test/global/viper/rank1"]  # this set was not scored in that round
+    run = read_run(write_run(tmp_path / "run", evaluations, unseen=["viper"]))
+    best = {}
+    for name in SETS:
+        chosen = None
+        for round_ in sorted(evaluations):
+            score = evaluations[round_].get(f"test/global/{name}/rank1")
+            if score is not None and (chosen is None or score > evaluations[chosen][f"test/global/{name}/rank1"]):
+                chosen = round_
+        best[name] = evaluations[chosen]
+    found = Rule(name="oracle").scores(run)
+    for metric in METRICS:
+        for name in SETS:
+            assert found[f"test/global/{name}/{metric}"] == best[name][f"test/global/{name}/{metric}"]
+        market, cuhk03 = (best[name][f"test/global/{name}/{metric}"] for name in ("market1501", "cuhk03np"))
+        assert found[f"test/global/seen/{metric}"] == pytest.approx((market + cuhk03) / 2)
+        assert found[f"test/global/unseen/{metric}"] == best["viper"][f"test/global/viper/{metric}"]
+
+
+def test_the_table_shows_the_last_evaluation_beside_the_oracle(tmp_path, capsys):
+    values = {10: 0.5, 20: 0.9, 30: 0.4}
+    run = write_run(tmp_path / "run", {r: scores_of({"market1501": v}) for r, v in values.items()})
+    assert main(["report", str(run), "--rule", "oracle", "--metric", "rank1"]) == 0
+    table = capsys.readouterr().out
+    row = next(line for line in table.splitlines() if line.startswith("market1501"))
+    assert row.split() == ["market1501", "40.0", "90.0"]
+    assert "no choice that could be made" in table
+
+
 def test_wrong_options_are_one_line(tmp_path, capsys):
     run = write_run(tmp_path / "run", draw_evaluations(0, (10, 20)))
     assert "its logs hold 2; lower trainer.check_val_every_n_epoch" in refuse(capsys, "report", run, "--rule", "best3")

@@ -21,8 +21,8 @@ Deviations and silences:
   0: ``quantise``. Here nothing is rounded, and if all weights are 0 they are uniform.
 - Clients of the code also upload the centroids of their clusters, which nobody uses. Here they do not.
 - The code trains 50 local epochs in the last of 20 rounds, and reports the best epoch of the local model by test
-  rank-1. The first is ``model.client.long_round``; models are never chosen by test scores here, see ``oracle/`` in
-  docs/evaluation.md.
+  rank-1. The first is ``model.client.long_round``. ``fedsim report --rule oracle`` chooses so among evaluated rounds;
+  local epochs are not evaluated one by one.
 - The published snapshot of the code has L_cam and the replication of images switched off; the paper lists both as
   contributions, and the numbers of which setting were printed is unknown.
 - FedUCA (MMSP 2022; no code is public) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.

@@ -54,6 +54,7 @@ def report(
         metric: the first number of each cell; default: mAP, or top1 if all runs classify.
         rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: paper
             003's, beside the last evaluation: means over the three rounds with the highest mean rank-1 on test sets.
+            oracle: of each model and test set the round with its highest rank-1, beside the last evaluation.
         sets: of best3: the test sets that choose; default: those of market1501, dukemtmc, cuhk03np and msmt17 that have
             clients, or else all that have clients.
         horizon: of best3: the last round that may be chosen.
@@ -96,7 +97,7 @@ def report(
 
 
 def _main_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
-    rules = [_LAST, rule] if rule.name == "best3" else [rule]
+    rules = [_LAST, rule] if rule.name in ("best3", "oracle") else [rule]
     columns = [_Column(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
     if not columns:
         folder = groups[0].runs[0].folder
@@ -150,11 +151,12 @@ def _shown(metric: str) -> list[str]:
 
 def _legend(groups: Sequence[Group], columns: Sequence[_Column], metric: str, rule: Rule) -> str:
     monitor = "val/top1" if metric == "top1" else "val/mAP"
-    when = {"last": "last evaluation", "best": f"round with the best {monitor}", "best3": "last evaluation and best3"}
+    when = {"last": "last evaluation", "best": f"round with the best {monitor}"}
+    shown = when.get(rule.name, f"last evaluation and {rule.name}")
     spread = any(len(group.runs) > 1 for group in groups)
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in _shown(metric))
     lines = [
-        f"{numbers} in percent, {when[rule.name]}" + (", mean +- standard deviation over seeds" if spread else ""),
+        f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else ""),
         "; ".join(text for kind, text in _MEANING.items() if any(kind == c.kind for c in columns)),
         "; ".join(f"{group.label}: {_describe(group)}" for group in groups),
         traffic(groups),
@@ -162,6 +164,8 @@ def _legend(groups: Sequence[Group], columns: Sequence[_Column], metric: str, ru
     if rule.name == "best3":
         lines += ["best3 chooses rounds by their scores on test data: optimistic, fit only to stand beside paper 003's"]
         lines += [f"{run.folder}: {rule.describe(run)}" for group in groups for run in group.runs]
+    if rule.name == "oracle":
+        lines += ["oracle: each model on each test set in the round that was best there; no choice that could be made"]
     return "\n".join(lines)
 
 
