@@ -201,7 +201,7 @@ def test_accuracy_is_the_share_of_images_that_are_nearest_to_their_cluster():
         nearest = (torch.nn.functional.normalize(output.features.neck) @ proxies.memory.T).argmax(1)
         right += int((proxies.clusters[nearest] == proxies.clusters[batch.labels]).sum())
         total += len(batch.labels)
-        client.supervised_loss(output, batch.labels)
+        client.supervised_loss(output, batch)
     _, correct, images, _ = client.visit.tally.read(())
     assert (correct, images) == (right, total)
     assert 0 < right < total

@@ -94,6 +94,11 @@ def _check_identities(federated: FederatedData, method: Method) -> None:
     unlabelled = [client.name for client in federated.clients if not client.knows_identities]
     if not unlabelled:
         return
+    if given := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
+        raise ConfigError(
+            f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
+            "remove its folder or leave model.client.cluster out"
+        )
     if method.needs_identities:
         raise ConfigError(
             f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "

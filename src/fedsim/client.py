@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.data.batches import grouped, identity_batches, limited, shuffled_batches
 from fedsim.data.federations import ClientData
+from fedsim.data.generated import Mixture
+from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.label_source import find_pseudo_labels
@@ -78,6 +81,8 @@ class Client(LightningModule):
         """of the last visit; see :class:`Visit`"""
         self.pixels: Pixels | None = None
         """the training images, once they can be read"""
+        self.mixture: Mixture | None = None
+        """generated images, if there are any, once they can be read"""
         self.labels = torch.from_numpy(data.labels)
         """[n] int64"""
         self.cameras = torch.from_numpy(data.train.camids)
@@ -88,6 +93,14 @@ class Client(LightningModule):
         store.write(self.client_name, {"state": state, **_named(kept)})
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
+
+    def open_images(self, opened: Callable[[Images, str, torch.device], Pixels]) -> None:
+        """Open the training images, by ``opened``: see FederatedDataModule.open_train."""
+        data = self.data
+        self.pixels = opened(data.train.images, data.name, self.device)
+        if data.generated is not None:
+            pixels = opened(data.generated.images, f"{data.name}, generated", self.device)
+            self.mixture = Mixture(data.generated, pixels, self.num_classes)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -147,16 +160,16 @@ class Client(LightningModule):
         count = visit.within_steps(epoch, count, self.training_settings)
         groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
         indices = [torch.cat(group) for group in groups]
-        rows = [index % self.data.num_images for index in indices]  # where images are replicated, several have one row
         position = 0
-        for group, index, images in zip(groups, indices, self.pixels.batches(rows), strict=True):
+        for group, index, (images, weights) in zip(groups, indices, self._read(indices), strict=True):
             sizes = [len(batch) for batch in group]
             labels = all_labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
+            soft = [None] * len(sizes) if weights is None else weights.split(sizes)
             augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, image, *others in zip(labels, *augmented, strict=True):
+            for label, weight, image, *others in zip(labels, soft, *augmented, strict=True):
                 position += 1
                 visit.progress = (epoch, position, count)
-                yield Batch(image, label, tuple(others))
+                yield Batch(image, label, tuple(others), weight)
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -164,20 +177,22 @@ class Client(LightningModule):
 
     def training_step(self, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch (scalar) and count it."""
-        return self.supervised_loss(self.forward(batch.images), batch.labels)
+        return self.supervised_loss(self.forward(batch.images), batch)
 
-    def supervised_loss(self, output: Output, labels: Tensor, counts: bool = True) -> Tensor:
-        """Return the supervised loss (scalar), that of pseudo-labels where identities are unknown.
+    def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
+        """Return the supervised loss (scalar) of what a model says about a batch.
+
+        It is that of pseudo-labels where identities are unknown.
 
         ``counts`` says whether it enters the log.
         """
         if self.visit.pseudo is not None:
-            loss, guesses, truth = self.visit.pseudo.score(output.features.neck, labels)
+            loss, guesses, truth = self.visit.pseudo.score(output.features.neck, batch.labels)
             if counts:
                 self.visit.tally.add(loss.detach(), guesses, truth)
             return loss
-        goal = self.objective
-        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing)
+        goal, labels = self.objective, batch.labels
+        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.weights)
         loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
@@ -349,6 +364,15 @@ class Client(LightningModule):
     def local_epochs(self) -> int:
         """E in this round."""
         return self.training_settings.epochs_in(self.round)
+
+    def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield images and weights for positions in the epoch's labels."""
+        assert self.pixels is not None
+        rows = [index % self.data.num_images for index in indices]  # where images are replicated, several have one row
+        real = self.pixels.batches(rows)
+        if self.mixture is None:
+            return zip(real, itertools.repeat(None))
+        return self.mixture.mix(real, [self.labels[index] for index in rows], self.visit.generated_stream)
 
     def _epoch_plan(self) -> tuple[Tensor, list[Tensor]]:
         """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""

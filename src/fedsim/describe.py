@@ -65,10 +65,13 @@ def group_table(resident: Resident) -> str:
 def _client_table(model: Federation) -> str:
     placement, federated = model.placement, model.federated
     rows = []
+    has_generated = any(c.generated is not None for c in federated.clients)
     for c in federated.clients:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
+        counts += [len(c.generated or ())] if has_generated else []
         rows.append([c.name, placement.ranks[c.name], model.archs[c.name], *counts])
     headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
+    headers += ["generated"] if has_generated else []
     tests = [
         [name, len(sets.query), len(sets.gallery), "unseen" if name in federated.unseen else ""]
         for name, sets in federated.tests.items()

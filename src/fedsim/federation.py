@@ -312,7 +312,7 @@ class Federation(LightningModule):
         )  # fmt: skip
         if stage == "fit":
             for client in self.clients.values():
-                client.pixels = data.open_train(client.data.train.images, client.client_name, client.device)
+                client.open_images(data.open_train)
             if self.federated.public is not None:
                 self._server.public_images = data.decode(self.federated.public.images, "public images")
         trained = self._names if stage == "fit" else ()

@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     """[B] int64, 0 .. num_classes - 1, or proxies of clusters; for :meth:`Client.supervised_loss`"""
     views: tuple[Tensor, ...] = ()
     """further views of the same images, augmented independently, each like ``images``"""
+    weights: Tensor | None = None
+    """[B] float32 of their cross-entropy, in (0, 1]; None: all are 1"""
 
 
 class BatchReport(NamedTuple):
@@ -123,6 +125,7 @@ class Visit:
         self.found_clusters = False
         """whether a local epoch has had any"""
         self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
+        self.generated_stream = torch_generator(client.seed, round_, client.client_name, "generated images")
         self._client = client
         self._augment_streams: list[torch.Generator] = []
         self._steps_left = 0

@@ -87,7 +87,7 @@ def test_the_loss_is_exclusive_and_the_memory_begins_empty():
         for image, y in zip(x, batch.labels.tolist(), strict=True):
             scores = [math.exp(float(v @ image) / 0.2) for v in memory]
             losses.append(-math.log(scores[y] / sum(scores)))
-        found = client.supervised_loss(output, batch.labels)
+        found = client.supervised_loss(output, batch)
         assert float(found.detach()) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
         for image, y in zip(x, batch.labels.tolist(), strict=True):
             moved = 0.25 * memory[y] + 0.75 * image

@@ -48,6 +48,15 @@ def test_no_smoothing_is_the_default():
     assert smoothed_cross_entropy(logits, labels) != smoothed_cross_entropy(logits, labels, 0.1)
 
 
+def test_weights_multiply_the_terms_of_their_images():
+    logits, labels, weights = 3 * randn(4, 5), [0, 4, 2, 2], [1.0, 0.25, 0.5, 1.0]
+    loss = smoothed_cross_entropy(logits, torch.tensor(labels), 0.1, torch.tensor(weights))
+    terms = [w * cross_entropy_loop([z], [y], 0.1) for w, z, y in zip(weights, logits.tolist(), labels, strict=True)]
+    assert loss.item() == pytest.approx(sum(terms) / 4, rel=1e-12)
+    ones = smoothed_cross_entropy(logits, torch.tensor(labels), 0.1, torch.ones(4, dtype=torch.float64))
+    assert ones.item() == pytest.approx(smoothed_cross_entropy(logits, torch.tensor(labels), 0.1).item(), rel=1e-12)
+
+
 def test_gradient_is_softmax_minus_target():
     logits, labels = randn(3, 4).requires_grad_(), torch.tensor([3, 0, 1])
     smoothed_cross_entropy(logits, labels, 0.2).backward()

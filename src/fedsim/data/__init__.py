@@ -3,6 +3,7 @@
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import ClientData, FederatedData, RetrievalSet, build_federation
+from fedsim.data.generated import Generated, write_generated
 from fedsim.data.images import Domain, ImageFiles, Images, ReIDSource, Split
 from fedsim.data.market import MarketFolders
 from fedsim.data.synthetic import SyntheticReID, content_hash
@@ -13,6 +14,7 @@ __all__ = [
     "Domain",
     "FederatedData",
     "FederatedDataModule",
+    "Generated",
     "ImageFiles",
     "Images",
     "MarketFolders",
@@ -22,4 +24,5 @@ __all__ = [
     "SyntheticReID",
     "build_federation",
     "content_hash",
+    "write_generated",
 ]

@@ -20,6 +20,7 @@ from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.overlap import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federations import FederatedData, Labels, Validation, build_federation, map_splits
+from fedsim.data.generated import Generated, add_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
@@ -71,6 +72,7 @@ class FederatedDataModule(LightningDataModule):
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
         augmentation: of training images.
+        generated: a folder of generated images that join the clients' local training; null: they train on real images.
         cache: where decoded training images wait. device: beside the model; host: in host memory, or with a cache_dir
             in mapped files; none: nowhere, they are read again for every batch by ``workers``.
         cache_dir: a folder of decoded images, which fedsim data prepare or the first fit fills and later runs map into
@@ -101,6 +103,7 @@ class FederatedDataModule(LightningDataModule):
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        generated: Generated | None = None,
         cache: Cache = "device",
         cache_dir: str | None = None,
         workers: int = 2,
@@ -147,6 +150,7 @@ class FederatedDataModule(LightningDataModule):
         self.size = size
         self.test_size = test_size or size
         self.augmentation = augmentation
+        self.generated = generated
         self.cache: Cache = cache
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
         self.workers = workers
@@ -161,7 +165,8 @@ class FederatedDataModule(LightningDataModule):
     def federated(self) -> FederatedData:
         """The federation; its files are listed on first use, no image is read."""
         if self._federated is None:
-            self._federated = self._build() if self.manifest is None else self._read(self.manifest)
+            found = self._build() if self.manifest is None else self._read(self.manifest)
+            self._federated = found if self.generated is None else add_generated(found, self.generated)
         return self._federated
 
     def _build(self) -> FederatedData:

@@ -11,6 +11,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.caps import cap_training
+from fedsim.data.generated import GeneratedImages
 from fedsim.data.images import Domain, GallerySplit, Index, Split
 from fedsim.data.partitions import Partition, divide
 
@@ -63,6 +64,8 @@ class ClientData:
     common_classes: int | None = None
     """classes that all clients number alike, whether this one has images of them or not; None: labels are its own;
     0: identities are unknown, and all labels 0"""
+    generated: GeneratedImages | None = None
+    """generated images that join its local training; in no other number of this client"""
 
     @property
     def knows_identities(self) -> bool:

@@ -17,13 +17,16 @@ __all__ = [
 ]
 
 
-def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def smoothed_cross_entropy(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
     """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016).
 
     Args:
         logits: [B, Z] float.
         labels: [B] int64.
         smoothing: s in [0, 1); 0 is plain cross-entropy.
+        weights: [B] float that the images' terms are multiplied by; the sum is divided by B all the same. None: 1.
 
     Returns:
         scalar.
@@ -31,7 +34,9 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)
     """
-    return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    if weights is None:
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    return (weights * F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")).mean()
 
 
 def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, squared: bool = False) -> Tensor:

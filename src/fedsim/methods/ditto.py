@@ -67,7 +67,7 @@ class Ditto(Method):
         pull = partial(self._pull, client, server)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
-                client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False), pull)
+                client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False), pull)
         client.keep("personal", model)
         model.copy_(trained)
 

@@ -92,7 +92,7 @@ class FedCAPR(Method):
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return the loss of the clusters plus the regulariser."""
         output = client.forward(batch.images)
-        loss = client.supervised_loss(output, batch.labels)
+        loss = client.supervised_loss(output, batch)
         if self.regulariser == 0 or server.round + 1 < self.reg_from:
             return loss
         with torch.no_grad():

@@ -180,7 +180,7 @@ class FedKLPR(Method):
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return L_capr + lambda D_KL."""
         output = client.forward(batch.images)
-        loss = client.supervised_loss(output, batch.labels)
+        loss = client.supervised_loss(output, batch)
         if self.regulariser == "none" or self.lam == 0 or server.round + 1 < self.reg_from:
             return loss
         with torch.no_grad():

@@ -137,7 +137,7 @@ class FedReID(Method):
             for batch in client.batches(epoch, views=2 if self.views == "separate" else 1):
                 soft_labels = self._step_expert(client, expert, batch)
                 output = client.forward(batch.images)
-                l_c = client.supervised_loss(output, batch.labels)  # Eq. (9)
+                l_c = client.supervised_loss(output, batch)  # Eq. (9)
                 l_r = soft_label_divergence(output.logits, soft_labels, self.temperature)  # Eqs. (12), (13)
                 client.step(l_c + l_r)  # Eq. (3): L^E is the expert's alone
 
@@ -145,7 +145,7 @@ class FedReID(Method):
         """Step the expert; return its logits [B, Z] from before, without gradient."""
         (images,) = batch.views or (batch.images,)
         output = expert.forward(images, client.visit.precision)
-        l_e = client.supervised_loss(output, batch.labels, counts=False)  # Eq. (11)
+        l_e = client.supervised_loss(output, batch, counts=False)  # Eq. (11)
         client.step(l_e, optimizer=expert.optimizer(client.training_settings))
         return output.logits.detach()
 
@@ -210,7 +210,7 @@ class FedReIDFineTune(Method):
                 with torch.no_grad():
                     soft_labels = expert.forward(batch.views[0], client.visit.precision).logits
                 output = client.forward(batch.images)
-                l_c = client.supervised_loss(output, batch.labels)  # Eq. (9)
+                l_c = client.supervised_loss(output, batch)  # Eq. (9)
                 client.step(l_c + soft_label_divergence(output.logits, soft_labels, self.temperature))  # Eq. (13)
 
     def _train_mapping(self, client: Client) -> None:
@@ -223,7 +223,7 @@ class FedReIDFineTune(Method):
         try:
             for _ in range(self.mapping_epochs):
                 for batch in client.batches(0):
-                    client.step(client.supervised_loss(client.forward(batch.images), batch.labels, counts=False))
+                    client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False))
         finally:
             for parameter in trunk:
                 parameter.requires_grad_(True)

@@ -77,7 +77,7 @@ class MOON(Method):
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return the supervised loss plus mu times the contrastive one."""
         output = client.forward(batch.images)
-        loss = client.supervised_loss(output, batch.labels)
+        loss = client.supervised_loss(output, batch)
         if "previous" not in client.kept:
             return loss
         with torch.no_grad():

@@ -142,7 +142,7 @@ class SKA(Method):
             lg = client.resident.replica(_LG)
             with torch.random.fork_rng([lg.device] if lg.device.type == "cuda" else []):
                 output = lg.forward(batch.images, client.visit.precision)
-            loss = client.supervised_loss(output, batch.labels, counts=False)
+            loss = client.supervised_loss(output, batch, counts=False)
             client.step(loss, optimizer=lg.optimizer(client.training_settings))  # line 14
         return client.training_step(batch)  # line 13
 
