@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from fedsim.__main__ import main
-from fedsim.data import datamodule
+from fedsim.data import datamodule, write_generated
+from fedsim.data.datasets import VIPeR
 from fedsim.sweep import command_of, draws, read_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +81,19 @@ def names_clients(words):
     return any(set(own) - {"backbone"} for of_config in overrides for own in of_config.values())
 
 
+def has_generated(words):
+    """Whether the command asks for generated images."""
+    return any(config.get("data", {}).get("generated") for config in configs_of(words).values())
+
+
+def write_few(folder):
+    """Write generated images for the client of ``FEW``; return their number."""
+    (client,) = datamodule.FederatedDataModule(VIPeR("data"), val="none", dry_run=True).federated.clients
+    pids = client.train.identities[:3].tolist()
+    write_generated(folder / client.name, torch.zeros(3, 3, 8, 4, dtype=torch.uint8), pids, [1.0, 0.5, 0.25])
+    return len(pids)
+
+
 def on_standins(words, run_dir):
     """The command for few data sets and in small; later options win."""
     with_data = [i for i, config in configs_of(words).items() if "source" in config.get("data", {})]
@@ -104,7 +119,11 @@ def test_headers_name_files_that_exist(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    code = main(["describe", *on_standins(fit_command(path), tmp_path)])
+    words = on_standins(fit_command(path), tmp_path)
+    if has_generated(fit_command(path)):
+        write_few(tmp_path / "generated")
+        words.append(f"--data.generated.root={tmp_path / 'generated'}")
+    code = main(["describe", *words])
     output = capsys.readouterr()
     assert code == 0, output.err
     assert "What is shared" in output.out
@@ -218,3 +237,23 @@ def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, mon
     assert re.search(r"^head .* private$", partial, re.MULTILINE)
     assert "Who takes part depends on the run" in shown("table10_iid_adaptive")
     assert "Who takes part depends on the run" not in shown("table10_iid_plain")
+
+
+def test_table_7_of_paper_002_is_about_generated_images(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def shown(name, *options):
+        words = on_standins(fit_command(PAPERS / "002" / f"{name}.yaml"), tmp_path)
+        assert main(["describe", *words, *options]) == 0
+        return capsys.readouterr().out
+
+    count, without = write_few(tmp_path), shown("table7_no_generated")
+    found = shown("table7_generated", f"--data.generated.root={tmp_path}")
+    assert re.search(rf"^viper +0 .* {count}$", found, re.MULTILINE)
+    assert "generated" not in without
+
+    def rest(text):  # all but the table of clients
+        return [part for part in text.split("\n\n") if not part.startswith("Who holds what")]
+
+    assert rest(found) == rest(without)
+    assert len(rest(found)) > 2
