@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -125,7 +126,6 @@ class Visit:
         self.found_clusters = False
         """whether a local epoch has had any"""
         self.batch_stream = torch_generator(client.seed, round_, client.client_name, "batches")
-        self.generated_stream = torch_generator(client.seed, round_, client.client_name, "generated images")
         self._client = client
         self._augment_streams: list[torch.Generator] = []
         self._steps_left = 0
@@ -139,6 +139,11 @@ class Visit:
         count = min(num_batches, self._steps_left * settings.accumulate)
         self._steps_left -= math.ceil(count / settings.accumulate)
         return count
+
+    @cached_property
+    def generated_stream(self) -> torch.Generator:
+        """The random stream that puts generated images into batches; most clients have none."""
+        return self._client.generator("generated images")
 
     def augment_stream(self, view: int) -> torch.Generator | None:
         """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""
