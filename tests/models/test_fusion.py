@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.methods import WeightedPav
-from fedsim.models import AFF, MSCAM, ConvNeXt, Group, Neck, ReIDModel, ResNet, group_names
+from fedsim.models import AFF, MSCAM, ConvNeXt, Group, Neck, ReIDModel, ResNet, SmallCNN, group_names
 from fedsim.models.fusion import StageFusion
 from fedsim.settings import LocalTraining
 from small import fit, make_data, make_model, named, sgd, vector
@@ -211,8 +211,26 @@ def test_files_with_attention_are_loaded_as_they_are(kind, tmp_path):
         ResNet(18, weights=str(tmp_path / "trained.safetensors"))
 
 
+@pytest.mark.parametrize("init", ["convert", "random"])
+def test_attention_weighs_the_last_map_of_a_small_network(init):
+    networks = []
+    for fam in ("none", "mscam"):
+        torch.manual_seed(0)
+        networks.append(SmallCNN(4, fam=fam, norm_init=init).eval())
+    plain, weighed = networks
+    maps = plain(images := torch.randn(3, 3, 32, 16))
+    gate = weighed.get_submodule("attention").gate(maps)
+    assert torch.equal(weighed(images), maps * gate)
+    assert bool((gate == 0.5).all()) is (init == "convert")
+
+
 @pytest.mark.parametrize(
-    "backbone", [*(lambda k=k: ResNet(18, fam=k) for k in KINDS), lambda: ConvNeXt("micro", fam="mscam")]
+    "backbone",
+    [
+        *(lambda k=k: ResNet(18, fam=k) for k in KINDS),
+        lambda: ConvNeXt("micro", fam="mscam"),
+        lambda: SmallCNN(4, fam="mscam"),
+    ],
 )
 def test_groups(backbone):
     model = ReIDModel(backbone(), Neck(kind="none"))

@@ -233,9 +233,17 @@ class SmallCNN(Backbone):
         norm: as for :class:`ResNet`, at every second norm (``bn2`` and ``bn4``): ``attentive`` replaces it, with 10 and
             20 mixtures, ``se`` and ``cbam`` follow it.
         norm_init: as for :class:`ResNet`.
+        fam: ``mscam``: as for :class:`ResNet`.
     """
 
-    def __init__(self, width: int = 32, *, norm: NormKind = "bn", norm_init: NormInit = "convert") -> None:
+    def __init__(
+        self,
+        width: int = 32,
+        *,
+        norm: NormKind = "bn",
+        norm_init: NormInit = "convert",
+        fam: Literal["none", "mscam"] = "none",
+    ) -> None:
         if width < 1:
             raise ConfigError(f"backbone.width: {width} is less than 1")
         channels = [3, width, 2 * width, 4 * width, 4 * width]
@@ -252,6 +260,8 @@ class SmallCNN(Backbone):
         self.out_channels = channels[-1]
         places = [Place("bn2", "bn2", _STAGE_MIXTURES[0]), Place("bn4", "bn4", _STAGE_MIXTURES[-1])]
         insert_attention(self, places, norm, norm_init)
+        if fam == "mscam":
+            self.add_module("attention", MSCAM(self.out_channels, init=norm_init))
 
 
 def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:
