@@ -123,7 +123,9 @@ def change_table(found: dict[Row, list[Run]]) -> str:
     for label, compared in pairs.items():
         gains = [mean_gain(found, compared, domains) for domains in DOMAINS]
         table.append([label, *(", ".join(f"{gain:+.1f}" for gain in of_domains) for of_domains in gains)])
-    return tabulate(table, headers=["change in mAP, by seed", "clients' own domains", "unseen domains"])
+    return tabulate(
+        table, headers=["change in mAP, by seed", "clients' own domains", "unseen domains"], disable_numparse=True
+    )
 
 
 def mean_gain(found: dict[Row, list[Run]], compared: list[tuple[Row, Row]], domains: str) -> NDArray[np.float64]:
