@@ -273,7 +273,12 @@ def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
 def test_predict_writes_features_of_every_test_set(fedsim, finished):
     folder, _ = finished
     run = folder / "pav"
-    fedsim("predict", "--config", run / "config.yaml", "--ckpt_path", run / "checkpoints" / "last.ckpt")
+    options = ("--config", run / "config.yaml", "--ckpt_path", run / "checkpoints" / "last.ckpt", "--save_maps")
+    said = fedsim("predict", *options).stdout
+    assert f"wrote {run / 'features'} and {run / 'maps'}" in said
+    assert sorted(path.name for path in (run / "maps").iterdir()) == [
+        f"{name}.png" for name in ("new0", "new1", "town0", "town1", "town2", "town3")
+    ]
     files = sorted(path.stem for path in (run / "features").glob("*.npz"))
     assert files == ["new0", "new1", "town0", "town1", "town2", "town3"]
     arrays = np.load(run / "features" / "town0.npz")

@@ -91,6 +91,11 @@ class FedSimCLI(LightningCLI):
             action="store_true",
             help="fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings",
         )
+        parser.add_argument(
+            "--save_maps",
+            action="store_true",
+            help="fedsim predict: also draw where the method's model has strong features, into run_dir/maps",
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def before_instantiate_classes(self) -> None:
@@ -111,6 +116,8 @@ class FedSimCLI(LightningCLI):
             )
         if config["save_ranking"] and self.subcommand != "test":
             raise ConfigError("save_ranking: ranked lists are written by fedsim test only")
+        if config["save_maps"] and self.subcommand != "predict":
+            raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
         self.restarts = False
         if config.get("ckpt_path"):
             path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
@@ -127,6 +134,8 @@ class FedSimCLI(LightningCLI):
         """Find what is wrong with options and folders now, before other processes are started."""
         if self.config[self.subcommand]["save_ranking"]:
             self.model.rankings = self.run_dir / "rankings"
+        if self.config[self.subcommand]["save_maps"]:
+            self.model.maps = self.run_dir / "maps"
         check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.evaluation.task])
         _ = self.datamodule.federated
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
@@ -253,7 +262,7 @@ class FedSimCLI(LightningCLI):
     def after_predict(self) -> None:
         """Say where the features are."""
         if self.trainer.is_global_zero:
-            _say(f"wrote {self.run_dir / 'features'}")
+            _say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 
 def run_command(args: list[str]) -> int:

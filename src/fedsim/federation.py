@@ -141,6 +141,8 @@ class Federation(LightningModule):
         """of the last evaluation"""
         self.rankings: Path | None = None
         """where a test writes ranked lists; None: nowhere"""
+        self.maps: Path | None = None
+        """where a prediction draws maps; None: nowhere"""
         self._client_lr = client.trunk_lr
 
     # -- the round -----------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ class Federation(LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
         folder = Path(self.trainer.default_root_dir) / "features"
-        return [str(path) for path in self.evaluator.write_features(folder)]
+        return [str(path) for path in self.evaluator.write_features(folder, self.maps)]
 
     @property
     def _is_evaluation_round(self) -> bool:

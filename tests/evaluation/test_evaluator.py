@@ -327,6 +327,16 @@ def test_only_a_test_writes_lists(capsys, config, finished, tmp_path, command):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_only_a_prediction_draws_maps(capsys, config, finished, tmp_path, command):
+    options = ["--config", config, "--run_dir", tmp_path / "new"]
+    if command != "fit":
+        options += ["--ckpt_path", finished / "checkpoints" / "last.ckpt"]
+    line = refuse(capsys, command, *options, "--save_maps")
+    assert "save_maps: pictures of maps are written by fedsim predict only" in line
+    assert not (tmp_path / "new").exists()
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ class ClassificationEvaluator(Evaluator):
                 "leave model.client.cluster out"
             )
 
-    def write_features(self, folder: Path) -> list[Path]:  # noqa: ARG002 - as in retrieval
+    def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:  # noqa: ARG002 - as in retrieval
         """Refuse."""
         raise ConfigError(
             "model.evaluation.task: classification has no retrieval features to write; set it to retrieval"

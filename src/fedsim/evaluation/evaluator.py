@@ -29,6 +29,7 @@ from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.feature_file import write_features
+from fedsim.evaluation.maps import write_maps
 from fedsim.evaluation.plan import Job, Plan, SplitName
 from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker
@@ -44,6 +45,9 @@ from fedsim.settings import Evaluation
 from fedsim.strategy import FederatedStrategy
 
 __all__ = ["METRICS", "Evaluator", "Kind", "Row"]
+
+_MAPS = 8
+"""Images whose maps are drawn."""
 
 
 @dataclass
@@ -156,11 +160,15 @@ class Evaluator:
         unseen = set(self.federated.unseen) if split == "test" else set()
         return summarise(split, rows, values, unseen, plan.primary, len(self.archs), self.metrics)
 
-    def write_features(self, folder: Path) -> list[Path]:
+    def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:
         """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
 
         Arrays: query, gallery (float32 [n, D], not normalised), query_pids, query_camids, gallery_pids, gallery_camids.
         Of a data set with several random splits, the first.
+
+        Args:
+            folder: of the files.
+            maps: a folder for pictures of its maps of the first images; None: none are drawn.
 
         Returns:
             the files of all ranks.
@@ -174,6 +182,8 @@ class Evaluator:
                 if job.row.owner == self.strategy.global_rank:
                     trial = self._trials_of("test", job.domain)[0]
                     write_features(files[number], *trial.select(query, gallery), trial.labels)
+                    if maps is not None and not job.is_ensemble:
+                        self._write_maps(maps / f"{self._file_name(job)}.png", job)
         return files
 
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
@@ -307,6 +317,14 @@ class Evaluator:
         picture = draw_ranked_lists(lists, query_images, gallery_images, (128, 64))
         with replacing(path.with_name(f"{path.name}.png")) as partial:
             picture.save(partial, format="png")
+
+    def _write_maps(self, path: Path, job: Job) -> None:
+        """Draw maps of the first queries, or of the first gallery images where there are none, by the loaded model."""
+        sets, resident = self._sets("test", job.domain), self.residents[job.row.arch]
+        images = sets.query.images if len(sets.query) else sets.gallery.images
+        first = images.take(np.arange(min(_MAPS, len(images))))
+        [pixels] = self.open_images(first, f"maps of {job.domain}", resident.device).batches([torch.arange(len(first))])
+        write_maps(resident.model.backbone, pixels, path)
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
         """Tables of a job's scores, a row per query."""
