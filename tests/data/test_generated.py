@@ -13,7 +13,7 @@ from failing import run_on_ranks
 from fedsim.clustering import Clustering
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import torch_generator
-from fedsim.data import Generated, write_generated
+from fedsim.data import Generated, MarketFolders, write_generated
 from fedsim.data.augmentation import Augmentation, normalise_images
 from fedsim.data.batches import shuffled_batches
 from fedsim.data.generated import GeneratedImages, Mixture
@@ -311,6 +311,20 @@ def test_clients_without_a_folder_and_runs_without_generated_images_have_the_sam
     off, some = fit(make_model(Local()), make_data(**moving)), fit(make_model(Local()), add_to(tmp_path, **moving))
     same = {name: torch.equal(off.clients[name].private, some.clients[name].private) for name in off.clients}
     assert same == {"town0": False, "town1": True, "town2": False}
+
+
+@pytest.mark.parametrize("waiting", ["files", "mapped"])
+def test_where_images_wait_changes_no_bit(waiting, market_tree, tmp_path):
+    source = MarketFolders(str(market_tree), names=["north", "south"])
+    for client in make_data(source).federated.clients:
+        write_for(tmp_path / "generated", client)
+    how = {"cache": "none"} if waiting == "files" else {"cache": "host", "cache_dir": str(tmp_path / "decoded")}
+    found = [
+        fit(make_model(Local()), add_to(tmp_path / "generated", source=source, workers=1, **options), rounds=1)
+        for options in ({}, how)
+    ]
+    for name, client in found[0].clients.items():
+        assert torch.equal(client.private, found[1].clients[name].private)
 
 
 @dataclass(frozen=True, kw_only=True)
