@@ -10,10 +10,11 @@ own models, unseen ones by the server's. Nothing else is like the paper but the 
 
 Omniglot      configs/omniglot.yaml: six alphabets train a small CNN from nothing, two are unseen; 20 rounds. So
               attention starts as in its papers (norm_init: random), and "RandImg" has an untrained network's layers.
-Grocery       configs/papers/000/protocol.yaml with an ImageNet MobileNetV2 of width 0.35 on images of 64 x 64; 4
-              rounds, and no mirror images in the evaluation: a matter of time. Packages and vegetables train, fruit is
-              unseen: it has the most images to be tested on. Attention starts from what the network computes without it
-              (norm_init: convert).
+Grocery       configs/papers/000/protocol.yaml with an ImageNet MobileNetV2 of width 0.35 on images of 96 x 96; 5
+              rounds, and no mirror images in the evaluation: a matter of time. Rates are 0.003 and 0.03: at the paper's
+              0.01 and 0.1 the loss of this network rises again. Packages and vegetables train, fruit is unseen: it has
+              the most images to be tested on. Attention starts from what the network computes without it (norm_init:
+              convert).
 
     python benchmarks/ska.py --omniglot FOLDER                  # tests' data, in Market-1501's layout
     python benchmarks/ska.py --grocery FOLDER --weights mobilenet_v2_w035_features.pth
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from fedsim.rank import rank
 from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
@@ -85,27 +88,30 @@ def grocery(folder: str, weights: str) -> Setting:
     """Return the setting with an ImageNet network."""
     options = (
         "--config", str(ROOT / "configs" / "papers" / "000" / "protocol.yaml"), *COMMON, "--data.source.root", folder,
-        "--data.unseen", '["fruit"]', "--data.size", "[64, 64]", "--model.backbone", "MobileNetV2",
+        "--data.unseen", '["fruit"]', "--data.size", "[96, 96]", "--model.backbone", "MobileNetV2",
         "--model.backbone.width", "0.35", "--model.backbone.weights", weights, "--model.backbone.norm_eps", "1e-3",
         "--model.backbone.pixels", "symmetric", "--model.evaluation.flip", "false",
+        "--model.client.optimizer.lr", "0.003", "--model.client.head_lr", "0.03",
     )  # fmt: skip
     attention = ("--model.backbone.norm", "attentive", "--model.backbone.norm_init", "convert")
-    return Setting("Grocery", options, attention, 4, ("fruit",))
+    return Setting("Grocery", options, attention, 5, ("fruit",))
 
 
-def run_all(setting: Setting, folder: Path) -> dict[str, list[Run]]:
-    """Return the runs of each row of Table 4, one per seed."""
+def run_all(setting: Setting, folder: Path, at_once: int) -> dict[str, list[Run]]:
+    """Return the runs of each row of Table 4, one per seed; so many are run at a time."""
     rounds = str(setting.rounds)
     common = (*setting.options, "--trainer.max_epochs", rounds, "--trainer.check_val_every_n_epoch", rounds)
-    found: dict[str, list[Run]] = {name: [] for name in ROWS}
-    for seed in SEEDS:
-        for name, (method, has_attention) in ROWS.items():
-            # the means of LSN are made in the last round alone
-            options = (*method, "--model.method.avg_every", rounds) if method is LSN else method
-            network = setting.attention if has_attention else ()
-            how = (*common, *options, *network, "--seed_everything", str(seed))
-            found[name].append(fit(folder / f"{name}-{seed}", *how))
-    return found
+
+    def run(name: str, seed: int) -> Run:
+        method, has_attention = ROWS[name]
+        # the means of LSN are made in the last round alone
+        options = (*method, "--model.method.avg_every", rounds) if method is LSN else method
+        network = setting.attention if has_attention else ()
+        return fit(folder / f"{name}-{seed}", *common, *options, *network, "--seed_everything", str(seed))
+
+    with ThreadPoolExecutor(at_once) as pool:  # of threads that wait for processes
+        waiting = {(name, seed): pool.submit(run, name, seed) for seed in SEEDS for name in ROWS}
+        return {name: [waiting[name, seed].result() for seed in SEEDS] for name in ROWS}
 
 
 def own_scores(run: Run) -> Scores:
@@ -126,7 +132,7 @@ def initial_scores(run: Run, setting: Setting) -> Scores:
         config = ("--config", str(run.folder / "config.yaml"), "--ckpt_path", checkpoint)
         fedsim("predict", *config, "--model.method.unseen", "imagenet", "--run_dir", str(folder))
     ranked = [
-        json.loads(fedsim("rank", str(folder / "features" / f"{name}.npz"), "--distance", "euclidean", "--json"))
+        json.loads(rank(str(folder / "features" / f"{name}.npz"), distance="euclidean", json=True))
         for name in setting.unseen
     ]
     return np.array([100 * np.mean([scores[metric] for scores in ranked]) for metric in METRICS])
@@ -179,13 +185,14 @@ def main() -> None:
     parser.add_argument("--grocery", help="folder of fruit, packages and vegetables in Market-1501's layout")
     parser.add_argument("--weights", help="ImageNet weights of MobileNetV2 0.35 that take pixels from -1 to 1")
     parser.add_argument("--runs", type=Path, default=Path("runs/ska"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
     if bool(args.grocery) != bool(args.weights) or not (args.omniglot or args.grocery):
         parser.error("give --omniglot, or --grocery and --weights, or all three")
     chosen = [omniglot(args.omniglot)] if args.omniglot else []
     chosen += [grocery(args.grocery, args.weights)] if args.grocery else []
     for setting in chosen:
-        found = run_all(setting, args.runs / setting.name)
+        found = run_all(setting, args.runs / setting.name, args.jobs)
         print(component_table(setting, found), end="\n\n")
         print(norm_table(setting, found), end="\n\n", flush=True)
 
