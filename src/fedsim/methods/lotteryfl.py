@@ -17,6 +17,8 @@ Layer by layer, the p smallest of the weights that are left go, before the clien
 Deviations and silences:
 
 - The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
+  Where clients cluster their images it is that of the clusters' proxies, before training; with ``bottom_up`` these are
+  then empty, and the client hardly ever prunes.
 - Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
   norms included. Norms, biases and the client's head are never pruned.
 - A rewound client goes back to theta_0 in all shared parameters. Running statistics and its head stay.
