@@ -155,7 +155,8 @@ class Aggregator:
         shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
         assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
         assert upload.mask is None or self.has_masks, "has_masks declares no masks"
-        return replace(upload, vector=self.statistics[arch].encode(upload.vector))
+        vector = self.statistics[arch].encode(upload.vector)
+        return upload if vector is upload.vector else replace(upload, vector=vector)
 
     def add(self, client: str, contribution: Upload) -> None:
         """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
@@ -195,9 +196,9 @@ class Aggregator:
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
         arch = self.archs[client]
         total = self._totals[arch]
-        sums, kept = total.split([self.statistics[arch].num_shared, len(total) - self.statistics[arch].num_shared])
         x = upload.vector.to(total.device)
         if self.has_masks:
+            total, kept = total.split([len(x), len(total) - len(x)])
             mask = torch.ones(len(kept), dtype=torch.bool, device=total.device)
             if upload.mask is not None:
                 sent = upload.mask.to(total.device)
@@ -207,7 +208,7 @@ class Aggregator:
                     mask[:-1] = sent
             self._add(kept, self._weight_of_parameters(client, weights), mask)
         for span, weight in self._stretches(client, arch, weights):
-            self._add(sums[span], weight, x[span])
+            self._add(total[span], weight, x[span])
         for name, tensor in upload.extras.items():
             self._add(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
 

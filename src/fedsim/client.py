@@ -368,7 +368,9 @@ class Client(LightningModule):
     def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield images and weights for positions in the epoch's labels."""
         assert self.pixels is not None
-        rows = [index % self.data.num_images for index in indices]  # where images are replicated, several have one row
+        rows = indices
+        if self.clusters:  # where images are replicated, several have one row
+            rows = [index % self.data.num_images for index in indices]
         real = self.pixels.batches(rows)
         if self.mixture is None:
             return zip(real, itertools.repeat(None))
