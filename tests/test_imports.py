@@ -55,6 +55,7 @@ LEVELS = [
         "resident",
         "local_optimizer",
         "pruning",
+        "received",
         "checkpoint",
         "control",
         "cluster",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.augmentation import normalise_images
 from fedsim.extraction import extract_features
 from fedsim.functional.pruning import zero_pruned_
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedsim.resident import Resident
 
 __all__ = [
+    "check_pruning",
     "full_mask",
     "own_accuracy",
     "proxy_accuracy",
@@ -32,6 +34,22 @@ __all__ = [
     "upload_masked",
     "zero_pruned",
 ]
+
+
+def check_pruning(target: float, step: float, accuracy_images: int | None) -> None:
+    """Raise ConfigError, naming the method's field, if a number cannot be right.
+
+    Args:
+        target: share of the prunable weights to be pruned in the end.
+        step: share that is pruned at a time.
+        accuracy_images: see :func:`own_accuracy`.
+    """
+    if not 0 <= target < 1:
+        raise ConfigError(f"model.method.target: {target} is not in [0, 1)")
+    if not 0 < step < 1:
+        raise ConfigError(f"model.method.step: {step} is not between 0 and 1")
+    if accuracy_images is not None and accuracy_images < 1:
+        raise ConfigError(f"model.method.accuracy_images: {accuracy_images} is less than 1; null takes all")
 
 
 def prunable_entries(resident: Resident, spare_stem: bool = False) -> list[Entry]:

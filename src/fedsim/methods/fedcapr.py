@@ -33,23 +33,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
-from fedsim.extraction import neck_features
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
 from fedsim.method import Method, Report
 from fedsim.models.groups import BODY, Group
+from fedsim.received import first_features, received_features, remember_received
 from fedsim.server import Server
 
 __all__ = ["FedCAPR"]
-
-_RECEIVED = "received"
-_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +81,7 @@ class FedCAPR(Method):
     def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
         """Remember the received model, before the first step."""
         if epoch == 0:
-            received = client.resident.replica(_RECEIVED)
-            received.whole.copy_(client.resident.whole)
-            received.model.eval()
+            remember_received(client)
 
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return the loss of the clusters plus the regulariser."""
@@ -95,8 +89,7 @@ class FedCAPR(Method):
         loss = client.supervised_loss(output, batch)
         if self.regulariser == 0 or server.round + 1 < self.reg_from:
             return loss
-        with torch.no_grad():
-            reference = client.resident.replica(_RECEIVED).forward(batch.images, client.visit.precision).features.neck
+        reference = received_features(client, batch.images)
         features, pseudo = output.features.neck, client.visit.pseudo
         if self.reg_last_camera_only and pseudo is not None:
             cameras = pseudo.proxies.cameras[batch.labels]
@@ -106,10 +99,7 @@ class FedCAPR(Method):
 
     def signals(self, client: Client, server: Server) -> dict[str, float]:
         """Return m_k: how far training has turned the features of the first images."""
-        images = client.first_images(_BATCH)
-        before = neck_features(client.resident.replica(_RECEIVED), images, client.visit.precision)
-        after = neck_features(client.resident, images, client.visit.precision)
-        return {"cdw": float(mean_cosine_distance(before, after))}
+        return {"cdw": float(mean_cosine_distance(*first_features(client)))}
 
     def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
         """Return the share of each client in the average."""

@@ -59,21 +59,19 @@ from torch import Tensor
 
 from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
-from fedsim.extraction import neck_features
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
 from fedsim.method import Method, Report, Upload, weigh
 from fedsim.models.groups import BODY, Group
-from fedsim.pruning import full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.pruning import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.received import first_features, received_features, remember_received
 from fedsim.resident import Resident
 from fedsim.server import Server
 
 __all__ = ["FedKLPR"]
 
-_RECEIVED = "received"
-_BATCH = 32
 _HISTORY = 3
 """accuracies that stage 1 looks at"""
 _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
@@ -130,8 +128,6 @@ class FedKLPR(Method):
             "reg_from": self.reg_from >= 1,
             "temperature": self.temperature > 0,
             "alpha": 0 <= self.alpha <= 1,
-            "target": 0 <= self.target < 1,
-            "step": 0 < self.step < 1,
             "trials": self.trials >= 1,
             "floor": 0 <= self.floor <= 1,
         }.items():
@@ -139,8 +135,7 @@ class FedKLPR(Method):
                 raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is out of its range")
         if self.weighting in ("klpwa", "praw") and not self.prune:
             raise ConfigError(f"model.method.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
-        if self.accuracy_images is not None and self.accuracy_images < 1:
-            raise ConfigError(f"model.method.accuracy_images: {self.accuracy_images} is less than 1; null takes all")
+        check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
     def has_masks(self) -> bool:
@@ -173,9 +168,7 @@ class FedKLPR(Method):
     def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
         """Remember the received model, before the first step."""
         if epoch == 0:
-            received = client.resident.replica(_RECEIVED)
-            received.whole.copy_(client.resident.whole)
-            received.model.eval()
+            remember_received(client)
 
     def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
         """Return L_capr + lambda D_KL."""
@@ -183,8 +176,7 @@ class FedKLPR(Method):
         loss = client.supervised_loss(output, batch)
         if self.regulariser == "none" or self.lam == 0 or server.round + 1 < self.reg_from:
             return loss
-        with torch.no_grad():
-            reference = client.resident.replica(_RECEIVED).forward(batch.images, client.visit.precision).features.neck
+        reference = received_features(client, batch.images)
         if self.regulariser == "cosine":
             return loss + self.lam * mean_cosine_distance(output.features.neck, reference)
         p, q = (output.features.neck, reference) if self.reverse else (reference, output.features.neck)
@@ -211,9 +203,7 @@ class FedKLPR(Method):
 
     def _change(self, client: Client) -> Tensor:
         """Return kl_k, or FedCAPR's m_k: how the features of the first images have changed."""
-        images = client.first_images(_BATCH)
-        before = neck_features(client.resident.replica(_RECEIVED), images, client.visit.precision)
-        after = neck_features(client.resident, images, client.visit.precision)
+        before, after = first_features(client)
         if self.weighting == "cdw":
             return mean_cosine_distance(before, after)
         return self._divergence(before, after).clamp(min=0)  # Eq. (10)

@@ -38,7 +38,7 @@ from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask
 from fedsim.functional.recovery import try_mask
 from fedsim.method import Method, Report, Upload, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.pruning import full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.pruning import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.resident import Resident
 from fedsim.server import Server
 
@@ -67,12 +67,7 @@ class SubFedAvg(Method):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not 0 <= self.target < 1:
-            raise ConfigError(f"model.method.target: {self.target} is not in [0, 1)")
-        if not 0 < self.step < 1:
-            raise ConfigError(f"model.method.step: {self.step} is not between 0 and 1")
-        if self.accuracy_images is not None and self.accuracy_images < 1:
-            raise ConfigError(f"model.method.accuracy_images: {self.accuracy_images} is less than 1; null takes all")
+        check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
     def has_masks(self) -> bool:
