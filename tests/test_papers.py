@@ -91,9 +91,10 @@ def has_generated(words):
 def write_few(folder):
     """Write generated images for the client of ``FEW``; return their number."""
     (client,) = datamodule.FederatedDataModule(VIPeR("data"), val="none", dry_run=True).federated.clients
-    pids = client.train.identities[:3].tolist()
-    write_generated(folder / client.name, torch.zeros(3, 3, 8, 4, dtype=torch.uint8), pids, [1.0, 0.5, 0.25])
-    return len(pids)
+    a, b, c = client.train.identities[:3].tolist()
+    labels = [{a: 1.0}, {b: 0.5, c: 0.25}, {c: 0.25}]
+    write_generated(folder / client.name, torch.zeros(3, 3, 8, 4, dtype=torch.uint8), labels)
+    return len(labels)
 
 
 def on_standins(words, run_dir):

@@ -161,15 +161,15 @@ class Client(LightningModule):
         groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
         indices = [torch.cat(group) for group in groups]
         position = 0
-        for group, index, (images, weights) in zip(groups, indices, self._read(indices), strict=True):
+        for group, index, (images, targets) in zip(groups, indices, self._read(indices), strict=True):
             sizes = [len(batch) for batch in group]
             labels = all_labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
-            soft = [None] * len(sizes) if weights is None else weights.split(sizes)
+            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, weight, image, *others in zip(labels, soft, *augmented, strict=True):
+            for label, target, image, *others in zip(labels, soft, *augmented, strict=True):
                 position += 1
                 visit.progress = (epoch, position, count)
-                yield Batch(image, label, tuple(others), weight)
+                yield Batch(image, label, tuple(others), target)
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -192,7 +192,7 @@ class Client(LightningModule):
                 self.visit.tally.add(loss.detach(), guesses, truth)
             return loss
         goal, labels = self.objective, batch.labels
-        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.weights)
+        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
         loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
         if goal.triplet > 0:
             features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
@@ -366,7 +366,7 @@ class Client(LightningModule):
         return self.training_settings.epochs_in(self.round)
 
     def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield images and weights for positions in the epoch's labels."""
+        """Yield images and soft labels for positions in the epoch's labels."""
         assert self.pixels is not None
         rows = indices
         if self.clusters:  # where images are replicated, several have one row

@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     """[B] int64, 0 .. num_classes - 1, or proxies of clusters; for :meth:`Client.supervised_loss`"""
     views: tuple[Tensor, ...] = ()
     """further views of the same images, augmented independently, each like ``images``"""
-    weights: Tensor | None = None
-    """[B] float32 of their cross-entropy, in (0, 1]; None: all are 1"""
+    targets: Tensor | None = None
+    """[B, num_classes] float32, soft labels of sums in (0, 1]; None: ``labels``, one-hot"""
 
 
 class BatchReport(NamedTuple):

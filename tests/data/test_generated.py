@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,10 +46,10 @@ def draw(count, seed=0):
     return torch.randint(0, 256, (count, 3, *SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def write_for(root, client, per_identity=2, weight=0.5, identities=None):
-    """Write generated images of a client's identities, or of some."""
-    pids = np.repeat(client.train.identities[:identities], per_identity).tolist()
-    write_generated(root / client.name, draw(len(pids)), pids, [weight] * len(pids))
+def write_for(root, client, per_identity=2, weight=0.5):
+    """Write generated images of a client's identities."""
+    pids = np.repeat(client.train.identities, per_identity).tolist()
+    write_generated(root / client.name, draw(len(pids)), [{pid: weight} for pid in pids])
 
 
 @pytest.fixture
@@ -73,14 +74,38 @@ def client_of(data, name="town0"):
 
 def test_what_is_written_is_read(tmp_path):
     client = client_of(make_data())
-    pids = [int(client.train.identities[k]) for k in (3, 0, 3, 1)]
-    images, weights = draw(4), [0.1, 1.0, 1 / 3, 0.75]
-    write_generated(tmp_path / "town0", images, pids, weights)
+    a, b, c, d = client.train.identities[:4]  # numpy's integers are fine, too
+    images = draw(4)
+    labels = [{d: 0.1}, {a: 1.0}, {d: 1 / 3, b: 1 / 7, a: 0.25}, {b: 0.75, c: 0.2}]
+    write_generated(tmp_path / "town0", images, labels)
     found = client_of(add_to(tmp_path)).generated
+    assert len(found) == 4
     assert found.labels.tolist() == [0, 1, 3, 3]
-    assert np.array_equal(found.weights, np.array([1.0, 0.75, 0.1, 1 / 3], dtype=np.float32))
+    assert found.classes.tolist() == [[0, 0, 0], [1, 2, 0], [3, 0, 0], [3, 1, 0]]
+    expected = [[1.0, 0.0, 0.0], [0.75, 0.2, 0.0], [0.1, 0.0, 0.0], [1 / 3, 1 / 7, 0.25]]
+    assert found.weights.dtype == np.float32
+    assert np.array_equal(found.weights, np.array(expected, dtype=np.float32))
     assert torch.equal(found.images.decode(SIZE), images[[1, 3, 0, 2]])
     assert not list(tmp_path.rglob("*.tmp"))
+    rows = [line.split(",") for line in (tmp_path / "town0" / "labels.csv").read_text().splitlines()[1:]]
+    written = [(int(pid), float(weight)) for _, pid, weight in rows]
+    assert written == [pair for label in labels for pair in label.items()], "bit for bit"
+    files = [f"{next(iter(label)):04d}_{i:06d}.png" for i, label in enumerate(labels) for _ in label]
+    assert [name for name, *_ in rows] == files
+
+
+def test_the_first_line_says_the_place_wherever_the_others_stand(tmp_path):
+    client = client_of(make_data())
+    a, b, c, *_ = client.train.identities.tolist()
+    write_generated(tmp_path / "town0", draw(2), [{a: 1.0}, {a: 1.0}])
+    one, two = sorted(path.name for path in tmp_path.rglob("*.png"))
+    lines = [HEADER, f"{one},{c},0.2", f"{two},{b},0.3", f"{one},{a},0.5", f"{two},{a},0.7", f"{one},{b},0.3000005"]
+    (tmp_path / "town0" / "labels.csv").write_text("\n".join(lines))
+    found = client_of(add_to(tmp_path)).generated
+    assert found.labels.tolist() == [1, 2]
+    soft = [dict(zip(of, of_weights, strict=True)) for of, of_weights in zip(found.classes, found.weights, strict=True)]
+    assert soft[1] == {2: np.float32(0.2), 0: np.float32(0.5), 1: np.float32(0.3000005)}
+    assert (found.classes[0, :2].tolist(), found.weights[0].tolist()) == ([1, 0], np.float32([0.3, 0.7, 0]).tolist())
 
 
 def test_labels_are_those_of_the_training_images_when_some_identities_are_held_out(tmp_path):
@@ -94,7 +119,7 @@ def test_labels_are_those_of_the_training_images_when_some_identities_are_held_o
 
 def test_an_interrupted_call_leaves_nothing_that_is_read_and_can_be_repeated(tmp_path, monkeypatch):
     client, target = client_of(make_data()), tmp_path / "town0"
-    pids = client.train.identities[:3].tolist()
+    labels = [{pid: 1.0} for pid in client.train.identities[:3].tolist()]
 
     def stop(*args, **options):
         raise KeyboardInterrupt
@@ -102,32 +127,34 @@ def test_an_interrupted_call_leaves_nothing_that_is_read_and_can_be_repeated(tmp
     with monkeypatch.context() as patch:
         patch.setattr("fedsim.data.generated.csv.writer", stop)
         with pytest.raises(KeyboardInterrupt):
-            write_generated(target, draw(3), pids, [1.0] * 3)
+            write_generated(target, draw(3), labels)
     assert len(list(target.glob("*.png"))) == 3
     with pytest.raises(DataError, match=r"town0/labels\.csv: cannot be read"):
         _ = add_to(tmp_path).federated
-    write_generated(target, draw(3), pids, [1.0] * 3)
+    write_generated(target, draw(3), labels)
     assert len(client_of(add_to(tmp_path)).generated) == 3
     with pytest.raises(DataError, match="holds generated images; remove it"):
-        write_generated(target, draw(3), pids, [1.0] * 3)
+        write_generated(target, draw(3), labels)
 
 
 @pytest.mark.parametrize(
-    ("images", "pids", "weights"),
+    ("images", "labels", "message"),
     [
-        (draw(2).float(), [1, 1], [1.0, 1.0]),
-        (draw(2)[:, :1], [1, 1], [1.0, 1.0]),
-        (draw(2), [1], [1.0, 1.0]),
-        (draw(2), [1, 1], [1.0]),
-        (draw(2), [1, 1], [1.0, 0.0]),
-        (draw(2), [1, 1], [1.0, 1.5]),
-        (draw(2), [1, 1], [1.0, float("nan")]),
-        (draw(0), [], []),
+        (draw(2).float(), [{1: 1.0}, {1: 1.0}], "give uint8"),
+        (draw(2)[:, :1], [{1: 1.0}, {1: 1.0}], "give uint8"),
+        (draw(2), [{1: 1.0}], "2 images and 1 labels"),
+        (draw(0), [], "0 images and 0 labels"),
+        (draw(2), [{1: 1.0}, {}], r"a label \{\}; give identities"),
+        (draw(2), [{1: 1.0}, {1: 0.5, 2: 0.0}], "a label {1: 0.5, 2: 0.0}; give identities"),
+        (draw(2), [{1: 1.0}, {1: 1.5}], "a label {1: 1.5}"),
+        (draw(2), [{1: 1.0}, {1: float("nan")}], "a label {1: nan}"),
+        (draw(2), [{1: 1.0}, {1: 0.5, 2: -0.25}], "a label"),
+        (draw(2), [{1: 1.0}, {1: 0.5, 2: 0.50001}], "of sum at most 1"),
     ],
 )
-def test_nothing_is_written_of_what_does_not_fit_together(images, pids, weights, tmp_path):
-    with pytest.raises(ValueError, match="give"):
-        write_generated(tmp_path / "town0", images, pids, weights)
+def test_nothing_is_written_of_what_does_not_fit_together(images, labels, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_generated(tmp_path / "town0", images, labels)
     assert not (tmp_path / "town0").exists()
 
 
@@ -139,7 +166,15 @@ def test_nothing_is_written_of_what_does_not_fit_together(images, pids, weights,
         ([HEADER, "b.png,1,1"], "line 2: there is no image 'b.png'"),
         ([HEADER, "../town0/a.png,1,1"], "line 2: there is no image '../town0/a.png'"),
         ([HEADER, ",1,1"], "line 2: there is no image ''"),
-        ([HEADER, "a.png,1,1", "a.png,2,1"], "line 3: a.png is listed twice"),
+        ([HEADER, "a.png,1,0.5", "a.png,1,0.5"], "line 3: a.png is listed twice with identity 1; remove a line"),
+        ([HEADER, "a.png,1,0.5", "a.png,01,0.25"], "line 3: a.png is listed twice with identity 1; remove a line"),
+        (
+            [HEADER, "a.png,1,0.5", "a.png,2,0.6", "a.png,3,0.1"],
+            "line 3: the weights of a.png sum to 1.1; make that at",
+        ),
+        ([HEADER, "a.png,1,0.5", "a.png,2,0.500002"], "line 3: the weights of a.png sum to 1; make that at most 1"),
+        ([HEADER, "a.png,1,0.5", "a.png,2,0"], "line 3: the weight '0' of a.png is not a number in"),
+        ([HEADER, "a.png,1,0.5", "a.png,999,0.5"], "line 3: client town0 trains on no identity '999'"),
         ([HEADER, "a.png,999,1"], "line 2: client town0 trains on no identity '999', which a.png is said to show"),
         ([HEADER, "a.png,one,1"], "client town0 trains on no identity 'one'"),
         ([HEADER, "a.png"], "line 2: the weight '' of a.png"),
@@ -149,7 +184,7 @@ def test_nothing_is_written_of_what_does_not_fit_together(images, pids, weights,
     ],
 )
 def test_labels_that_are_wrong_are_refused_in_one_line(lines, message, tmp_path):
-    write_generated(tmp_path / "town0", draw(1), [1], [1.0])
+    write_generated(tmp_path / "town0", draw(1), [{1: 1.0}])
     (tmp_path / "town0" / "0001_000000.png").rename(tmp_path / "town0" / "a.png")
     (tmp_path / "town0" / "labels.csv").write_text("\n".join(lines))
     with pytest.raises(DataError) as caught:
@@ -196,12 +231,19 @@ def choose_loop(labels, generated, share, generator):
     return chosen
 
 
-def mixture(labels, share, weights=None, num_classes=4):
+def mixture(labels, share, classes=None, weights=None, num_classes=4):
     labels = np.array(labels)
-    weights = np.ones(len(labels)) if weights is None else np.array(weights)
+    classes = labels[:, None] if classes is None else np.array(classes)
+    weights = np.ones_like(classes) if weights is None else np.array(weights)
     images = draw(len(labels), seed=1)
-    generated = GeneratedImages(ImageArray(np.empty(0)), labels, weights.astype(np.float32), share)
+    generated = GeneratedImages(ImageArray(np.empty(0)), labels, classes, weights.astype(np.float32), share)
     return Mixture(generated, HeldPixels(images, CPU), num_classes), generated, images
+
+
+def soft_loop(generated, row):
+    """The soft label of a generated image: identity -> weight."""
+    pairs = zip(generated.classes[row].tolist(), generated.weights[row].tolist(), strict=True)
+    return {k: weight for k, weight in pairs if weight > 0}
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
@@ -226,17 +268,25 @@ def test_the_share_is_what_is_expected_and_all_images_are_equally_probable():
             assert float((of_label == row).double().mean()) == pytest.approx(1 / len(rows), abs=0.03)
 
 
-def test_images_and_weights_are_those_of_who_takes_the_place():
-    mixed, generated, new = mixture([0, 1, 1, 2], share=0.6, weights=[0.1, 0.2, 0.3, 0.4])
-    batches = [torch.tensor([0, 1, 2, 3, 1, 2]), torch.tensor([3, 3]), torch.tensor([1, 0, 1])]
+def test_images_and_soft_labels_are_those_of_who_takes_the_place():
+    classes = [[0, 3, 1], [1, 0, 2], [1, 0, 0], [2, 0, 0]]  # the last two are padded, one with a label that it has
+    weights = [[0.1, 0.2, 0.3], [0.2, 0.5, 0.3], [0.3, 0.25, 0.0], [0.4, 0.0, 0.0]]
+    mixed, generated, new = mixture([0, 1, 1, 2], 0.6, classes, weights)
+    batches = [torch.tensor([0, 1, 2, 3, 1, 2, 1, 1]), torch.tensor([3, 3]), torch.tensor([1, 0, 1])]
     real = [draw(len(labels), seed=5 + i) for i, labels in enumerate(batches)]
     before = [images.clone() for images in real]
     stream = torch_generator("c")
-    for i, (images, weights) in enumerate(mixed.mix(iter(real), batches, torch_generator("c"))):
+    taken = set()
+    for i, (images, targets) in enumerate(mixed.mix(iter(real), batches, torch_generator("c"))):
+        assert targets.shape == (len(batches[i]), 4)
+        assert targets.dtype == torch.float32
         for place, row in enumerate(choose_loop(batches[i], generated, 0.6, stream)):
             assert torch.equal(images[place], before[i][place] if row < 0 else new[row])
-            assert float(weights[place]) == (1.0 if row < 0 else generated.weights[row])
+            soft = {int(batches[i][place]): 1.0} if row < 0 else soft_loop(generated, row)
+            assert targets[place].tolist() == [soft.get(k, 0.0) for k in range(4)]
+            taken.add(row)
     assert i == 2
+    assert taken == {-1, 0, 1, 2, 3}
     assert all(torch.equal(a, b) for a, b in zip(real, before, strict=True))  # they may be parts of mapped files
 
 
@@ -272,17 +322,19 @@ def reference_local(client, rounds, epochs, share, smoothing, generated, new):
         places = torch_generator(0, t, client.name, "generated images")
         for _ in range(epochs):
             for index in shuffled_batches(client.num_images, 8, order):
-                batch, weights = images[index].clone(), [1.0] * len(index)
+                batch, soft = images[index].clone(), [{y: 1.0} for y in labels[index].tolist()]
                 for place, row in enumerate(choose_loop(labels[index], generated, share, places)):
                     if row >= 0:
-                        batch[place], weights[place] = new[row], float(generated.weights[row])
+                        batch[place], soft[place] = new[row], soft_loop(generated, row)
                 logits = head(model(normalise_images(batch)).neck)
+                # the loss is linear in the target: that of each identity, times its weight
                 terms = [
-                    w * F.cross_entropy(z[None], y[None], label_smoothing=smoothing)
-                    for w, z, y in zip(weights, logits, labels[index], strict=True)
+                    weight * F.cross_entropy(z[None], torch.tensor([k]), label_smoothing=smoothing)
+                    for z, weights in zip(logits, soft, strict=True)
+                    for k, weight in weights.items()
                 ]
                 optimizer.zero_grad()
-                (sum(terms) / len(terms)).backward()
+                (sum(terms) / len(index)).backward()
                 optimizer.step()
     return model
 
@@ -290,8 +342,11 @@ def reference_local(client, rounds, epochs, share, smoothing, generated, new):
 def test_local_training_equals_plain_loops(tmp_path):
     source = Some("town0")
     plain = client_of(make_data(source))
-    pids = plain.train.identities[:-2].repeat(3).tolist()
-    write_generated(tmp_path / "town0", draw(len(pids)), pids, [0.25, 0.5, 1.0] * (len(pids) // 3))
+    ids = plain.train.identities.tolist()
+    labels = []
+    for a, b in pairwise(ids[:-1]):
+        labels += [{a: 0.25}, {a: 0.2, b: 0.5}, {a: 0.7, ids[-1]: 0.3}]
+    write_generated(tmp_path / "town0", draw(len(labels)), labels)
     data = add_to(tmp_path, share=0.4, source=source)
     generated = client_of(data).generated
     training = LocalTraining(batch_size=8, local_epochs=2, optimizer=sgd)
@@ -362,7 +417,8 @@ def test_all_views_of_a_batch_show_the_same_images(root):
         rows = [known[tuple(image.flatten().tolist())] for image in batch.images]
         assert torch.equal(batch.images, batch.views[0])
         is_new = torch.tensor(rows) >= client.data.num_images
-        assert torch.equal(batch.weights, torch.where(is_new, 0.5, 1.0))
+        one_hot = F.one_hot(batch.labels, client.num_classes)
+        assert torch.equal(batch.targets, one_hot * torch.where(is_new, 0.5, 1.0)[:, None])
         labels = np.concatenate([client.data.labels, client.data.generated.labels])
         assert labels[rows].tolist() == batch.labels.tolist()
         generated += int(is_new.sum())
@@ -376,19 +432,19 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_weights_reach_the_losses_of_every_method(method, tmp_path, monkeypatch):
+def test_soft_labels_reach_the_losses_of_every_method(method, tmp_path, monkeypatch):
     seen = []
     own = F.cross_entropy
 
     def listen(logits, labels, **options):
-        seen.append(options.get("reduction", "mean"))
+        seen.append(labels.is_floating_point() and bool((labels.sum(1) < 0.75).any()))
         return own(logits, labels, **options)
 
     source = Some("town0")
     write_for(tmp_path, client_of(make_data(source)))
     monkeypatch.setattr("fedsim.functional.losses.F.cross_entropy", listen)
-    fit(make_model(method), add_to(tmp_path, source=source), rounds=1)
-    assert set(seen) == {"none"}
+    fit(make_model(method), add_to(tmp_path, share=1.0, source=source), rounds=1)
+    assert set(seen) == {True}
 
 
 # -- any number of ranks -----------------------------------------------------------------------------------------------

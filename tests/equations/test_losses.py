@@ -48,13 +48,48 @@ def test_no_smoothing_is_the_default():
     assert smoothed_cross_entropy(logits, labels) != smoothed_cross_entropy(logits, labels, 0.1)
 
 
-def test_weights_multiply_the_terms_of_their_images():
+def soft_cross_entropy_loop(logits, soft, s):
+    """``-sum_k t'_k log p_k``, ``t'_k = (1 - s) t_k + s w / Z``, w the sum of t: sum over the images, by B."""
+    total = 0.0
+    for row, t in zip(logits, soft, strict=True):
+        log_sum, w = math.log(sum(math.exp(z) for z in row)), sum(t)
+        for z, t_k in zip(row, t, strict=True):
+            total -= ((1 - s) * t_k + s * w / len(row)) * (z - log_sum)
+    return total / len(logits)
+
+
+SOFT = [[0.0, 0.0, 1.0, 0.0], [0.25, 0.0, 0.5, 0.25], [0.0, 0.125, 0.0, 0.25], [0.25, 0.25, 0.25, 0.25]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_soft_labels_of_any_mass(smoothing):
+    logits, places = 3 * randn(4, 4), torch.tensor([2, 0, 3, 1])
+    loss = smoothed_cross_entropy(logits, places, smoothing, torch.tensor(SOFT, dtype=torch.float64))
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(soft_cross_entropy_loop(logits.tolist(), SOFT, smoothing), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_of_one_identity_the_weight_multiplies_the_terms_of_the_image(smoothing):
     logits, labels, weights = 3 * randn(4, 5), [0, 4, 2, 2], [1.0, 0.25, 0.5, 1.0]
-    loss = smoothed_cross_entropy(logits, torch.tensor(labels), 0.1, torch.tensor(weights))
-    terms = [w * cross_entropy_loop([z], [y], 0.1) for w, z, y in zip(weights, logits.tolist(), labels, strict=True)]
+    one_hot = torch.eye(5, dtype=torch.float64)[labels]
+    targets = one_hot * torch.tensor(weights)[:, None]
+    loss = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing, targets)
+    terms = [
+        w * cross_entropy_loop([z], [y], smoothing) for w, z, y in zip(weights, logits.tolist(), labels, strict=True)
+    ]
     assert loss.item() == pytest.approx(sum(terms) / 4, rel=1e-12)
-    ones = smoothed_cross_entropy(logits, torch.tensor(labels), 0.1, torch.ones(4, dtype=torch.float64))
-    assert ones.item() == pytest.approx(smoothed_cross_entropy(logits, torch.tensor(labels), 0.1).item(), rel=1e-12)
+    real = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing)
+    ones = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing, one_hot)
+    assert ones.item() == pytest.approx(real.item(), rel=1e-12)
+
+
+def test_gradient_of_soft_labels_is_mass_times_softmax_minus_target():
+    logits, soft = randn(4, 4).requires_grad_(), torch.tensor(SOFT, dtype=torch.float64)
+    smoothed_cross_entropy(logits, torch.tensor([2, 0, 3, 1]), 0.2, soft).backward()
+    mass = soft.sum(1, keepdim=True)
+    target = 0.8 * soft + 0.2 * mass / 4
+    assert torch.allclose(logits.grad, (mass * logits.detach().softmax(1) - target) / 4)
 
 
 def test_gradient_is_softmax_minus_target():

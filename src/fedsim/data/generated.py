@@ -3,16 +3,20 @@
 A folder holds a sub-folder for each client, of its name, with images and a file ``labels.csv``:
 
     file,pid,weight
-    0001_000000.png,1,0.8
+    0001_000000.png,1,0.6
+    0001_000000.png,7,0.3
 
-``file``: an image in the sub-folder, of any size.
-``pid``: who it shows: an identity of the client's own training images, with the number that it has in its data set.
-``weight``: how sure that is, in (0, 1]: the weight of the image's cross-entropy; real images have 1.
+``file``: an image in the sub-folder, of any size; one line for each identity that it may show.
+``pid``: an identity of the client's own training images, with the number that it has in its data set.
+``weight``: how sure that is, in (0, 1].
 
-They take places of real images in the batches of local training. Elsewhere nothing changes: they are in no validation
-or test set and do not count in n_k.
+An image's weights are its soft label. They sum to at most 1: the less, the less the image counts. Real images have one
+identity, of weight 1.
 
-Paper silent on how many of a batch's images are generated, and on whose place they take.
+They take places of real images in the batches of local training: of those of the identity on the image's first line.
+Elsewhere nothing changes: they are in no validation or test set and do not count in n_k.
+
+Paper silent on how many of a batch's images are generated, on whose place they take, and on their labels.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _LABELS = "labels.csv"
 _COLUMNS = ["file", "pid", "weight"]
+_MOST = 1 + 1e-6
+"""what an image's weights may sum to, with rounding errors"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +75,11 @@ class GeneratedImages:
 
     images: Images
     labels: Index
-    """[m] training labels of the client, ascending"""
+    """[m] training labels of the client in whose place they are put, ascending"""
+    classes: Index
+    """[m, K] training labels of those whom they show, for K the most of an image; padded with any"""
     weights: NDArray[np.float32]
-    """[m] of their cross-entropy, in (0, 1]"""
+    """[m, K] of these, in (0, 1], of sums at most 1; 0 where padded"""
     share: float
     """see :class:`Generated`"""
 
@@ -83,7 +91,7 @@ class GeneratedImages:
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def write_generated(folder: Path, images: Tensor, pids: Sequence[int], weights: Sequence[float]) -> None:
+def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
     """Write the generated images of one client, losslessly.
 
     ``labels.csv`` comes last, so an interrupted call leaves nothing that could be read as a part of the images.
@@ -91,8 +99,8 @@ def write_generated(folder: Path, images: Tensor, pids: Sequence[int], weights: 
     Args:
         folder: the client's.
         images: uint8 [m, 3, H, W], RGB.
-        pids: [m] identities, as in the client's data set.
-        weights: [m] in (0, 1].
+        labels: [m] soft labels: identity, as in the client's data set -> weight in (0, 1]; these sum to at most 1. An
+            image is put in the place of its first identity.
 
     Raises:
         ValueError: if the arguments do not fit together.
@@ -100,18 +108,19 @@ def write_generated(folder: Path, images: Tensor, pids: Sequence[int], weights: 
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images are {images.dtype} {list(images.shape)}; give uint8 [m, 3, H, W]")
-    if not len(images) == len(pids) == len(weights) > 0:
-        raise ValueError(f"{len(images)} images, {len(pids)} pids and {len(weights)} weights; give as many of each")
-    if not all(0 < weight <= 1 for weight in weights):
-        raise ValueError(f"weights from {min(weights)} to {max(weights)}; give numbers in (0, 1]")
+    if not len(images) == len(labels) > 0:
+        raise ValueError(f"{len(images)} images and {len(labels)} labels; give as many of each")
+    for label in labels:
+        if not (label and all(0 < weight <= 1 for weight in label.values()) and sum(label.values()) <= _MOST):
+            raise ValueError(f"a label {dict(label)}; give identities with weights in (0, 1], of sum at most 1")
     if (folder / _LABELS).exists():
         raise DataError(f"{folder}: holds generated images; remove it, or write to another folder")
     rows = []
-    for row, (image, pid, weight) in enumerate(zip(images, pids, weights, strict=True)):
-        name = f"{pid:04d}_{row:06d}.png"
+    for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+        name = f"{next(iter(label)):04d}_{row:06d}.png"
         with replacing(folder / name) as partial:
             Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(partial, format="png")
-        rows.append([name, int(pid), repr(float(weight))])
+        rows += [[name, int(pid), repr(float(weight))] for pid, weight in label.items()]
     with replacing(folder / _LABELS) as partial, partial.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *rows])
 
@@ -140,13 +149,11 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
 
 def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedImages:
     label_of = dict(zip(client.train.pids.tolist(), client.labels.tolist(), strict=True))
-    found: dict[str, tuple[int, float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for where, row in _rows(folder / _LABELS):
         name, pid, weight = row["file"], _integer(row["pid"]), _number(row["weight"])
         if not (name and Path(name).name == name and (folder / name).is_file()):
             raise DataError(f"{where}: there is no image {name!r} in {folder}; remove the line")
-        if name in found:
-            raise DataError(f"{where}: {name} is listed twice; remove a line")
         if not 0 < weight <= 1:
             raise DataError(f"{where}: the weight {row['weight']!r} of {name} is not a number in (0, 1]")
         if pid not in label_of:
@@ -154,13 +161,27 @@ def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedIma
                 f"{where}: client {client.name} trains on no identity {row['pid']!r}, which {name} is said to show; "
                 "remove the line, or see whether data.val or data.max_identities leaves that identity out"
             )
-        found[name] = (label_of[pid], weight)
+        label, soft = label_of[pid], found.setdefault(name, {})
+        if label in soft:
+            raise DataError(f"{where}: {name} is listed twice with identity {pid}; remove a line")
+        soft[label] = weight
+        if (mass := sum(soft.values())) > _MOST:
+            raise DataError(f"{where}: the weights of {name} sum to {mass:.6g}; make that at most 1")
     if not found:
         raise DataError(f"{folder / _LABELS}: lists no images; remove the folder")
-    names = sorted(found, key=lambda name: (found[name][0], name))
-    labels, weights = zip(*(found[name] for name in names), strict=True)
-    images = ImageFiles([folder / name for name in names])
-    return GeneratedImages(images, np.array(labels), np.array(weights, dtype=np.float32), settings.share)
+    place = {name: next(iter(soft)) for name, soft in found.items()}
+    names = sorted(found, key=lambda name: (place[name], name))
+    images, labels = ImageFiles([folder / name for name in names]), np.array([place[name] for name in names])
+    return GeneratedImages(images, labels, *_padded([found[name] for name in names]), settings.share)
+
+
+def _padded(labels: Sequence[Mapping[int, float]]) -> tuple[Index, NDArray[np.float32]]:
+    """Return classes and weights [m, K] of soft labels."""
+    most = max(len(soft) for soft in labels)
+    classes, weights = np.zeros((len(labels), most), dtype=np.int64), np.zeros((len(labels), most), dtype=np.float32)
+    for row, soft in enumerate(labels):
+        classes[row, : len(soft)], weights[row, : len(soft)] = list(soft), list(soft.values())
+    return classes, weights
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -198,7 +219,7 @@ class Mixture:
     them. Identities without generated images keep all of their places.
 
     Args:
-        generated: labels, weights and share.
+        generated: labels, hard and soft, and share.
         pixels: the images.
         num_classes: size of the client's label space.
     """
@@ -206,6 +227,8 @@ class Mixture:
     def __init__(self, generated: GeneratedImages, pixels: Pixels, num_classes: int) -> None:
         self.pixels = pixels
         self.share = generated.share
+        self.num_classes = num_classes
+        self.classes = torch.from_numpy(generated.classes)
         self.weights = torch.from_numpy(generated.weights)
         self.counts = torch.from_numpy(np.bincount(generated.labels, minlength=num_classes))
         self.first = self.counts.cumsum(0) - self.counts
@@ -226,6 +249,24 @@ class Mixture:
         rows = self.first[labels] + (which * counts).long()
         return rows.where((taken < self.share) & (counts > 0), -1)
 
+    def targets(self, labels: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+        """Return the soft labels of a batch, one-hot for real images.
+
+        Args:
+            labels: [B] int64 of the real images, on the CPU.
+            rows: [B] int64, who takes which place: see :meth:`choose`.
+            device: of the result.
+
+        Returns:
+            [B, num_classes] float32.
+        """
+        is_new = (rows >= 0)[:, None]
+        classes = self.classes[rows].where(is_new, labels[:, None])
+        weights = self.weights[rows].where(is_new, torch.eye(1, self.weights.shape[1]))
+        found = torch.zeros((len(labels), self.num_classes), device=device)
+        # added, as padding must not overwrite the weight of a label that it repeats
+        return found.scatter_add_(1, classes.to(device, non_blocking=True), weights.to(device, non_blocking=True))
+
     def mix(
         self, real: Iterator[Tensor], labels: Sequence[Tensor], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -237,13 +278,13 @@ class Mixture:
             generator: a CPU generator.
 
         Yields:
-            images like the real ones, and their weights [B] float32 on the device.
+            images like the real ones, and their soft labels [B, num_classes] float32 on the device.
         """
         chosen = [self.choose(of_batch, generator) for of_batch in labels]
         places = [torch.nonzero(rows >= 0).flatten() for rows in chosen]
         numbers = [rows[place] for rows, place in zip(chosen, places, strict=True)]
-        for images, place, number, new in zip(real, places, numbers, self.pixels.batches(numbers), strict=True):
-            weights = torch.ones(len(images)).index_copy(0, place, self.weights[number])
+        taken = zip(labels, chosen, places, strict=True)
+        for images, new, (of_batch, rows, place) in zip(real, self.pixels.batches(numbers), taken, strict=True):
             # a copy: images may be part of a mapped file
             mixed = images.index_copy(0, place.to(images.device, non_blocking=True), new)
-            yield mixed, weights.to(images.device, non_blocking=True)
+            yield mixed, self.targets(of_batch, rows, images.device)

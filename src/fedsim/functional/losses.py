@@ -18,25 +18,30 @@ __all__ = [
 
 
 def smoothed_cross_entropy(
-    logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, targets: Tensor | None = None
 ) -> Tensor:
     """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016).
 
+    With soft labels t, against ``(1 - s) * t + s * w / Z``, w the sum of t.
+
     Args:
         logits: [B, Z] float.
-        labels: [B] int64.
+        labels: [B] int64; unused where there are soft ones.
         smoothing: s in [0, 1); 0 is plain cross-entropy.
-        weights: [B] float that the images' terms are multiplied by; the sum is divided by B all the same. None: 1.
+        targets: [B, Z] float, soft labels t; the batch's sum is divided by B whatever their sums w are. None: one-hot.
 
     Returns:
         scalar.
 
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)
+    >>> smoothed_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), targets=torch.tensor([[0.25, 0.25]]))
+    tensor(0.3466)
     """
-    if weights is None:
+    if targets is None:
         return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    return (weights * F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")).mean()
+    spread = smoothing / targets.shape[1] * targets.sum(1, keepdim=True)
+    return F.cross_entropy(logits, (1 - smoothing) * targets + spread)  # its own smoothing takes all sums for 1
 
 
 def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, squared: bool = False) -> Tensor:
