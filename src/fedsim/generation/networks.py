@@ -1,0 +1,256 @@
+"""The networks of a generator of people, and what they do together.
+
+Paper 002, Figure 6: one encoder for what a person wears, one for how they stand and what is around them, and a decoder
+that makes an image of the two. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.data.augmentation import normalise_images
+from fedsim.data.images import Size
+
+__all__ = [
+    "AppearanceEncoder",
+    "Decoder",
+    "Discriminator",
+    "Generator",
+    "Networks",
+    "StructureEncoder",
+    "check_backbone",
+    "check_size",
+]
+
+_LUMA = (0.299, 0.587, 0.114)
+_SLOPE = 0.2
+"""of LeakyReLU below 0"""
+_STRIDE = 4
+"""pixels per element of the structure map, along both axes"""
+_SMALLEST = 8
+"""pixels: of fewer the discriminator's patches leave nothing"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """Sizes of a generator's networks. The appearance encoder's is that of its backbone."""
+
+    width: int = 16
+    """w: channels at full resolution; the structure map has 4 w"""
+    structure_blocks: int = 2
+    """residual blocks of the structure encoder"""
+    decoder_blocks: int = 3
+    """residual blocks of the decoder"""
+    parts: int = 2
+    """horizontal stripes of the body for each of which the appearance code has a part"""
+    hidden: int = 128
+    """width of the layer between the appearance code and what it sets in the decoder"""
+    scales: int = 2
+    """resolutions at which the discriminator looks"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, value in self.__dict__.items():
+            if value < 1:
+                raise ConfigError(f"networks.{name}: {value} is less than 1")
+
+
+class StructureEncoder(nn.Module):
+    """Images to maps [B, 4w, H/4, W/4] of pose, body and background.
+
+    It sees luma alone, and instance normalisation takes from it how bright and how varied an image is.
+
+    Args:
+        width: w.
+        blocks: residual blocks.
+    """
+
+    luma: Tensor
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.register_buffer("luma", torch.tensor(_LUMA).view(1, 3, 1, 1), persistent=False)
+        self.stem = nn.Sequential(
+            *_normalised(nn.Conv2d(1, width, 3, 1, 1)),
+            *_normalised(nn.Conv2d(width, 2 * width, 4, 2, 1)),
+            *_normalised(nn.Conv2d(2 * width, 4 * width, 4, 2, 1)),
+        )
+        self.blocks = nn.Sequential(*(_StructureBlock(4 * width) for _ in range(blocks)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode images [B, 3, H, W]."""
+        maps: Tensor = self.blocks(self.stem((images * self.luma).sum(1, keepdim=True)))
+        return maps
+
+
+class _StructureBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        first, second = (nn.Conv2d(channels, channels, 3, 1, 1) for _ in range(2))
+        self.branch = nn.Sequential(*_normalised(first), second, nn.InstanceNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.branch(x)
+        return out
+
+
+def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
+    return [conv, nn.InstanceNorm2d(conv.out_channels), nn.LeakyReLU(_SLOPE)]
+
+
+class AppearanceEncoder(nn.Module):
+    """Images to codes [B, parts * C] of colours and prints, and to logits of who wears them.
+
+    Args:
+        backbone: see :mod:`fedsim.models.backbones`; maps of C channels.
+        parts: stripes over which the last map is pooled, by its maximum.
+        num_classes: Z.
+    """
+
+    def __init__(self, backbone: nn.Module, parts: int, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.parts = parts
+        channels = backbone.out_channels
+        assert isinstance(channels, int)
+        self.code_size = parts * channels
+        self.norm = nn.BatchNorm1d(self.code_size)
+        self.head = nn.Linear(self.code_size, num_classes, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode images [B, 3, H, W]."""
+        maps = self.backbone(normalise_images((images + 1) * 127.5))
+        return F.adaptive_max_pool2d(maps, (self.parts, 1)).flatten(1)
+
+    def logits(self, codes: Tensor) -> Tensor:
+        """Say of codes who they show, [B, Z]."""
+        found: Tensor = self.head(self.norm(codes))
+        return found
+
+
+class Decoder(nn.Module):
+    """Structure maps and appearance codes to images.
+
+    The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017),
+    everywhere alike: where trousers are, only structure can tell.
+
+    Args:
+        width: w.
+        blocks: residual blocks.
+        code_size: of appearance codes.
+        hidden: width of the layer between code and scales.
+    """
+
+    def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:
+        super().__init__()
+        channels = 4 * width
+        self.blocks = nn.ModuleList(_AppearanceBlock(channels) for _ in range(blocks))
+        self.settings = nn.Sequential(
+            nn.Linear(code_size, hidden), nn.LeakyReLU(_SLOPE), nn.Linear(hidden, blocks * 4 * channels)
+        )
+        self.enlarge = nn.Sequential(
+            nn.Upsample(scale_factor=2), nn.Conv2d(channels, 2 * width, 3, 1, 1), nn.LeakyReLU(_SLOPE),
+            nn.Upsample(scale_factor=2), nn.Conv2d(2 * width, width, 3, 1, 1), nn.LeakyReLU(_SLOPE),
+            nn.Conv2d(width, 3, 3, 1, 1), nn.Tanh(),
+        )  # fmt: skip
+
+    def forward(self, structure: Tensor, codes: Tensor) -> Tensor:
+        """Make images [B, 3, H, W] of maps and codes."""
+        maps = structure
+        for block, settings in zip(self.blocks, self.settings(codes).chunk(len(self.blocks), 1), strict=True):
+            maps = block(maps, settings)
+        images: Tensor = self.enlarge(maps)
+        return images
+
+
+class _AppearanceBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, 1, 1) for _ in range(2))
+
+    def forward(self, x: Tensor, settings: Tensor) -> Tensor:
+        """Residual block; settings [B, 4 channels]: scale - 1 and offset of the first and of the second norm."""
+        scale, offset, scale_2, offset_2 = settings[:, :, None, None].chunk(4, 1)
+        inner = F.leaky_relu(F.instance_norm(self.first(x)) * (1 + scale) + offset, _SLOPE)
+        out: Tensor = x + F.instance_norm(self.second(inner)) * (1 + scale_2) + offset_2
+        return out
+
+
+class Discriminator(nn.Module):
+    """Says of patches of an image whether they are real, at several resolutions.
+
+    Args:
+        width: channels of the first layer.
+        scales: resolutions, each half of the one before.
+    """
+
+    def __init__(self, width: int, scales: int) -> None:
+        super().__init__()
+        self.scales = nn.ModuleList(_patches(width) for _ in range(scales))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return scores [B, 1, h, w] of each scale; 1: real, 0: not."""
+        scores = []
+        for scale in self.scales:
+            scores.append(scale(images))
+            images = F.avg_pool2d(images, 2, ceil_mode=True, count_include_pad=False)
+        return scores
+
+
+def _patches(width: int) -> nn.Sequential:
+    channels = (3, width, 2 * width, 4 * width)
+    layers: list[nn.Module] = []
+    for c_in, c_out in itertools.pairwise(channels):
+        layers += [nn.Conv2d(c_in, c_out, 4, 2, 1), nn.LeakyReLU(_SLOPE)]
+    return nn.Sequential(*layers, nn.Conv2d(channels[-1], 1, 1))
+
+
+class Generator(nn.Module):
+    """Both encoders and the decoder: what is left of a training when it is over.
+
+    Args:
+        backbone: of the appearance encoder.
+        networks: sizes.
+        num_classes: Z.
+    """
+
+    def __init__(self, backbone: nn.Module, networks: Networks, num_classes: int) -> None:
+        super().__init__()
+        self.appearance = AppearanceEncoder(backbone, networks.parts, num_classes)
+        self.structure = StructureEncoder(networks.width, networks.structure_blocks)
+        self.decoder = Decoder(networks.width, networks.decoder_blocks, self.appearance.code_size, networks.hidden)
+
+    def forward(self, structure: Tensor, appearance: Tensor) -> Tensor:
+        """Return images with the structure of some and the appearance of others, all [B, 3, H, W]."""
+        images: Tensor = self.decoder(self.structure(structure), self.appearance(appearance))
+        return images
+
+
+@torch.no_grad()
+def check_backbone(backbone: nn.Module, parts: int, size: Size) -> None:
+    """Raise ConfigError unless a backbone makes maps of so many parts of images of a size."""
+    name, was_training = type(backbone).__name__, backbone.training
+    try:
+        maps = backbone.eval()(torch.zeros(1, 3, *size))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"appearance: {name} cannot process images of {list(size)} pixels ({error})") from error
+    finally:
+        backbone.train(was_training)
+    if maps.dim() != 4 or maps.shape[2] < parts:
+        raise ConfigError(
+            f"appearance: {name} returns {list(maps.shape)} for an image of {list(size)} pixels; networks.parts: "
+            f"{parts} needs a map of at least so many rows"
+        )
+
+
+def check_size(size: Size, networks: Networks) -> None:
+    """Raise ConfigError unless the networks can make images of a size."""
+    smallest = _SMALLEST * 2 ** (networks.scales - 1)
+    if min(size) < smallest or any(pixels % _STRIDE for pixels in size):
+        raise ConfigError(f"size: {list(size)} will not do; give multiples of {_STRIDE}, from {smallest}, in pixels")

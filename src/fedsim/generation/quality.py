@@ -1,0 +1,221 @@
+"""How good swapped images are, measured without masks of people.
+
+A swapped image has the structure (pose, background) of one image and the appearance (clothes) of another. So its edges
+should lie where the structure source has them, and its colours should be those of the appearance source. What
+correlations of so much mean, the same measures of unchanged sources say.
+
+Paper silent on how the quality of generated images is measured (it shows some, Figure 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor
+
+__all__ = ["SwapMeter", "SwapQuality", "colour_histogram", "edge_strength", "pearson", "quality_table"]
+
+
+@dataclass(frozen=True)
+class SwapQuality:
+    """How well a generator reconstructs and swaps; all are means over images."""
+
+    reconstruction: float
+    """mean absolute difference of images and their self-reconstructions, of values in [0, 1]; 0 is perfect"""
+    edges: float
+    """correlation, in [-1, 1], of edge strengths of the swapped image and its structure source"""
+    edges_before: float
+    """the same of the appearance and the structure source: what an image of the appearance source itself would get"""
+    colours: float
+    """correlation, in [-1, 1], of colour histograms of the swapped image and its appearance source"""
+    colours_before: float
+    """the same of the structure and the appearance source: what changing nothing would get"""
+    identity: float
+    """share, in [0, 1], of swapped images that the teacher, a classifier trained on real images alone, takes for the
+    person of the appearance source; chance is 1 / identities"""
+
+
+# -- measures ----------------------------------------------------------------------------------------------------------
+
+
+def edge_strength(images: Tensor) -> Tensor:
+    """Return the magnitude of Sobel gradients of the luma (ITU-R BT.601), with replicated borders: [n, H, W].
+
+    It is exactly 0 where an image is constant.
+
+    Args:
+        images: float [n, 3, H, W] in [0, 1], RGB.
+
+    >>> step = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 3, 2, 4)
+    >>> edge_strength(step).round(decimals=3)
+    tensor([[[0., 4., 4., 0.],
+             [0., 4., 4., 0.]]])
+    """
+    red, green, blue = images.unbind(1)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(1)  # without channels it refuses empty batches
+    # smoothed first, then subtracted: a convolution's order of sums would leave rounding where there is no edge
+    down = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]
+    along = luma[:, :, :-2] + 2 * luma[:, :, 1:-1] + luma[:, :, 2:]
+    return torch.hypot(down[:, :, 2:] - down[:, :, :-2], along[:, 2:] - along[:, :-2])
+
+
+def colour_histogram(images: Tensor, bins: int = 8) -> Tensor:
+    """Return the shares of values per bin in the central part of each image: float32 [n, 3 * bins], red first.
+
+    That part is where a person stands in a crop: all but a tenth of the rows at the top and at the bottom, and a
+    quarter of the columns at each side. The rest is mostly background, which belongs to the structure.
+
+    Args:
+        images: float [n, 3, H, W] in [0, 1], RGB; 1 is in the last bin.
+        bins: per channel, equally wide; each channel's sum to 1.
+
+    >>> colour_histogram(torch.tensor([0.1, 0.6, 1.0]).view(1, 3, 1, 1), bins=2)
+    tensor([[1., 0., 0., 1., 0., 1.]])
+    """
+    n, channels, height, width = images.shape
+    top, left = height // 10, width // 4
+    part = images[:, :, top : height - top, left : width - left].flatten(2)
+    index = (part * bins).long().clamp(0, bins - 1)
+    first = bins * torch.arange(n * channels, device=images.device).view(n, channels, 1)
+    counts = torch.bincount((first + index).flatten(), minlength=n * channels * bins)
+    return counts.view(n, channels * bins).float() / part.shape[2]
+
+
+def pearson(a: Tensor, b: Tensor) -> Tensor:
+    """Return the correlation of each row of ``a`` with that of ``b``: float64 [n], 0 where a row is constant.
+
+    Args:
+        a: [n, d].
+        b: [n, d].
+
+    >>> rising = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> pearson(rising.repeat(3, 1), torch.cat([2 * rising, -rising, torch.ones(1, 3)])).round(decimals=6)
+    tensor([ 1., -1.,  0.], dtype=torch.float64)
+    """
+    return (_standardise(a) * _standardise(b)).sum(1)
+
+
+def _standardise(rows: Tensor) -> Tensor:
+    """Rows [n, d] less their means, of unit length in float64; constant rows become 0."""
+    rows = rows.double()
+    constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
+    centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)  # else rounding of the mean would count
+    return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
+
+
+# -- over batches ------------------------------------------------------------------------------------------------------
+
+
+class SwapMeter:
+    """Adds up the quality of one generator's images, batch after batch.
+
+    >>> images = torch.rand(4, 3, 8, 4)
+    >>> meter = SwapMeter()
+    >>> meter.add_reconstructions(images, images)
+    >>> meter.add_swaps(images, images, images, recognised=torch.tensor([True, False, True, True]))
+    >>> meter.result().identity
+    0.75
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(5, dtype=torch.float64)
+        self._num_swaps = 0
+        self._error = 0.0
+        self._num_values = 0
+
+    @torch.no_grad()
+    def add_swaps(self, swapped: Tensor, structure: Tensor, appearance: Tensor, recognised: Tensor) -> None:
+        """Add n swapped images.
+
+        Args:
+            swapped: float [n, 3, H, W] in [0, 1].
+            structure: their structure sources, alike.
+            appearance: their appearance sources, alike.
+            recognised: bool [n]: whether the teacher takes the swapped image for the person of the appearance source.
+
+        Raises:
+            ValueError: if the arguments do not fit together.
+        """
+        _check_alike(swapped=swapped, structure=structure, appearance=appearance)
+        if recognised.dtype != torch.bool or recognised.shape != swapped.shape[:1]:
+            found = f"{recognised.dtype} {list(recognised.shape)}"
+            raise ValueError(f"recognised is {found}; give bool [{len(swapped)}], one per swapped image")
+        edges = edge_strength(structure).flatten(1)
+        colours = colour_histogram(appearance)
+        of_images = [
+            pearson(edge_strength(swapped).flatten(1), edges),
+            pearson(edge_strength(appearance).flatten(1), edges),
+            pearson(colour_histogram(swapped), colours),
+            pearson(colour_histogram(structure), colours),
+            recognised.double(),
+        ]
+        self._sums += torch.stack(of_images).sum(1).cpu()
+        self._num_swaps += len(swapped)
+
+    @torch.no_grad()
+    def add_reconstructions(self, images: Tensor, reconstructed: Tensor) -> None:
+        """Add n images that were taken apart and put together again.
+
+        Args:
+            images: float [n, 3, H, W] in [0, 1].
+            reconstructed: alike.
+
+        Raises:
+            ValueError: if the arguments do not fit together.
+        """
+        _check_alike(images=images, reconstructed=reconstructed)
+        self._error += float((images.double() - reconstructed.double()).abs().sum())
+        self._num_values += images.numel()
+
+    def result(self) -> SwapQuality:
+        """Return the means over all that was added.
+
+        Raises:
+            ValueError: if there are no swapped images or no reconstructions.
+        """
+        if not (self._num_swaps and self._num_values):
+            raise ValueError("nothing to take the mean of; add both swapped images and reconstructions")
+        edges, edges_before, colours, colours_before, identity = (self._sums / self._num_swaps).tolist()
+        return SwapQuality(
+            reconstruction=self._error / self._num_values,
+            edges=edges,
+            edges_before=edges_before,
+            colours=colours,
+            colours_before=colours_before,
+            identity=identity,
+        )
+
+
+def _check_alike(**images: Tensor) -> None:
+    """Raise ValueError unless all are float [n, 3, H, W] of one shape."""
+    names, tensors = list(images), list(images.values())
+    for name, tensor in images.items():
+        if not tensor.is_floating_point() or tensor.dim() != 4 or tensor.shape[1] != 3:
+            raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; give floats [n, 3, H, W] in [0, 1]")
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, {names[0]} {list(tensors[0].shape)}; give as many alike")
+
+
+def quality_table(rows: Mapping[str, SwapQuality]) -> str:
+    """Write a table with one line per client.
+
+    Args:
+        rows: client -> the quality of its generator's images.
+    """
+    lines = [
+        [
+            client,
+            f"{quality.reconstruction:.3f}",
+            f"{quality.edges:.2f} ({quality.edges_before:.2f})",
+            f"{quality.colours:.2f} ({quality.colours_before:.2f})",
+            f"{100 * quality.identity:.1f} %",
+        ]
+        for client, quality in rows.items()
+    ]
+    headers = ["client", "reconstruction error", "edges (before)", "colours (before)", "recognised"]
+    return tabulate(lines, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 4))

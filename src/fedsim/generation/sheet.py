@@ -1,0 +1,113 @@
+"""Contact sheets of swapped images: what a generator makes of pairs of sources (after paper 002, Figure 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import replacing
+
+__all__ = ["join_sheets", "swap_sheet", "write_sheet"]
+
+_TITLE = 16
+"""Height of the line above the images, pixels."""
+
+_MARGIN = 4
+"""Between the sources and the results, pixels."""
+
+_LOWEST = 96
+"""Images that are less high are enlarged, pixels."""
+
+
+def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: str) -> Image.Image:
+    """Draw appearance sources in the first row, structure sources in the first column, and what each pair gives.
+
+    Images less than 96 pixels high are enlarged by a whole factor, each pixel to a square of its colour.
+
+    Args:
+        structure: uint8 [m, 3, H, W], RGB.
+        appearance: uint8 [n, 3, H, W].
+        swapped: uint8 [m, n, 3, H, W]: in row i and column j with structure i and appearance j.
+        title: the line above.
+
+    Raises:
+        ValueError: if the arguments do not fit together.
+    """
+    _check(structure, appearance, swapped)
+    m, n, _, height, width = swapped.shape
+    factor = max(1, math.ceil(_LOWEST / height))
+    left, top = factor * width + _MARGIN, _TITLE + factor * height + _MARGIN
+    widest = max(left + n * factor * width, 4 + math.ceil(ImageFont.load_default().getlength(title)))
+    sheet = Image.new("RGB", (widest, top + m * factor * height), "white")
+    ImageDraw.Draw(sheet).text((2, 2), title, fill="black", font=ImageFont.load_default())
+    sheet.paste(_grid(appearance[None], factor), (left, _TITLE))
+    sheet.paste(_grid(structure[:, None], factor), (0, top))
+    sheet.paste(_grid(swapped, factor), (left, top))
+    return sheet
+
+
+def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
+    """Put sheets below each other, from the left border.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not sheets:
+        raise ValueError("there are no sheets to join")
+    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets)), "white")
+    top = 0
+    for sheet in sheets:
+        joined.paste(sheet, (0, top))
+        top += sheet.height
+    return joined
+
+
+def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
+    """Write a sheet to an image file, whose suffix says in which format.
+
+    Args:
+        sheet: of :func:`swap_sheet` or :func:`join_sheets`.
+        path: the file.
+        option: of the command line, which gave its name.
+
+    Raises:
+        DataError: if it cannot be written.
+    """
+    try:
+        kind = _format_of(path)
+        with replacing(path) as partial:
+            sheet.save(partial, format=kind)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another {option}") from error
+
+
+def _grid(images: Tensor, factor: int) -> Image.Image:
+    """Images uint8 [r, c, 3, H, W] in r rows without gaps, each pixel ``factor`` by ``factor``."""
+    rows, columns, channels, height, width = images.shape
+    pixels = images.cpu().permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
+    return Image.fromarray(pixels.repeat_interleave(factor, 0).repeat_interleave(factor, 1).numpy())
+
+
+def _check(structure: Tensor, appearance: Tensor, swapped: Tensor) -> None:
+    given = {"structure": structure, "appearance": appearance, "swapped": swapped}
+    for name, images in given.items():
+        if images.dtype != torch.uint8:
+            raise ValueError(f"{name} is {images.dtype}; give uint8")
+    (m, *size), (n, *_) = structure.shape, appearance.shape
+    sizes_fit = len(size) == 3 and size[0] == 3 and appearance.shape == (n, *size) and swapped.shape == (m, n, *size)
+    if not (sizes_fit and swapped.numel()):
+        shapes = ", ".join(f"{name} {list(images.shape)}" for name, images in given.items())
+        raise ValueError(f"{shapes}: do not fit; give [m, 3, H, W], [n, 3, H, W] and [m, n, 3, H, W]")
+
+
+def _format_of(path: Path) -> str:
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind is None or kind not in Image.SAVE:
+        raise ValueError(f"{path.suffix or 'no suffix'} is no format for images")
+    return kind

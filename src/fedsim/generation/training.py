@@ -1,0 +1,273 @@
+r"""Training a generator of people on one client's images (paper 002, Figures 5 and 6).
+
+What an image shows is split into appearance (colours, prints) and structure (body, pose, background). Images of one
+person get the appearance of another one; a discriminator, both encoders and an identity head say how well.
+
+Deviations from paper 002, which names DG-Net and gives no equations, sizes or rates of its own:
+
+- The equations are those of Zheng et al. (CVPR 2019), see :mod:`fedsim.generation.losses`; networks and code are our
+  own, and small. Rates and steps are ours, see configs/generators.
+- Left out: the second, "fine-grained" head of that paper, which learns whose structure an image has: a re-ID model here
+  has one head.
+- The codes that those of a swapped image are compared with are constants: with a gradient of their own they could meet
+  by vanishing.
+- The soft labels' gradient goes to the appearance encoder alone, not through the image.
+- The discriminator is trained by least squares, as code of that paper is said to do; in print it has logarithms.
+- The teacher is a second appearance encoder that learns beside the generator, from the client's real images alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
+from fedsim.data.images import Index
+from fedsim.functional.losses import soft_label_divergence
+from fedsim.generation.losses import LossWeights, realness_loss
+from fedsim.generation.networks import AppearanceEncoder, Discriminator, Generator, Networks
+from fedsim.generation.sampling import Sampler
+from fedsim.generation.saved import hash_images
+
+__all__ = ["GeneratorSteps", "GeneratorTraining", "to_pixels", "to_symmetric"]
+
+Losses = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorSteps:
+    """How long a generator is trained, and how fast."""
+
+    steps: int = 3000
+    """batches"""
+    batch_size: int = 8
+    """persons of a batch, of each of whom there are two images"""
+    rate: float = 5e-4
+    """of Adam, for the structure encoder and the decoder"""
+    appearance_rate: float = 5e-4
+    """of Adam, for the appearance encoder and the teacher"""
+    discriminator_rate: float = 2e-4
+    """of Adam, for the discriminator"""
+    momentum: float = 0.5
+    """Adam's first beta; its second is 0.999"""
+    flip: float = 0.5
+    """probability of a horizontal mirror image"""
+    save_every: int = 200
+    """steps between two checkpoints, and of which losses.csv holds means"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, least in (("steps", 1), ("batch_size", 2), ("save_every", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"training.{name}: {getattr(self, name)} is less than {least}")
+        for name in ("rate", "appearance_rate", "discriminator_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"training.{name}: {getattr(self, name)} is not a positive number")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"training.momentum: {self.momentum} is not in [0, 1)")
+        if not 0 <= self.flip <= 1:
+            raise ConfigError(f"training.flip: {self.flip} is not in [0, 1]")
+
+
+class GeneratorTraining(LightningModule):
+    """A generator in training. One Lightning epoch is ``save_every`` steps.
+
+    Args:
+        client: its name, for messages and as the key of all that is random.
+        pixels: uint8 [n, 3, H, W], its training images.
+        labels: [n] identities, 0 .. Z - 1.
+        num_classes: Z.
+        backbone: of the appearance encoder; a template, which is copied.
+        networks: sizes.
+        losses: factors of the losses.
+        training: steps and rates.
+        seed: of the run.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __init__(
+        self,
+        *,
+        client: str,
+        pixels: Tensor,
+        labels: Index,
+        num_classes: int,
+        backbone: nn.Module,
+        networks: Networks,
+        losses: LossWeights,
+        training: GeneratorSteps,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.client = client
+        self.losses, self.training_settings, self.seed = losses, training, seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, client, "generator"))
+            self.generator = Generator(copy.deepcopy(backbone), networks, num_classes)
+            self.teacher = AppearanceEncoder(copy.deepcopy(backbone), networks.parts, num_classes)
+            self.discriminator = Discriminator(networks.width, networks.scales)
+        self.sampler = Sampler(client, labels, training.batch_size, seed)
+        self.register_buffer("pixels", pixels, persistent=False)
+        self.register_buffer("labels", torch.from_numpy(labels), persistent=False)
+        self.images_hash = hash_images(pixels, labels)
+        self.history: list[dict[str, float]] = []
+        """means of the losses over each epoch so far"""
+        self._sums: list[Losses] = []
+
+    def configure_optimizers(self) -> list[Adam]:
+        """Return the optimizers of generator, discriminator and teacher."""
+        how, parts = self.training_settings, self.generator
+        makers = [*parts.structure.parameters(), *parts.decoder.parameters()]
+        of_generator = [
+            {"params": makers, "lr": how.rate},
+            {"params": list(parts.appearance.parameters()), "lr": how.appearance_rate},
+        ]
+        betas = (how.momentum, 0.999)
+        return [
+            Adam(of_generator, betas=betas),
+            Adam(self.discriminator.parameters(), lr=how.discriminator_rate, betas=betas),
+            Adam(self.teacher.parameters(), lr=how.appearance_rate, betas=betas),
+        ]
+
+    def training_step(self, _: Any, position: int) -> None:
+        """One step; ``position`` counts from the begin of the epoch."""
+        step = self.current_epoch * self.training_settings.save_every + position
+        if step >= self.training_settings.steps:  # the last epoch is shorter
+            return
+        seed_global_stream(derive_seed(self.seed, self.client, step, "modules"))  # for noise within backbones
+        # 1. Draw two images each of some persons, and who gets whose structure.
+        images, others, labels, lenders = self._draw(step)
+        # 2. The teacher learns who real images show.
+        teaching = F.cross_entropy(self.teacher.logits(self.teacher(images)), labels)
+        self._update(2, teaching)
+        # 3. Encode, and make images of one's own, of the same person's and of another's appearance.
+        appearance, structure = self.generator.appearance, self.generator.structure
+        codes, codes_of_others = appearance(torch.cat([images, others])).chunk(2)
+        maps = structure(images)
+        lent = maps.index_select(0, lenders)
+        made = self.generator.decoder(torch.cat([maps, maps, lent]), torch.cat([codes, codes_of_others, codes]))
+        own, same, swapped = made.chunk(3)
+        # 4. The generator's losses.
+        found = {
+            "self": F.l1_loss(own, images),
+            "same": F.l1_loss(same, images),
+            "identity": F.cross_entropy(appearance.logits(codes), labels),
+        }
+        found |= self._losses_of_swapped(swapped, codes, lent, labels)
+        if self.losses.soft and step >= self.losses.soft_after * self.training_settings.steps:
+            found["soft"] = self._soft_label_loss(swapped)
+        # 5. The generator learns, then the discriminator.
+        self._update(0, self._total(found))
+        found["teacher"] = teaching
+        found["discriminator"] = self._realness(images, swapped)
+        self._update(1, found["discriminator"])
+        self._sums.append({name: loss.detach() for name, loss in found.items()})
+
+    def _draw(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return images x_i and x_t in [-1, 1], each mirrored or not, their identities, and where x_j is among x_i."""
+        draw = self.sampler.draw(step)
+        rows = torch.cat([draw.images, draw.others])
+        generator = torch_generator(self.seed, self.client, step, "mirror")
+        mirrored = torch.rand(len(rows), generator=generator) < self.training_settings.flip
+        rows, mirrored = rows.to(self.device), mirrored.to(self.device)
+        pixels = self.pixels.index_select(0, rows)
+        images = to_symmetric(torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels))
+        first, second = images.chunk(2)
+        labels = self.labels.index_select(0, draw.images.to(self.device))
+        return first, second, labels, draw.lenders.to(self.device)
+
+    def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
+        """What images with the appearance of some and the structure of others tell."""
+        appearance, structure = self.generator.appearance, self.generator.structure
+        codes_again = appearance(swapped)
+        self.discriminator.requires_grad_(False)
+        realness = realness_loss(self.discriminator(swapped), 1.0)
+        self.discriminator.requires_grad_(True)
+        return {
+            "appearance code": F.l1_loss(codes_again, codes.detach()),
+            "structure code": F.l1_loss(structure(swapped), maps.detach()),
+            "swapped identity": F.cross_entropy(appearance.logits(codes_again), labels),
+            "adversarial": realness,
+        }
+
+    def _soft_label_loss(self, swapped: Tensor) -> Tensor:
+        """The appearance encoder learns from the teacher whom swapped images show."""
+        images = swapped.detach()
+        self.teacher.eval()
+        with torch.no_grad():
+            wanted = self.teacher.logits(self.teacher(images))
+        self.teacher.train()
+        appearance = self.generator.appearance
+        return soft_label_divergence(appearance.logits(appearance(images)), wanted, temperature=1.0)
+
+    def _total(self, found: Losses) -> Tensor:
+        """Sum the generator's losses, each with its factor."""
+        factors = self.losses
+        total = factors.image * (found["self"] + found["same"]) + factors.identity * found["identity"]
+        total = total + factors.code * (found["appearance code"] + found["structure code"])
+        total = total + factors.swapped_identity * found["swapped identity"]
+        total = total + factors.adversarial * found["adversarial"]
+        return total + factors.soft * found["soft"] if "soft" in found else total
+
+    def _realness(self, real: Tensor, made: Tensor) -> Tensor:
+        """The discriminator's own loss."""
+        return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
+
+    def _update(self, which: int, loss: Tensor) -> None:
+        optimizers = self.optimizers()
+        assert isinstance(optimizers, list)
+        optimizer = optimizers[which]
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    # -- between epochs ------------------------------------------------------------------------------------------------
+
+    def on_train_epoch_end(self) -> None:
+        """Keep the means of the losses.
+
+        Raises:
+            TrainingError: if one is not finite.
+        """
+        first = self.current_epoch * self.training_settings.save_every
+        row = {"step": float(first + len(self._sums))}
+        for name in self._sums[-1]:  # soft labels may have begun in this epoch
+            row[name] = float(torch.stack([losses[name] for losses in self._sums if name in losses]).mean())
+        self._sums.clear()
+        if bad := [name for name, value in row.items() if not math.isfinite(value)]:
+            raise TrainingError(
+                f"client {self.client}, step {row['step']:.0f}: the generator's loss {bad[0]} is {row[bad[0]]}; "
+                "lower training.rate, or see whether all images can be seen"
+            )
+        self.history.append(row)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the losses, and of which images they are."""
+        checkpoint["history"] = self.history
+        checkpoint["images_hash"] = self.images_hash
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the losses so far."""
+        self.history = checkpoint["history"]
+
+
+def to_symmetric(pixels: Tensor) -> Tensor:
+    """Map uint8 [B, 3, H, W] to float32 in [-1, 1]."""
+    return pixels.float() / 127.5 - 1
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """Map [-1, 1] back to uint8."""
+    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

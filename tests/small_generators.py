@@ -1,0 +1,48 @@
+"""Small generators for the tests of their training: built and trained in one process."""
+
+import numpy as np
+import torch
+from lightning import Trainer
+
+from fedsim.generation.losses import LossWeights
+from fedsim.generation.networks import Networks
+from fedsim.generation.training import GeneratorSteps, GeneratorTraining
+from fedsim.models import SmallCNN
+
+SMALL = Networks(width=2, structure_blocks=1, decoder_blocks=2, hidden=5, scales=2)
+LABELS = np.array([4, 0, 4, 2, 0, 4, 0, 2, 1, 4])
+"""Of 10 images; identity 1 has one, identity 3 none."""
+CLASSES = 5
+
+
+def noise(count, size=(16, 20), seed=0):
+    """Images, uint8 [count, 3, H, W]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator)
+
+
+def new(*, labels=LABELS, losses=None, make_backbone=None, networks=SMALL, size=(16, 20), seed=3, **steps):
+    """A generator in training that has not begun; a line of losses for every step."""
+    torch.manual_seed(1)  # the backbone's initial weights
+    return GeneratorTraining(
+        client="north", pixels=noise(len(labels), size), labels=labels, num_classes=CLASSES,
+        backbone=make_backbone() if make_backbone else SmallCNN(4), networks=networks, losses=losses or LossWeights(),
+        training=GeneratorSteps(**{"steps": 4, "batch_size": 6, "save_every": 1} | steps), seed=seed,
+    )  # fmt: skip
+
+
+def train(module):
+    """Train to the end."""
+    settings = module.training_settings
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=-(-settings.steps // settings.save_every), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, range(settings.save_every))
+    return module
+
+
+def equal(a, b):
+    """Whether two modules' weights and running statistics are bit-equal."""
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
