@@ -26,6 +26,9 @@ LEVELS = [
         "local_sweep",
         "commands",
         "data_commands",
+        "augment",
+        "augment_processes",
+        "augment_settings",
         "rank",
     },
     {
@@ -43,7 +46,7 @@ LEVELS = [
         "ledger",
         "privacy",
     },
-    {"strategy", "evaluation"},
+    {"strategy", "evaluation", "generation"},
     {
         "client",
         "visit",

@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": "write a checkpoint's features of all test sets (npz files)",
     "describe": "show what a config shares, who holds what, and what a run will cost",
     "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
+    "augment": "augment fit: train a generator of people per client; preview: draw what it makes; write: write it",
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from fedsim.augment import run_augment_command
 from fedsim.core.errors import ConfigError
 from fedsim.data_commands import call, run_data_command
 from fedsim.export import export
@@ -20,7 +21,7 @@ __all__ = ["run_plain_command"]
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
-    """Run ``data``, ``export``, ``rank``, ``report`` or ``sweep``.
+    """Run ``augment``, ``data``, ``export``, ``rank``, ``report`` or ``sweep``.
 
     Args:
         command: its name.
@@ -35,6 +36,8 @@ def run_plain_command(command: str, args: list[str]) -> str:
         return _report(args)
     if command == "sweep":
         return _sweep(args)
+    if command == "augment":
+        return run_augment_command(args)
     if command == "export":
         return call(export, args, "export")
     return run_data_command(args)

@@ -6,6 +6,8 @@ import ast
 import itertools
 import json
 import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import yaml
 from fedsim.core.errors import DataError
 from fedsim.messages import one_line
 
-__all__ = ["check_config_files", "normalise", "read_config"]
+__all__ = ["check_config_files", "join_configs", "normalise", "read_config"]
 
 
 def check_config_files(args: list[str]) -> None:
@@ -57,3 +59,15 @@ def _as_json(text: str) -> str:
         return json.dumps(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError):  # not Python's: as it is
         return text
+
+
+def join_configs(args: Sequence[str]) -> list[str]:
+    """Join config files that are given one by one: of other options the parser takes the last.
+
+    >>> join_configs(["--config", "a.yaml", "--seed", "1", "--config=b.yaml"])
+    ['--seed', '1', '--config=["a.yaml", "b.yaml"]']
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", default=[])
+    found, rest = parser.parse_known_args(args)
+    return [*rest, f"--config={json.dumps(found.config)}"] if len(found.config) > 1 else list(args)

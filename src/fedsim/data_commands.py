@@ -20,7 +20,7 @@ from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
 
-__all__ = ["call", "check", "convert", "manifest", "prepare", "preview", "run_data_command", "splits"]
+__all__ = ["call", "check", "convert", "data_of", "manifest", "prepare", "preview", "run_data_command", "splits"]
 
 
 def run_data_command(args: list[str]) -> str:
@@ -91,7 +91,7 @@ def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify:
     if workers < 0:
         raise ConfigError(f"--workers: {workers} is less than 0")
     folder = None if cache_dir is None else Path(cache_dir).expanduser()
-    return prepare_data(_data_of(config), folder, workers, verify)
+    return prepare_data(data_of(config), folder, workers, verify)
 
 
 def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
@@ -126,7 +126,7 @@ def preview(config: str | None = None, root: str | None = None, output: str = "p
     if root is not None:
         domains = MarketFolders(root).domains()
     elif config:
-        data = _data_of(config)
+        data = data_of(config)
         domains, size = data.list_domains(), data.size
     else:
         domains = SyntheticReID().domains()
@@ -144,7 +144,7 @@ def manifest(config: str, output: str = "federation.csv") -> str:
     Returns:
         what was written, and a SHA-256 that does not depend on where the data lie.
     """
-    data = _data_of(config)
+    data = data_of(config)
     if data.manifest is not None:
         raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
     if data.dry_run:
@@ -155,14 +155,23 @@ def manifest(config: str, output: str = "federation.csv") -> str:
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 
 
-def _data_of(path: str) -> FederatedDataModule:
-    """Build the data module of a config's ``data`` section."""
-    content = read_config(path)
-    if "data" not in content:
-        raise ConfigError(f"--config: {path} has no data section")
-    parser = ArgumentParser(exit_on_error=False)
+def data_of(*paths: str) -> FederatedDataModule:
+    """Build the data module of configs' ``data`` sections.
+
+    Args:
+        paths: config files; what a later one says wins.
+
+    Raises:
+        ConfigError: if none has such a section.
+    """
+    parser, found = ArgumentParser(exit_on_error=False), None
     parser.add_class_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": content["data"]}))["data"]
+    for path in paths:
+        if "data" in (content := read_config(path)):
+            found = parser.parse_object({"data": content["data"]}, found)
+    if found is None:
+        raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
+    data: FederatedDataModule = parser.instantiate(found)["data"]
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,20 +12,28 @@ __all__ = ["flush_directory", "flush_file", "replacing"]
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     """Yield a path to write to; it takes the place of ``path`` when the block ends, and vanishes when it fails.
 
     Folders on the way are created.
 
     Args:
         path: the file to write.
+        new: refuse to take the place of a file that is there, whoever has written it meanwhile.
+
+    Raises:
+        FileExistsError: if there is a file, and there shall be none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
+    # another process, of this machine or another one, may write the same file
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield partial
         flush_file(partial)
-        partial.replace(path)
+        if new:
+            path.hardlink_to(partial)
+        else:
+            partial.replace(path)
         flush_directory(path.parent)
     finally:
         partial.unlink(missing_ok=True)

@@ -1,0 +1,399 @@
+"""``fedsim augment fit | preview | write``: a generator of people per client (paper 002, Figures 5 and 6)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import secrets
+import shutil
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fedsim.augment_processes import ending_on_signals, fit_in_processes
+from fedsim.augment_settings import keep_settings, read_settings
+from fedsim.cluster import find_launch, leave_launcher
+from fedsim.config_files import join_configs
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.seeding import derive_seed
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federations import ClientData
+from fedsim.data.generated import write_generated
+from fedsim.data.images import Index, Size
+from fedsim.data_commands import call, data_of
+from fedsim.generation.fitting import check_client, device_of, fit_generator, new_training
+from fedsim.generation.losses import LossWeights
+from fedsim.generation.networks import AppearanceEncoder, Generator, Networks, check_backbone, check_size
+from fedsim.generation.quality import quality_table
+from fedsim.generation.saved import (
+    check_trained,
+    has_quality,
+    hash_images,
+    is_finished,
+    read_backbone,
+    read_quality,
+    restore,
+    write_quality,
+)
+from fedsim.generation.sheet import join_sheets, swap_sheet, write_sheet
+from fedsim.generation.swaps import Swaps, draw_pairs, make_swaps, measure_swaps, soft_labels, swap_grid
+from fedsim.generation.training import GeneratorSteps
+from fedsim.models.backbones import Backbone
+
+__all__ = ["fit", "preview", "run_augment_command", "write"]
+
+log = logging.getLogger(__name__)
+
+Labels = Literal["teacher", "appearance"]
+"""What a swapped image is labelled with."""
+
+
+def run_augment_command(args: list[str]) -> str:
+    """Run ``fedsim augment COMMAND``.
+
+    Args:
+        args: the command and its options.
+
+    Returns:
+        what is to be printed.
+    """
+    commands: dict[str, Callable[[list[str]], str]] = {
+        "fit": _fit,
+        "preview": lambda options: call(preview, options, "augment preview"),
+        "write": lambda options: call(write, options, "augment write"),
+    }
+    if args and args[0] in ("-h", "--help"):
+        return f"usage: fedsim augment {{{','.join(commands)}}} [options]; fedsim augment COMMAND --help says more"
+    if not args or args[0] not in commands:
+        raise ConfigError(
+            f"fedsim augment: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
+        )
+    return commands[args[0]](join_configs(args[1:]))
+
+
+# -- fit ---------------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    config: str | list[str],
+    appearance: Backbone,
+    output: str = "generators",
+    networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
+    losses: LossWeights = LossWeights(),  # noqa: B008
+    training: GeneratorSteps = GeneratorSteps(),  # noqa: B008
+    size: tuple[int, int] | None = None,
+    pretrain: str | None = None,
+    clients: list[str] | None = None,
+    device: str = "auto",
+    threads: int = 1,
+    row: int | None = None,
+    seed: int = 0,
+) -> str:
+    """Train a generator for each client, on its own images alone.
+
+    An interrupted call is continued by the same call. A generator does not depend on which others are trained, nor on
+    how many processes train them.
+
+    Args:
+        config: a config file whose data section says who holds what; may be given several times, as for fedsim fit.
+        appearance: the appearance encoder's backbone: SmallCNN, ResNet, ConvNeXt, MobileNetV2, or your own Backbone.
+        output: the folder to write, with one for each client: as private as the client's images.
+        networks: sizes of the other networks.
+        losses: factors of the losses.
+        training: steps and rates.
+        size: height and width of the images; null: data.size.
+        pretrain: a client whose appearance encoder the others start from, as in paper 002: what it has learned of its
+            images goes to all others; null: nothing leaves a client.
+        clients: whose generators to train; null: all.
+        device: auto, cpu, cuda or cuda:N; auto and cuda give the processes the GPUs in turn.
+        threads: of the CPU, of each process. Results depend on it in the last bits.
+        row: number of this process among several, which chooses its GPU and the line of its progress bar; null: it is
+            alone.
+        seed: of all that is random.
+
+    Returns:
+        a table: how good the images are.
+    """
+    data, root, number = _data(config), Path(output), row or 0
+    chosen = _chosen(data, clients)
+    pixels = size or data.size
+    _check(root, data, chosen, pixels, appearance, networks, pretrain)
+    where = device_of(device, number)
+    torch.set_num_threads(threads)
+    if pretrain is not None:
+        chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
+    for client in chosen:
+        folder = root / client.name
+        if is_finished(folder):
+            check_trained(folder, client, pixels)
+            if has_quality(folder):
+                continue
+        images = data.decode(client.train.images, client.name, pixels)
+        module = new_training(
+            client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
+        )
+        encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
+        try:
+            fit_generator(module, client, folder, where, encoder, number)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"training.batch_size: the generator of {client.name} does not fit on {where}; lower it"
+            ) from error
+        check_trained(folder, client, pixels, module.images_hash)
+        generator, teacher = _load(folder, client, appearance, networks, where)
+        pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
+        write_quality(folder, measure_swaps(generator, teacher, images, pairs, client.labels))
+    return (
+        f"{quality_table({client.name: read_quality(root / client.name) for client in chosen})}\n"
+        "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
+        f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
+    )
+
+
+def _fit(args: list[str]) -> str:
+    """Parse the options of :func:`fit`, keep what a generator depends on beside it, and train."""
+    parser = _fit_parser()
+    given = parser.parse_args(args)
+    if given.processes < 1 or given.threads < 1:
+        raise ConfigError("--processes, --threads: give numbers from 1")
+    launch = find_launch()
+    if launch is not None and launch.nodes * launch.per_node > 1:
+        raise ConfigError(
+            f"{launch.launcher}: all its processes would train the same; start fedsim augment fit once, with "
+            "--processes, or an array job with some of the --clients in each task (slurm/augment.sbatch)"
+        )
+    leave_launcher()  # Lightning would take a scheduler's single task for a rank of its own run
+    data, root = _data(given.config), Path(given.output)
+    chosen, given.size = _chosen(data, given.clients), given.size or data.size
+    values = _built(parser, given)
+    # before anything is written or started
+    _check(root, data, chosen, given.size, values["appearance"], values["networks"], given.pretrain)
+    device_of(given.device)
+    if given.pretrain is not None and given.row is None:
+        log.warning(
+            "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
+            "images leaves the client, before any round and without noise", given.pretrain,
+        )  # fmt: skip
+    settings = keep_settings(root, yaml.safe_load(parser.dump(given, skip_none=False)))
+    with ending_on_signals(is_first=given.row is None):
+        if given.processes > 1:
+            waiting = [client.name for client in chosen if not is_finished(root / client.name)]
+            fit_in_processes(waiting, given.pretrain, settings, given)
+        return fit(**values)
+
+
+def _fit_parser() -> ArgumentParser:
+    description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim augment fit", description=description)
+    parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that train at the same time, each some of the clients"
+    )
+    parser.add_function_arguments(fit, as_group=False, skip={"row"})
+    parser.add_argument("--row", type=int | None, help=SUPPRESS)  # for the processes that fit starts itself
+    parser.set_defaults(appearance={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}})
+    return parser
+
+
+def _built(parser: ArgumentParser, given: Namespace) -> dict[str, Any]:
+    """Return the options with objects built; a backbone's first weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(given.seed, "appearance"))
+        values: dict[str, Any] = parser.instantiate(given).as_dict()
+    return {name: value for name, value in values.items() if name not in ("settings", "processes")}
+
+
+def _data(config: str | list[str]) -> FederatedDataModule:
+    """Return the data of configs, without images that cannot be read, if they say so."""
+    data = data_of(*([config] if isinstance(config, str) else config))
+    data.generated = None  # what is to be made may not be there yet
+    if data.on_corrupt == "skip":
+        data.prepare_data()
+    return data
+
+
+def _chosen(data: FederatedDataModule, names: Sequence[str] | None) -> list[ClientData]:
+    """Return the clients of a call."""
+    there = {client.name: client for client in data.federated.clients}
+    if names is not None and not names:
+        raise ConfigError("--clients: names nobody; leave it out for all")
+    for name in names or ():
+        if name not in there:
+            raise ConfigError(f"--clients: there is no client {name}; choose from {', '.join(there)}")
+    return [client for name, client in there.items() if names is None or name in names]
+
+
+def _check(
+    root: Path,
+    data: FederatedDataModule,
+    chosen: Sequence[ClientData],
+    size: Size,
+    appearance: nn.Module,
+    networks: Networks,
+    pretrain: str | None,
+) -> None:
+    """Find now what would stop a call after hours."""
+    check_size(size, networks)
+    check_backbone(appearance, networks.parts, size)
+    for client in chosen:
+        check_client(client)
+    if pretrain is None:
+        return
+    names = [client.name for client in data.federated.clients]
+    if pretrain not in names:
+        raise ConfigError(f"--pretrain: there is no client {pretrain}; choose from {', '.join(names)}")
+    if pretrain not in [client.name for client in chosen] and not is_finished(root / pretrain):
+        raise ConfigError(f"--pretrain: the generator of {pretrain} comes first; add it to --clients")
+
+
+# -- preview and write -------------------------------------------------------------------------------------------------
+
+
+def preview(
+    config: str | list[str],
+    generators: str = "generators",
+    output: str = "swaps.png",
+    clients: list[str] | None = None,
+    people: int = 6,
+    device: str = "auto",
+) -> str:
+    """Draw contact sheets: appearances of some people on the structures of others.
+
+    Args:
+        config: the config file, or files, that the generators were trained with.
+        generators: the folder that fedsim augment fit has written.
+        output: the image file to write.
+        clients: whose; null: of all.
+        people: rows and columns of each client's sheet, at most as many as it has identities.
+        device: auto, cpu, cuda or cuda:N.
+
+    Returns:
+        what was written.
+    """
+    if people < 1:
+        raise ConfigError(f"--people: {people} is less than 1")
+    data, root, sheets = _data(config), Path(generators), []
+    backbone, networks, size = _networks_of(root)
+    for client in _chosen(data, clients):
+        check_trained(root / client.name, client, size)
+        generator, _ = _load(root / client.name, client, backbone, networks, device_of(device))
+        split = client.train
+        first = np.array([np.flatnonzero(split.pids == pid)[0] for pid in split.identities[:people]])
+        last = np.array([np.flatnonzero(split.pids == pid)[-1] for pid in split.identities[:people]])
+        appearance, structure = (split.images.take(index).decode(size) for index in (first, last))
+        sheets.append(swap_sheet(structure, appearance, swap_grid(generator, structure, appearance), client.name))
+    write_sheet(join_sheets(sheets), Path(output), "--output")
+    return f"wrote {output}: a column per appearance, a row per structure; clients: {len(sheets)}"
+
+
+def write(
+    config: str | list[str],
+    generators: str = "generators",
+    output: str = "generated",
+    ratio: float = 1.0,
+    labels: Labels = "teacher",
+    least: float = 0.01,
+    clients: list[str] | None = None,
+    device: str = "auto",
+    threads: int = 1,
+    seed: int = 0,
+) -> str:
+    """Write swapped images of each client, for data.generated.root.
+
+    A client's folder is there when all of it is; what is there is never written over.
+
+    Args:
+        config: the config file, or files, that the generators were trained with.
+        generators: the folder that fedsim augment fit has written.
+        output: the folder to write, with one for each client: as private as the client's images.
+        ratio: swapped images per real one.
+        labels: teacher: soft labels, the probabilities of a classifier that has learned from the client's real images;
+            appearance: the identity whose appearance an image has, with weight 1.
+        least: probability below which the teacher's guesses are left out.
+        clients: whose; null: of all.
+        device: auto, cpu, cuda or cuda:N.
+        threads: of the CPU. Images depend on it in the last bits, which rounding mostly hides.
+        seed: of who is swapped with whom.
+
+    Returns:
+        what was written.
+    """
+    if not 0 < ratio < np.inf:
+        raise ConfigError(f"--ratio: {ratio} is not a positive number")
+    if not 0 <= least <= 1:
+        raise ConfigError(f"--least: {least} is not in [0, 1]")
+    data, root, said = _data(config), Path(generators), []
+    chosen = _chosen(data, clients)
+    backbone, networks, size = _networks_of(root)
+    for client in chosen:  # before the first image is made
+        check_trained(root / client.name, client, size)
+        if (Path(output) / client.name).exists():
+            raise DataError(
+                f"{Path(output) / client.name}: is there already; give another --output, remove it, or name the others "
+                "in --clients"
+            )
+    torch.set_num_threads(threads)
+    for client in chosen:
+        pixels = data.decode(client.train.images, client.name, size)
+        check_trained(root / client.name, client, size, hash_images(pixels, client.labels))
+        generator, teacher = _load(root / client.name, client, backbone, networks, device_of(device))
+        pairs = draw_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
+        images, beliefs = _collected(make_swaps(generator, teacher, pixels, pairs), client.name)
+        wearers = client.labels[pairs.appearance]
+        if labels == "appearance":
+            beliefs, least = nn.functional.one_hot(torch.from_numpy(wearers), client.num_classes).float(), 1.0
+        _write_whole(Path(output) / client.name, images, soft_labels(beliefs, wearers, _pids(client), least))
+        said.append(f"{client.name} {len(images):,}")
+    return f"wrote {output}: {', '.join(said)} images\nto train with them: --data.generated.root {output}"
+
+
+def _write_whole(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
+    """Write a client's folder, which is there when all of it is."""
+    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_generated(partial, images, labels)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _collected(batches: Iterable[Swaps], client: str) -> tuple[Tensor, Tensor]:
+    """Return all images and the teacher's beliefs; a progress bar shows when it takes long."""
+    bar = tqdm(batches, desc=f"swaps of {client}", unit=" batches", delay=2.0, disable=None, leave=False)
+    images, beliefs = zip(*((batch.images, batch.beliefs) for batch in bar), strict=True)
+    return torch.cat(images), torch.cat(beliefs)
+
+
+def _pids(client: ClientData) -> Index:
+    """Return the number in the data set of each label [Z]; -1 of those without images here."""
+    found = np.full(client.num_classes, -1, dtype=np.int64)
+    found[client.labels] = client.train.pids
+    return found
+
+
+def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
+    """Return the backbone, the sizes of the networks and of the images of a folder of generators."""
+    parser, settings = _fit_parser(), read_settings(root)
+    of_backbone = settings["appearance"].get("init_args", {})
+    if "weights" in of_backbone:  # its first ones: where they came from need not be there any more
+        of_backbone["weights"] = None
+    values = _built(parser, parser.parse_object({**settings, "config": ""}))
+    return values["appearance"], values["networks"], values["size"]
+
+
+def _load(
+    folder: Path, client: ClientData, backbone: nn.Module, networks: Networks, device: torch.device
+) -> tuple[Generator, AppearanceEncoder]:
+    """Load generator and teacher from a client's folder."""
+    generator = Generator(copy.deepcopy(backbone), networks, client.num_classes)
+    teacher = AppearanceEncoder(copy.deepcopy(backbone), networks.parts, client.num_classes)
+    restore(folder, {"generator": generator, "teacher": teacher})
+    return generator.eval().to(device), teacher.eval().to(device)

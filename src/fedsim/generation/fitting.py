@@ -1,0 +1,213 @@
+"""Training the generator of one client to its end, or on from where it was interrupted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fedsim.core.errors import ConfigError, DataError, TrainingError
+from fedsim.core.files import replacing
+from fedsim.data.federations import ClientData
+from fedsim.generation.losses import LossWeights
+from fedsim.generation.networks import Networks, check_backbone
+from fedsim.generation.saved import CHECKPOINT, is_finished, write_losses, write_trained
+from fedsim.generation.training import GeneratorSteps, GeneratorTraining
+
+__all__ = ["check_client", "device_of", "fit_generator", "new_training"]
+
+
+def new_training(
+    client: ClientData,
+    pixels: Tensor,
+    *,
+    backbone: nn.Module,
+    networks: Networks,
+    losses: LossWeights,
+    training: GeneratorSteps,
+    seed: int,
+) -> GeneratorTraining:
+    """Return a generator of a client before its first step.
+
+    Args:
+        client: whose.
+        pixels: uint8 [n, 3, H, W], its training images.
+        backbone: template of the appearance encoder's.
+        networks: sizes.
+        losses: factors of the losses.
+        training: steps and rates.
+        seed: of the run.
+
+    Raises:
+        DataError: if it does not know identities, or has just one.
+        ConfigError: if the backbone cannot encode such images.
+    """
+    check_client(client)
+    check_backbone(backbone, networks.parts, (pixels.shape[2], pixels.shape[3]))
+    return GeneratorTraining(
+        client=client.name, pixels=pixels, labels=client.labels, num_classes=client.num_classes, backbone=backbone,
+        networks=networks, losses=losses, training=training, seed=seed,
+    )  # fmt: skip
+
+
+def check_client(client: ClientData) -> None:
+    """Raise DataError unless a client knows several people, whose appearances could be swapped."""
+    if not client.knows_identities:
+        raise DataError(f"client {client.name}: a generator needs identities, which its images have not; leave it out")
+    if len(set(client.labels.tolist())) < 2:
+        raise DataError(
+            f"client {client.name}: a generator needs images of at least 2 identities; leave the client out"
+        )
+
+
+def fit_generator(
+    module: GeneratorTraining,
+    client: ClientData,
+    folder: Path,
+    device: torch.device,
+    encoder: dict[str, Tensor] | None = None,
+    row: int = 0,
+) -> None:
+    """Train a generator and write it, unless that has been done.
+
+    Nothing is exchanged: what it needs are this client's images, and the encoder that it is given, if it is.
+
+    Args:
+        module: see :func:`new_training`.
+        client: on whose images it is trained.
+        folder: the client's, among generators.
+        device: where to.
+        encoder: state of a backbone from which the appearance encoder starts.
+        row: of the progress bar on the screen, where several processes have one.
+
+    Raises:
+        DataError: if ``training.ckpt`` cannot be continued.
+        TrainingError: if a loss or a weight is not finite.
+    """
+    if is_finished(folder):
+        return
+    if encoder is not None:
+        module.generator.appearance.backbone.load_state_dict(encoder)
+    settings = module.training_settings
+    trainer = Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        max_epochs=-(-settings.steps // settings.save_every),
+        plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
+        callbacks=[_SaveTraining(folder), _Bar(settings.steps, row)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    checkpoint = folder / CHECKPOINT
+    begun = checkpoint.is_file()
+    if begun:
+        _check_checkpoint(checkpoint, module)
+    steps = range(settings.save_every)
+    trainer.fit(module, steps, ckpt_path=checkpoint if begun else None, weights_only=True)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    tensors = {f"{name}.{key}": value for name in ("generator", "teacher")
+               for key, value in module.get_submodule(name).state_dict().items()}  # fmt: skip
+    for name, tensor in tensors.items():  # the last step's losses are of weights before it
+        if not bool(tensor.isfinite().all()):
+            raise TrainingError(f"client {client.name}: {name} is not finite at the end; lower training.rate")
+    size = (module.pixels.shape[2], module.pixels.shape[3])
+    write_trained(folder, tensors, client, size, module.images_hash)
+    checkpoint.unlink(missing_ok=True)
+
+
+def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
+    """Raise DataError unless a training can go on from a file."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch makes of bytes that are none of its own
+        raise DataError(
+            f"{path}: cannot be continued ({type(error).__name__}); remove it, and this client begins again"
+        ) from error
+    if not isinstance(found, dict) or found.get("images_hash") != module.images_hash:
+        raise DataError(
+            f"{path}: was trained on other images than client {module.client} has now; give the --config that it was "
+            "begun with, or remove it"
+        )
+
+
+class _SaveTraining(Checkpoint):
+    """Writes all that it takes to continue, after each epoch, whole or not at all.
+
+    Args:
+        folder: the client's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write training.ckpt and losses.csv."""
+        assert isinstance(pl_module, GeneratorTraining)
+        with replacing(self.folder / CHECKPOINT) as partial:
+            trainer.save_checkpoint(partial)
+        write_losses(self.folder, pl_module.history)
+
+
+class _Bar(Callback):
+    """Steps and time left, and the reconstruction error of the last epoch."""
+
+    def __init__(self, steps: int, row: int) -> None:
+        self.steps, self.row = steps, row
+        self.bar: tqdm[NoReturn] | None = None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin, where the training does."""
+        assert isinstance(pl_module, GeneratorTraining)
+        done = trainer.current_epoch * pl_module.training_settings.save_every
+        if self.bar is None:
+            self.bar = tqdm(
+                total=self.steps, initial=done, desc=f"generator of {pl_module.client}", unit=" steps",
+                position=self.row, disable=None, leave=False, file=sys.stderr,
+            )  # fmt: skip
+        if pl_module.history:
+            self.bar.set_postfix({"error": f"{pl_module.history[-1]['self'] / 2:.3f}"}, refresh=False)
+
+    def on_train_batch_end(self, *_: object) -> None:
+        """Count a step."""
+        assert self.bar is not None
+        if self.bar.n < self.steps:
+            self.bar.update()
+
+    def teardown(self, *_: object, **__: object) -> None:
+        """Clear the line."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def device_of(name: str, row: int = 0) -> torch.device:
+    """Return the device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means.
+
+    Args:
+        name: as people write it; ``auto`` and ``cuda`` take the GPUs in turn.
+        row: number of this process.
+
+    Raises:
+        ConfigError: if there is none of that name.
+    """
+    gpus = torch.cuda.device_count()
+    if name in ("auto", "cuda") and gpus:
+        return torch.device("cuda", row % gpus)
+    if name in ("auto", "cpu"):
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device: there is no device {name}; give auto, cpu, cuda or cuda:0") from error
+    if device.type != "cuda" or (device.index or 0) >= gpus:
+        raise ConfigError(f"--device: {name} is not here; this machine has {gpus} GPUs")
+    return device

@@ -1,0 +1,125 @@
+"""Files of configs/generators: what they say is what the parser takes, and networks are made of it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+
+from fedsim import augment, augment_settings
+from fedsim.__main__ import main
+from fedsim.generation.networks import Discriminator, Generator, check_size
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "generators"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
+NAMING = [  # other files whose comments have commands of fedsim augment
+    ROOT / "configs" / "papers" / "002" / "table7_generated.yaml",
+    ROOT / "slurm" / "augment.sbatch",
+    ROOT / "docs" / "augmentation.md",
+]
+
+
+def parsed(path, *options):
+    """What ``fedsim augment fit`` makes of a file."""
+    return augment._fit_parser().parse_args([f"--settings={path}", "--config=some.yaml", *options])
+
+
+def commands_of(path):
+    """Commands of fedsim augment in a file's comments or code blocks, as lists of words after ``augment``."""
+    text = re.sub(r"^# ?", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if re.match(r" *fedsim augment \w", line)]
+    return [shlex.split(line, comments=True)[2:] for line in lines]
+
+
+def parse(command, *options):
+    """Parse a command as ``fedsim augment`` does."""
+    if command == "fit":
+        return augment._fit_parser().parse_args(list(options))
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_function_arguments({"preview": augment.preview, "write": augment.write}[command], as_group=False)
+    return parser.parse_args(list(options))
+
+
+def test_there_are_configs():
+    assert {path.stem for path in CONFIGS} == {"people", "small"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_says_all_that_a_generator_depends_on(path):
+    content = yaml.safe_load(path.read_text())
+    assert tuple(content) == augment_settings._OPTIONS
+    known = yaml.safe_load(augment._fit_parser().dump(parsed(path), skip_none=False))
+    for group in ("networks", "losses", "training"):
+        assert content[group].keys() == known[group].keys()
+
+
+def test_small_is_what_the_command_does_without_a_file():
+    parser = augment._fit_parser()
+    dumped = [
+        yaml.safe_load(parser.dump(given, skip_none=False))
+        for given in (parsed(FOLDER / "small.yaml"), parser.parse_args(["--config=some.yaml"]))
+    ]
+    with_file, without = ({name: known[name] for name in augment_settings._OPTIONS} for known in dumped)
+    assert with_file == without
+
+
+@pytest.mark.parametrize(("name", "size"), [("small", (64, 32)), ("people", (256, 128))])
+def test_networks_of_a_config_make_images(name, size):
+    given = parsed(FOLDER / f"{name}.yaml", *(["--appearance.weights=null"] if name == "people" else []))
+    values = augment._built(augment._fit_parser(), given)
+    assert (values["size"] or size) == size  # null: that of configs/quickstart.yaml
+    check_size(size, values["networks"])
+    generator = Generator(values["appearance"], values["networks"], num_classes=3).eval()
+    with torch.no_grad():
+        images = generator(torch.zeros(1, 3, *size), torch.zeros(1, 3, *size))
+        scores = Discriminator(values["networks"].width, values["networks"].scales)(images)
+    assert images.shape == (1, 3, *size)
+    assert len(scores) == values["networks"].scales
+
+
+def test_people_has_the_published_sizes():
+    given = parsed(FOLDER / "people.yaml", "--appearance.weights=null")
+    values = augment._built(augment._fit_parser(), given)
+    generator = Generator(values["appearance"], values["networks"], num_classes=3)
+    assert generator.appearance.code_size == 4 * 2048
+    assert generator.structure(torch.zeros(1, 3, *values["size"])).shape == (1, 128, 64, 32)
+    numbers = sum(tensor.numel() for tensor in generator.appearance.backbone.state_dict().values())
+    for path in (FOLDER / "people.yaml", ROOT / "docs" / "augmentation.md"):
+        assert f"{numbers / 1e6:.1f} million numbers" in " ".join(path.read_text().replace("#", "").split())
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *NAMING], ids=lambda path: path.name)
+def test_commands_in_comments_are_options_of_the_commands(path):
+    commands = commands_of(path)
+    assert commands
+    for command, *words in commands:
+        options = [word for word in words if word.strip('"') not in ("$@", "...")]
+        given = parse(command, *options)
+        assert given.config is not None
+        assert (ROOT / given.config).is_file() or "$" in given.config
+
+
+@pytest.mark.slow
+def test_the_worked_example_runs(tmp_path, capsys, monkeypatch):
+    """The commands of docs/augmentation.md in their order, with few steps and one small round."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "augmentation.md").read_text()
+    (block,) = [block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "fedsim augment write" in block]
+    block = block.replace("\\\n", " ").replace("configs/", f"{ROOT}/configs/")
+    commands = [shlex.split(line)[1:] for line in block.splitlines()]
+    few = {
+        "augment fit": ["--processes=1", "--training.steps=1", "--networks.width=4", "--appearance.width=4"],
+        "fit": ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1",
+                "--trainer.devices=1", "--trainer.enable_progress_bar=false"],
+    }  # fmt: skip
+    for words in commands:
+        name = " ".join(words[:2]) if words[0] == "augment" else words[0]
+        assert main([*words, *few.get(name, [])]) == 0, capsys.readouterr().err
+    output = capsys.readouterr().out
+    assert re.search(r"^town5 .* %$", output, re.MULTILINE)
+    assert "mAP / rank-1 in percent" in output
+    assert (tmp_path / "runs" / "augment" / "swaps.jpg").is_file()
