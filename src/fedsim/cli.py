@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -273,6 +273,8 @@ def run_command(args: list[str]) -> int:
         a signal ended the command.
     """
     _set_up_messages()
+    if {"-h", "--help"} & set(args):  # what is written below settings' fields; to read it takes a second
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)
     code = 1  # of a defect
     try:
         code = _verdict(args)
@@ -286,7 +288,7 @@ def _verdict(args: list[str]) -> int:
     try:
         _dispatch(args)
     except BaseException as error:
-        verdict = verdict_on(error, args[0])
+        verdict = verdict_on(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
         if verdict is None:  # a defect, or the parser's own exit: let it be seen
             raise
         # when rank 0 is gone, somebody else must speak
