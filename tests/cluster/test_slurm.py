@@ -299,6 +299,56 @@ def test_sigterm_does_not_start_a_job_again(slurm, tmp_path):
     assert read_checkpoint(last(job.folder))["epoch"] == 1
 
 
+# -- generators --------------------------------------------------------------------------------------------------------
+
+SMALL = [
+    "--size=[16, 8]", "--networks.width=4", "--networks.scales=1", "--appearance.width=4", "--training.batch_size=2",
+    "--training.steps=4", "--training.save_every=2", "--losses.soft_after=0", "--device=cpu",
+]  # fmt: skip
+
+
+def submit_generators(slurm, tmp_path, array, clients, *options):
+    """Submit an array of tasks that train generators."""
+    config = tmp_path / "base.yaml"
+    config.write_text(CONFIG)
+    return submit(
+        slurm,
+        [f"--array={array}", f"--output={tmp_path}/%a.log", "slurm/augment.sbatch", "--config", config, *SMALL,
+         *options],
+        {"CLIENTS": clients, "OUT": str(tmp_path / "generators")},
+    )  # fmt: skip
+
+
+@pytest.mark.cluster
+def test_an_array_trains_a_generator_for_each_client(slurm, tmp_path):
+    first = submit_generators(slurm, tmp_path, "0", "town1", "--pretrain=town1")
+    assert slurm.wait(first, 120) == ["COMPLETED"], (tmp_path / "0.log").read_text()
+    job = submit_generators(slurm, tmp_path, "0-2", "town0 town2", "--pretrain=town1")
+    states = slurm.wait(job, 120)
+    logs = [(tmp_path / f"{index}.log").read_text() for index in range(3)]
+    assert sorted(states) == ["COMPLETED", "COMPLETED", "FAILED"], logs
+    assert "submit with --array=0-1" in logs[2]
+    for client in ("town0", "town1", "town2"):
+        assert (tmp_path / "generators" / client / "generator.safetensors").is_file()
+        assert (tmp_path / "generators" / client / "quality.json").is_file()
+
+
+@pytest.mark.cluster
+def test_a_generator_whose_time_runs_out_goes_on(slurm, tmp_path):
+    job = submit_generators(slurm, tmp_path, "0", "town0", "--training.steps=400")
+    folder = tmp_path / "generators" / "town0"
+    await_true((folder / "training.ckpt").is_file, 60, lambda: (tmp_path / "0.log").read_text())
+    slurm.run("scancel", "--signal=USR1", f"{job}_0")  # what --signal=USR1@60 does
+    await_true(lambda: not processes_of(tmp_path / "generators"), 30, (tmp_path / "0.log").read_text)
+    start_again(slurm, f"{job}_0", (tmp_path / "0.log").read_text)
+    begun = (folder / "losses.csv").read_text()
+    assert not (folder / "generator.safetensors").exists()
+    assert slurm.wait(job, 120) == ["COMPLETED"], (tmp_path / "0.log").read_text()
+    assert slurm.jobs(job)[0]["Restarts"] == "1"
+    assert (folder / "losses.csv").read_text().startswith(begun)
+    assert "Traceback" not in (tmp_path / "0.log").read_text()
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

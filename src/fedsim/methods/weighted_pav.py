@@ -7,7 +7,7 @@ Waref et al. Journal of Cloud Computing 14:24, 2025 (paper 002).
 | (selection)   | Fig. 8, Eq. (11): ``selection: UCB``, usable with every method                       |
 | (backbone)    | ResNet, ConvNeXt: ``clients.NAME.backbone``; averaged within an architecture         |
 | (objective)   | Eq. (9): ``objective``                                                               |
-| (data)        | Table 7: ``data.generated``, images that a generator has made; none is trained here  |
+| (data)        | Table 7: ``data.generated``, images of each client's generator: ``fedsim augment``   |
 | download      | the global model of the client's architecture, with its own embedding and classifier |
 | signals       | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
 | weights       | Eqs. (10), (13): w_i = m_i / sum over j in P_t of m_j; or Eq. (2)                    |
