@@ -126,29 +126,21 @@ def fit(
     chosen = _chosen(data, clients)
     pixels = size or data.size
     _check(root, data, chosen, pixels, appearance, networks, pretrain)
-    where = device_of(device, number)
     torch.set_num_threads(threads)
     if pretrain is not None:
         chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
     for client in chosen:
         folder = root / client.name
-        if is_finished(folder):
-            check_trained(folder, client, pixels)
-            if has_quality(folder):
-                continue
+        if _is_done(folder, client, pixels):
+            continue
         images = data.decode(client.train.images, client.name, pixels)
         module = new_training(
             client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
         )
         encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
-        try:
-            fit_generator(module, client, folder, where, encoder, number)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"training.batch_size: the generator of {client.name} does not fit on {where}; lower it"
-            ) from error
+        fit_generator(module, client, folder, device_of(device, number), encoder, number)
         check_trained(folder, client, pixels, module.images_hash)
-        generator, teacher = _load(folder, client, appearance, networks, where)
+        generator, teacher = _load(folder, client, appearance, networks, device_of(device, number))
         pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
         write_quality(folder, measure_swaps(generator, teacher, images, pairs, client.labels))
     return (
@@ -156,6 +148,14 @@ def fit(
         "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
         f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
     )
+
+
+def _is_done(folder: Path, client: ClientData, size: Size) -> bool:
+    """Whether a generator is trained and measured; raise DataError if it is one of other people."""
+    if not is_finished(folder):
+        return False
+    check_trained(folder, client, size)
+    return has_quality(folder)
 
 
 def _fit(args: list[str]) -> str:

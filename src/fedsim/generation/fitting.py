@@ -90,6 +90,7 @@ def fit_generator(
     Raises:
         DataError: if ``training.ckpt`` cannot be continued.
         TrainingError: if a loss or a weight is not finite.
+        ConfigError: if the device's memory does not suffice.
     """
     if is_finished(folder):
         return
@@ -112,7 +113,12 @@ def fit_generator(
     if begun:
         _check_checkpoint(checkpoint, module)
     steps = range(settings.save_every)
-    trainer.fit(module, steps, ckpt_path=checkpoint if begun else None, weights_only=True)
+    try:
+        trainer.fit(module, steps, ckpt_path=checkpoint if begun else None, weights_only=True)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"training.batch_size: the generator of {client.name} does not fit on {device}; lower it, or networks.width"
+        ) from error
     if trainer.interrupted:
         raise KeyboardInterrupt
     tensors = {f"{name}.{key}": value for name in ("generator", "teacher")
