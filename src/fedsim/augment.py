@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import secrets
-import shutil
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +20,11 @@ from fedsim.augment_processes import ending_on_signals, fit_in_processes
 from fedsim.augment_settings import keep_settings, read_settings
 from fedsim.cluster import find_launch, leave_launcher
 from fedsim.config_files import join_configs
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import derive_seed
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import ClientData
-from fedsim.data.generated import write_generated
+from fedsim.data.generated import check_is_free, write_generated
 from fedsim.data.images import Index, Size
 from fedsim.data_commands import call, data_of
 from fedsim.generation.fitting import check_client, device_of, fit_generator, new_training
@@ -92,10 +90,13 @@ def fit(
     size: tuple[int, int] | None = None,
     pretrain: str | None = None,
     clients: list[str] | None = None,
+    processes: int = 1,
     device: str = "auto",
     threads: int = 1,
-    row: int | None = None,
     seed: int = 0,
+    *,
+    row: int | None,
+    options: Mapping[str, Any],
 ) -> str:
     """Train a generator for each client, on its own images alone.
 
@@ -113,19 +114,32 @@ def fit(
         pretrain: a client whose appearance encoder the others start from, as in paper 002: what it has learned of its
             images goes to all others; null: nothing leaves a client.
         clients: whose generators to train; null: all.
+        processes: that train at the same time, each some of the clients.
         device: auto, cpu, cuda or cuda:N; auto and cuda give the processes the GPUs in turn.
         threads: of the CPU, of each process. Results depend on it in the last bits.
-        row: number of this process among several, which chooses its GPU and the line of its progress bar; null: it is
-            alone.
         seed: of all that is random.
+        row: number of this process among several, which chooses its GPU and the line of its progress bar; None: it is
+            the first, or alone.
+        options: all of these as plain values.
 
     Returns:
         a table: how good the images are.
     """
+    if processes < 1 or threads < 1:
+        raise ConfigError("--processes, --threads: give numbers from 1")
     data, root, number = _data(config), Path(output), row or 0
-    chosen = _chosen(data, clients)
-    pixels = size or data.size
+    chosen, pixels = _chosen(data, clients), size or data.size
     _check(root, data, chosen, pixels, appearance, networks, pretrain)
+    where = device_of(device, number)
+    if pretrain is not None and row is None:
+        log.warning(
+            "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
+            "images leaves the client, before any round and without noise", pretrain,
+        )  # fmt: skip
+    settings = keep_settings(root, {**options, "size": list(pixels)})
+    if processes > 1:
+        waiting = [client.name for client in chosen if not is_finished(root / client.name)]
+        fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
     torch.set_num_threads(threads)
     if pretrain is not None:
         chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
@@ -138,9 +152,9 @@ def fit(
             client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
         )
         encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
-        fit_generator(module, client, folder, device_of(device, number), encoder, number)
+        fit_generator(module, client, folder, where, encoder, number)
         check_trained(folder, client, pixels, module.images_hash)
-        generator, teacher = _load(folder, client, appearance, networks, device_of(device, number))
+        generator, teacher = _load(folder, client, appearance, networks, where)
         pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
         write_quality(folder, measure_swaps(generator, teacher, images, pairs, client.labels))
     return (
@@ -159,11 +173,9 @@ def _is_done(folder: Path, client: ClientData, size: Size) -> bool:
 
 
 def _fit(args: list[str]) -> str:
-    """Parse the options of :func:`fit`, keep what a generator depends on beside it, and train."""
+    """Parse the options of :func:`fit`, and call it as a process that schedulers can end."""
     parser = _fit_parser()
     given = parser.parse_args(args)
-    if given.processes < 1 or given.threads < 1:
-        raise ConfigError("--processes, --threads: give numbers from 1")
     launch = find_launch()
     if launch is not None and launch.nodes * launch.per_node > 1:
         raise ConfigError(
@@ -171,33 +183,16 @@ def _fit(args: list[str]) -> str:
             "--processes, or an array job with some of the --clients in each task (slurm/augment.sbatch)"
         )
     leave_launcher()  # Lightning would take a scheduler's single task for a rank of its own run
-    data, root = _data(given.config), Path(given.output)
-    chosen, given.size = _chosen(data, given.clients), given.size or data.size
-    values = _built(parser, given)
-    # before anything is written or started
-    _check(root, data, chosen, given.size, values["appearance"], values["networks"], given.pretrain)
-    device_of(given.device)
-    if given.pretrain is not None and given.row is None:
-        log.warning(
-            "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
-            "images leaves the client, before any round and without noise", given.pretrain,
-        )  # fmt: skip
-    settings = keep_settings(root, yaml.safe_load(parser.dump(given, skip_none=False)))
+    options = yaml.safe_load(parser.dump(given, skip_none=False))
     with ending_on_signals(is_first=given.row is None):
-        if given.processes > 1:
-            waiting = [client.name for client in chosen if not is_finished(root / client.name)]
-            fit_in_processes(waiting, given.pretrain, settings, given)
-        return fit(**values)
+        return fit(**_built(parser, given), options=options)
 
 
 def _fit_parser() -> ArgumentParser:
     description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, prog="fedsim augment fit", description=description)
     parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="that train at the same time, each some of the clients"
-    )
-    parser.add_function_arguments(fit, as_group=False, skip={"row"})
+    parser.add_function_arguments(fit, as_group=False, skip={"row", "options"})
     parser.add_argument("--row", type=int | None, help=SUPPRESS)  # for the processes that fit starts itself
     parser.set_defaults(appearance={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}})
     return parser
@@ -208,7 +203,7 @@ def _built(parser: ArgumentParser, given: Namespace) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(given.seed, "appearance"))
         values: dict[str, Any] = parser.instantiate(given).as_dict()
-    return {name: value for name, value in values.items() if name not in ("settings", "processes")}
+    return {name: value for name, value in values.items() if name != "settings"}
 
 
 def _data(config: str | list[str]) -> FederatedDataModule:
@@ -335,11 +330,7 @@ def write(
     backbone, networks, size = _networks_of(root)
     for client in chosen:  # before the first image is made
         check_trained(root / client.name, client, size)
-        if (Path(output) / client.name).exists():
-            raise DataError(
-                f"{Path(output) / client.name}: is there already; give another --output, remove it, or name the others "
-                "in --clients"
-            )
+        check_is_free(Path(output) / client.name)
     torch.set_num_threads(threads)
     for client in chosen:
         pixels = data.decode(client.train.images, client.name, size)
@@ -350,19 +341,9 @@ def write(
         wearers = client.labels[pairs.appearance]
         if labels == "appearance":
             beliefs, least = nn.functional.one_hot(torch.from_numpy(wearers), client.num_classes).float(), 1.0
-        _write_whole(Path(output) / client.name, images, soft_labels(beliefs, wearers, _pids(client), least))
+        write_generated(Path(output) / client.name, images, soft_labels(beliefs, wearers, _pids(client), least))
         said.append(f"{client.name} {len(images):,}")
     return f"wrote {output}: {', '.join(said)} images\nto train with them: --data.generated.root {output}"
-
-
-def _write_whole(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
-    """Write a client's folder, which is there when all of it is."""
-    partial = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        write_generated(partial, images, labels)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _collected(batches: Iterable[Swaps], client: str) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,10 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-
-from jsonargparse import Namespace
+from typing import Any
 
 from fedsim.cluster import requeue
 from fedsim.core.errors import DataError, RunStoppedError
@@ -69,14 +67,14 @@ def _without_interruption() -> Iterator[None]:
         raise RunStoppedError(waiting[0])
 
 
-def fit_in_processes(names: Sequence[str], pretrain: str | None, settings: Path, given: Namespace) -> None:
+def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None, options: Mapping[str, Any]) -> None:
     """Train the generators of some clients at the same time.
 
     Args:
         names: of the clients.
+        processes: how many, at most.
         pretrain: whose comes before all others.
-        settings: the file of what a generator depends on.
-        given: the other options of the call.
+        options: of the call, as plain values; ``settings`` is the file of what a generator depends on.
 
     Raises:
         DataError: if a process ended early; the others have come to their end.
@@ -85,7 +83,7 @@ def fit_in_processes(names: Sequence[str], pretrain: str | None, settings: Path,
     rest = [name for name in names if name != pretrain]
     for group in (first, rest):
         if group:
-            _run(_shares(group, given.processes), settings, given)
+            _run(_shares(group, processes), options)
 
 
 def _shares(names: Sequence[str], processes: int) -> list[list[str]]:
@@ -94,12 +92,12 @@ def _shares(names: Sequence[str], processes: int) -> list[list[str]]:
     return [placement.hosted_by(rank) for rank in range(len(placement.loads))]
 
 
-def _run(shares: Sequence[Sequence[str]], settings: Path, given: Namespace) -> None:
+def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
     log.info("%d processes: %s", len(shares), "; ".join(", ".join(share) for share in shares))
     running: list[subprocess.Popen[bytes]] = []
     try:
         for row, share in enumerate(shares):
-            line = _command(share, row, settings, given)
+            line = _command(share, row, options)
             with _without_interruption():
                 running.append(subprocess.Popen(line, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in running]
@@ -116,10 +114,8 @@ def _run(shares: Sequence[Sequence[str]], settings: Path, given: Namespace) -> N
         )
 
 
-def _command(share: Sequence[str], row: int, settings: Path, given: Namespace) -> list[str]:
-    config = given.config if isinstance(given.config, str) else json.dumps(given.config)
-    options = {
-        "settings": settings, "config": config, "output": given.output,
-        "clients": json.dumps(list(share)), "device": given.device, "threads": given.threads, "row": row,
-    }  # fmt: skip
-    return [sys.executable, "-m", "fedsim", "augment", "fit", *(f"--{name}={value}" for name, value in options.items())]
+def _command(share: Sequence[str], row: int, options: Mapping[str, Any]) -> list[str]:
+    config = options["config"] if isinstance(options["config"], str) else json.dumps(options["config"])
+    common = {name: options[name] for name in ("settings", "output", "device", "threads")}
+    given = {**common, "config": config, "clients": json.dumps(list(share)), "row": row}
+    return [sys.executable, "-m", "fedsim", "augment", "fit", *(f"--{name}={value}" for name, value in given.items())]

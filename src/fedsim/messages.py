@@ -61,7 +61,7 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(lost, 2)
     if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         where = error.filename or "a file of the run"
-        return Verdict(f"{where}: cannot be written ({error.strerror}); make room or choose another --run_dir", 2)
+        return Verdict(f"{where}: cannot be written ({error.strerror}); make room or write to another folder", 2)
     if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
         return Verdict(f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline", 2)
     if isinstance(error, argparse.ArgumentError):

@@ -128,12 +128,15 @@ def test_an_interrupted_call_leaves_nothing_that_is_read_and_can_be_repeated(tmp
         patch.setattr("fedsim.data.generated.csv.writer", stop)
         with pytest.raises(KeyboardInterrupt):
             write_generated(target, draw(3), labels)
-    assert len(list(target.glob("*.png"))) == 3
-    with pytest.raises(DataError, match=r"town0/labels\.csv: cannot be read"):
-        _ = add_to(tmp_path).federated
+    assert list(tmp_path.iterdir()) == []
     write_generated(target, draw(3), labels)
     assert len(client_of(add_to(tmp_path)).generated) == 3
     with pytest.raises(DataError, match="holds generated images; remove it"):
+        write_generated(target, draw(3), labels)
+    (target / "labels.csv").unlink()
+    with pytest.raises(DataError, match=r"town0/labels\.csv: cannot be read"):
+        _ = add_to(tmp_path).federated
+    with pytest.raises(DataError, match="is no empty folder; remove it"):
         write_generated(target, draw(3), labels)
 
 

@@ -490,7 +490,7 @@ def test_nothing_is_written_over(config, tmp_path, capsys, monkeypatch):
     run("write", config, folder, *options, "[town1]")
     monkeypatch.setattr(augment, "make_swaps", None)  # it is said before anything is made
     args = ("augment", "write", "--config", config, "--generators", folder, *options)
-    assert "out/town1: is there already; give another --output" in refuse(capsys, *args, "[town0,town1]")
+    assert "out/town1: holds generated images; remove it, write to another" in refuse(capsys, *args, "[town0,town1]")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["town1"]
     for bad in (("--ratio", "0"), ("--least", "2"), ("--labels", "wishes")):
         assert bad[0].strip("-") in refuse(capsys, "augment", "write", "--config", config, *bad)
@@ -521,7 +521,8 @@ def test_processes_get_the_options_of_the_call(given, tmp_path):
     config = json.dumps(given) if isinstance(given, list) else given
     call = parser.parse_args([f"--config={config}", f"--output={tmp_path}", "--threads=2", "--device=cpu"])
     (tmp_path / "settings.yaml").write_text("seed: 3")
-    line = augment_processes._command(["001", "no"], 1, tmp_path / "settings.yaml", call)
+    options = {**call.as_dict(), "settings": tmp_path / "settings.yaml"}
+    line = augment_processes._command(["001", "no"], 1, options)
     got = parser.parse_args(line[line.index("fit") + 1 :])
     assert got.config == given
     assert (got.output, got.threads, got.device, got.row, got.seed) == (str(tmp_path), 2, "cpu", 1, 3)

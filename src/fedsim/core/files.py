@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["flush_directory", "flush_file", "replacing"]
+__all__ = ["flush_directory", "flush_file", "new_folder", "replacing"]
 
 
 @contextmanager
@@ -37,6 +38,26 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
         flush_directory(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to write into; it becomes ``path`` when the block ends, and vanishes when it fails.
+
+    Args:
+        path: the folder, which is not there yet, or empty.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for file in partial.iterdir():
+            flush_file(file)
+        flush_directory(partial)
+        partial.replace(path)
+        flush_directory(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def flush_file(path: Path) -> None:

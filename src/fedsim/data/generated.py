@@ -36,14 +36,14 @@ from PIL import Image
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import replacing
+from fedsim.core.files import new_folder
 from fedsim.data.images import ImageFiles, Images, Index
 from fedsim.data.pixels import Pixels
 
 if TYPE_CHECKING:
     from fedsim.data.federations import ClientData, FederatedData
 
-__all__ = ["Generated", "GeneratedImages", "Mixture", "add_generated", "write_generated"]
+__all__ = ["Generated", "GeneratedImages", "Mixture", "add_generated", "check_is_free", "write_generated"]
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class GeneratedImages:
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
     """Write the generated images of one client, losslessly.
 
-    ``labels.csv`` comes last, so an interrupted call leaves nothing that could be read as a part of the images.
+    The folder is there when all of it is: an interrupted call leaves nothing.
 
     Args:
         folder: the client's.
@@ -104,7 +104,7 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
 
     Raises:
         ValueError: if the arguments do not fit together.
-        DataError: if there are generated images in the folder.
+        DataError: if there is something in the folder.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images are {images.dtype} {list(images.shape)}; give uint8 [m, 3, H, W]")
@@ -113,16 +113,22 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
     for label in labels:
         if not (label and all(0 < weight <= 1 for weight in label.values()) and sum(label.values()) <= _MOST):
             raise ValueError(f"a label {dict(label)}; give identities with weights in (0, 1], of sum at most 1")
-    if (folder / _LABELS).exists():
-        raise DataError(f"{folder}: holds generated images; remove it, or write to another folder")
+    check_is_free(folder)
     rows = []
-    for row, (image, label) in enumerate(zip(images, labels, strict=True)):
-        name = f"{next(iter(label)):04d}_{row:06d}.png"
-        with replacing(folder / name) as partial:
-            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(partial, format="png")
-        rows += [[name, int(pid), repr(float(weight))] for pid, weight in label.items()]
-    with replacing(folder / _LABELS) as partial, partial.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *rows])
+    with new_folder(folder) as partial:
+        for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+            name = f"{next(iter(label)):04d}_{row:06d}.png"
+            Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(partial / name)
+            rows += [[name, int(pid), repr(float(weight))] for pid, weight in label.items()]
+        with (partial / _LABELS).open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *rows])
+
+
+def check_is_free(folder: Path) -> None:
+    """Raise DataError if a client's folder cannot be written, as there is something in it."""
+    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+        what = "holds generated images" if (folder / _LABELS).exists() else "is no empty folder"
+        raise DataError(f"{folder}: {what}; remove it, write to another folder, or leave this client out")
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:

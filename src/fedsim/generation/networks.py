@@ -18,6 +18,7 @@ from fedsim.data.augmentation import normalise_images
 from fedsim.data.images import Size
 
 __all__ = [
+    "LUMA",
     "AppearanceEncoder",
     "Decoder",
     "Discriminator",
@@ -28,7 +29,8 @@ __all__ = [
     "check_size",
 ]
 
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
+"""of red, green and blue (ITU-R BT.601)"""
 _SLOPE = 0.2
 """of LeakyReLU below 0"""
 _STRIDE = 4
@@ -75,7 +77,7 @@ class StructureEncoder(nn.Module):
 
     def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
-        self.register_buffer("luma", torch.tensor(_LUMA).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("luma", torch.tensor(LUMA).view(1, 3, 1, 1), persistent=False)
         self.stem = nn.Sequential(
             *_normalised(nn.Conv2d(1, width, 3, 1, 1)),
             *_normalised(nn.Conv2d(width, 2 * width, 4, 2, 1)),

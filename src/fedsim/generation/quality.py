@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor
 
+from fedsim.generation.networks import LUMA
+
 __all__ = ["SwapMeter", "SwapQuality", "colour_histogram", "edge_strength", "pearson", "quality_table"]
 
 
@@ -56,7 +58,7 @@ def edge_strength(images: Tensor) -> Tensor:
              [0., 4., 4., 0.]]])
     """
     red, green, blue = images.unbind(1)
-    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    luma = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
     luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(1)  # without channels it refuses empty batches
     # smoothed first, then subtracted: a convolution's order of sums would leave rounding where there is no edge
     down = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]

@@ -61,7 +61,7 @@ def is_begun(folder: Path) -> bool:
     return is_finished(folder) or (folder / CHECKPOINT).is_file()
 
 
-def hash_identities(client: ClientData) -> str:
+def _hash_identities(client: ClientData) -> str:
     """Hash who is on which training image; what the images look like is not in it."""
     return hashlib.sha256(client.train.pids.tobytes() + client.labels.tobytes()).hexdigest()[:16]
 
@@ -91,7 +91,7 @@ def write_trained(
         images_hash: see :func:`hash_images`.
     """
     said = {
-        "format": _FORMAT, "client": client.name, "identities": hash_identities(client), "size": size,
+        "format": _FORMAT, "client": client.name, "identities": _hash_identities(client), "size": size,
         "images": images_hash,
     }  # fmt: skip
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -159,7 +159,7 @@ def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str
         try:
             said = json.loads((file.metadata() or {})[_SAID])
             known = said["format"] == _FORMAT
-            of_client = said["client"] == client.name and said["identities"] == hash_identities(client)
+            of_client = said["client"] == client.name and said["identities"] == _hash_identities(client)
             its_size, its_images = tuple(said["size"]), said["images"]
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(f"{path}: is no generator that fedsim augment fit has written; remove it") from error

@@ -185,8 +185,7 @@ class GeneratorTraining(LightningModule):
         pixels = self.pixels.index_select(0, rows)
         images = to_symmetric(torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels))
         first, second = images.chunk(2)
-        labels = self.labels.index_select(0, draw.images.to(self.device))
-        return first, second, labels, draw.lenders.to(self.device)
+        return first, second, self.labels.index_select(0, rows[: len(first)]), draw.lenders.to(self.device)
 
     def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
         """What images with the appearance of some and the structure of others tell."""
