@@ -1,9 +1,10 @@
-"""Small generators for the tests of their training: built and trained in one process."""
+"""Small generators for the tests: built and trained in one process, or by the command line."""
 
 import numpy as np
 import torch
 from lightning import Trainer
 
+from fedsim.__main__ import main
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
@@ -46,3 +47,36 @@ def equal(a, b):
     """Whether two modules' weights and running statistics are bit-equal."""
     ours, theirs = a.state_dict(), b.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# -- by the command line -----------------------------------------------------------------------------------------------
+
+STEPS = ("--training.steps", "10", "--training.save_every", "4", "--training.batch_size", "4")  # 4, 4 and 2
+WIDTHS = ("--networks.width", "4", "--networks.decoder_blocks", "1", "--appearance.width", "4")
+
+
+class StoppedError(Exception):
+    """What :func:`stop` raises."""
+
+
+def stop(*_, **__):
+    """Stand for a function that must not be called, or is interrupted."""
+    raise StoppedError
+
+
+def fit(config, folder, *options, code=0):
+    """Run ``fedsim augment fit``; return the folder of generators."""
+    args = ["augment", "fit", "--config", config, "--output", folder, *STEPS, *WIDTHS, "--device", "cpu", *options]
+    assert main([str(arg) for arg in args]) == code
+    return folder
+
+
+def run(command, config, folder, *options):
+    """Run ``fedsim augment preview`` or ``write``."""
+    args = ["augment", command, "--config", config, "--generators", folder, *options]
+    assert main([str(arg) for arg in args]) == 0
+
+
+def trained(folder, client="town1"):
+    """The bytes of a client's trained generator."""
+    return (folder / client / "generator.safetensors").read_bytes()
