@@ -15,6 +15,7 @@ from fedsim.__main__ import main
 from fedsim.checkpoint import read_checkpoint
 from fedsim.run_directory import metrics_files, prepare_for_fit
 from small import refuse
+from tiny_run import TINY
 
 WRONG_SETTINGS = [
     (["--model.client.batch_size=abc"], "model.client.batch_size", "int"),
@@ -142,8 +143,6 @@ def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
 @pytest.fixture(scope="module")
 def finished(fedsim, tmp_path_factory):
     """A finished run of FedPav on a torchvision network, and one of Local."""
-    from conftest import TINY
-
     folder = tmp_path_factory.mktemp("runs")
     config = folder / "config.yaml"
     config.write_text(TINY)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from conftest import TINY
 from failing import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.local_sweep import plan_jobs
 from fedsim.sweep import draws, read_sweep
 from run_dirs import scores_of, write_run
+from tiny_run import TINY
 
 ROOT = Path(__file__).parents[1]
 

@@ -31,6 +31,7 @@ from fedsim.evaluation.summary import METRICS, few_names
 from fedsim.methods import FedPav
 from fedsim.run_directory import default_run_dir, prepare_for_fit
 from small import fit, make_data, make_model
+from tiny_run import TINY
 from wandb_tools import logs
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +43,6 @@ EVERY_ROUND = ["--trainer.check_val_every_n_epoch=1"]
 @pytest.fixture(scope="module")
 def runs(fedsim, tmp_path_factory):
     """One job on one rank and one on two: number of ranks -> (run directory, its logs)."""
-    from conftest import TINY
-
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "tiny.yaml").write_text(TINY)
     found = {}
