@@ -80,3 +80,8 @@ def run(command, config, folder, *options):
 def trained(folder, client="town1"):
     """The bytes of a client's trained generator."""
     return (folder / client / "generator.safetensors").read_bytes()
+
+
+def contents(folder):
+    """Names and bytes of all files of a client's folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

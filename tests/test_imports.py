@@ -27,6 +27,7 @@ LEVELS = [
         "commands",
         "data_commands",
         "augment",
+        "augment_checks",
         "augment_processes",
         "augment_settings",
         "rank",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,20 +16,20 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fedsim.augment_checks import check_fit, check_pretrain, choose_clients, make_output, open_data
 from fedsim.augment_processes import ending_on_signals, fit_in_processes
 from fedsim.augment_settings import keep_settings, read_settings
 from fedsim.cluster import find_launch, leave_launcher
 from fedsim.config_files import join_configs
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import derive_seed
-from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import ClientData
 from fedsim.data.generated import check_is_free, write_generated
 from fedsim.data.images import Index, Size
-from fedsim.data_commands import call, data_of
-from fedsim.generation.fitting import check_client, device_of, fit_generator, new_training
+from fedsim.data_commands import call
+from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
 from fedsim.generation.losses import LossWeights
-from fedsim.generation.networks import AppearanceEncoder, Generator, Networks, check_backbone, check_size
+from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
 from fedsim.generation.quality import quality_table
 from fedsim.generation.saved import (
     check_trained,
@@ -41,9 +41,9 @@ from fedsim.generation.saved import (
     restore,
     write_quality,
 )
-from fedsim.generation.sheet import join_sheets, swap_sheet, write_sheet
+from fedsim.generation.sheet import check_sheet_file, join_sheets, swap_sheet, write_sheet
 from fedsim.generation.swaps import Swaps, draw_pairs, make_swaps, measure_swaps, soft_labels, swap_grid
-from fedsim.generation.training import GeneratorSteps
+from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
 
 __all__ = ["fit", "preview", "run_augment_command", "write"]
@@ -127,10 +127,13 @@ def fit(
     """
     if processes < 1 or threads < 1:
         raise ConfigError("--processes, --threads: give numbers from 1")
-    data, root, number = _data(config), Path(output), row or 0
-    chosen, pixels = _chosen(data, clients), size or data.size
-    _check(root, data, chosen, pixels, appearance, networks, pretrain)
+    data, root, number = open_data(config), Path(output).expanduser(), row or 0
+    chosen, pixels = choose_clients(data, clients), size or data.size
+    check_fit(chosen, pixels, appearance, networks)
+    if pretrain is not None:
+        check_pretrain(pretrain, data, chosen, root, pixels)
     where = device_of(device, number)
+    make_output(root)
     if pretrain is not None and row is None:
         log.warning(
             "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
@@ -144,19 +147,16 @@ def fit(
     if pretrain is not None:
         chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
     for client in chosen:
-        folder = root / client.name
-        if _is_done(folder, client, pixels):
+        if _is_done(root / client.name, client, pixels):
             continue
         images = data.decode(client.train.images, client.name, pixels)
-        module = new_training(
-            client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
-        )
         encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
-        fit_generator(module, client, folder, where, encoder, number)
-        check_trained(folder, client, pixels, module.images_hash)
-        generator, teacher = _load(folder, client, appearance, networks, where)
-        pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
-        write_quality(folder, measure_swaps(generator, teacher, images, pairs, client.labels))
+        with needing_memory(client.name, where, "lower --networks.width or --training.batch_size, in another --output"):
+            module = new_training(
+                client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
+            )
+            fit_generator(module, client, root / client.name, where, encoder, number)
+            _measure(module, client, root / client.name, where)
     return (
         f"{quality_table({client.name: read_quality(root / client.name) for client in chosen})}\n"
         "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
@@ -170,6 +170,16 @@ def _is_done(folder: Path, client: ClientData, size: Size) -> bool:
         return False
     check_trained(folder, client, size)
     return has_quality(folder)
+
+
+def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device: torch.device) -> None:
+    """Write how good a client's generator is, by the tensors in its file."""
+    images = module.pixels.cpu()
+    check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
+    restore(folder, {"generator": module.generator, "teacher": module.teacher})
+    module.eval().to(device)
+    pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
+    write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 
 def _fit(args: list[str]) -> str:
@@ -206,49 +216,6 @@ def _built(parser: ArgumentParser, given: Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "settings"}
 
 
-def _data(config: str | list[str]) -> FederatedDataModule:
-    """Return the data of configs, without images that cannot be read, if they say so."""
-    data = data_of(*([config] if isinstance(config, str) else config))
-    data.generated = None  # what is to be made may not be there yet
-    if data.on_corrupt == "skip":
-        data.prepare_data()
-    return data
-
-
-def _chosen(data: FederatedDataModule, names: Sequence[str] | None) -> list[ClientData]:
-    """Return the clients of a call."""
-    there = {client.name: client for client in data.federated.clients}
-    if names is not None and not names:
-        raise ConfigError("--clients: names nobody; leave it out for all")
-    for name in names or ():
-        if name not in there:
-            raise ConfigError(f"--clients: there is no client {name}; choose from {', '.join(there)}")
-    return [client for name, client in there.items() if names is None or name in names]
-
-
-def _check(
-    root: Path,
-    data: FederatedDataModule,
-    chosen: Sequence[ClientData],
-    size: Size,
-    appearance: nn.Module,
-    networks: Networks,
-    pretrain: str | None,
-) -> None:
-    """Find now what would stop a call after hours."""
-    check_size(size, networks)
-    check_backbone(appearance, networks.parts, size)
-    for client in chosen:
-        check_client(client)
-    if pretrain is None:
-        return
-    names = [client.name for client in data.federated.clients]
-    if pretrain not in names:
-        raise ConfigError(f"--pretrain: there is no client {pretrain}; choose from {', '.join(names)}")
-    if pretrain not in [client.name for client in chosen] and not is_finished(root / pretrain):
-        raise ConfigError(f"--pretrain: the generator of {pretrain} comes first; add it to --clients")
-
-
 # -- preview and write -------------------------------------------------------------------------------------------------
 
 
@@ -275,16 +242,19 @@ def preview(
     """
     if people < 1:
         raise ConfigError(f"--people: {people} is less than 1")
-    data, root, sheets = _data(config), Path(generators), []
+    check_sheet_file(Path(output), "--output")
+    data, root, where, sheets = open_data(config), Path(generators).expanduser(), device_of(device), []
     backbone, networks, size = _networks_of(root)
-    for client in _chosen(data, clients):
+    for client in choose_clients(data, clients):
         check_trained(root / client.name, client, size)
-        generator, _ = _load(root / client.name, client, backbone, networks, device_of(device))
         split = client.train
         first = np.array([np.flatnonzero(split.pids == pid)[0] for pid in split.identities[:people]])
         last = np.array([np.flatnonzero(split.pids == pid)[-1] for pid in split.identities[:people]])
         appearance, structure = (split.images.take(index).decode(size) for index in (first, last))
-        sheets.append(swap_sheet(structure, appearance, swap_grid(generator, structure, appearance), client.name))
+        with needing_memory(client.name, where, "choose another --device"):
+            generator, _ = _load(root / client.name, client, backbone, networks, where)
+            swapped = swap_grid(generator, structure, appearance)
+        sheets.append(swap_sheet(structure, appearance, swapped, client.name))
     write_sheet(join_sheets(sheets), Path(output), "--output")
     return f"wrote {output}: a column per appearance, a row per structure; clients: {len(sheets)}"
 
@@ -321,27 +291,32 @@ def write(
     Returns:
         what was written.
     """
+    if threads < 1:
+        raise ConfigError("--threads: give a number from 1")
     if not 0 < ratio < np.inf:
         raise ConfigError(f"--ratio: {ratio} is not a positive number")
     if not 0 <= least <= 1:
         raise ConfigError(f"--least: {least} is not in [0, 1]")
-    data, root, said = _data(config), Path(generators), []
-    chosen = _chosen(data, clients)
+    data, root, folder, said = open_data(config), Path(generators).expanduser(), Path(output).expanduser(), []
+    chosen = choose_clients(data, clients)
     backbone, networks, size = _networks_of(root)
     for client in chosen:  # before the first image is made
         check_trained(root / client.name, client, size)
-        check_is_free(Path(output) / client.name)
+        check_is_free(folder / client.name)
+    make_output(folder)
+    where = device_of(device)
     torch.set_num_threads(threads)
     for client in chosen:
         pixels = data.decode(client.train.images, client.name, size)
         check_trained(root / client.name, client, size, hash_images(pixels, client.labels))
-        generator, teacher = _load(root / client.name, client, backbone, networks, device_of(device))
         pairs = draw_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
-        images, beliefs = _collected(make_swaps(generator, teacher, pixels, pairs), client.name)
+        with needing_memory(client.name, where, "choose another --device, or a smaller --ratio"):
+            generator, teacher = _load(root / client.name, client, backbone, networks, where)
+            images, beliefs = _collected(make_swaps(generator, teacher, pixels, pairs), client.name)
         wearers = client.labels[pairs.appearance]
         if labels == "appearance":
             beliefs, least = nn.functional.one_hot(torch.from_numpy(wearers), client.num_classes).float(), 1.0
-        write_generated(Path(output) / client.name, images, soft_labels(beliefs, wearers, _pids(client), least))
+        write_generated(folder / client.name, images, soft_labels(beliefs, wearers, _pids(client), least))
         said.append(f"{client.name} {len(images):,}")
     return f"wrote {output}: {', '.join(said)} images\nto train with them: --data.generated.root {output}"
 

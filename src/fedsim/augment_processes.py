@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+class _Heard(BaseException):
+    """A signal, raised wherever the main thread is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 @contextmanager
 def ending_on_signals(is_first: bool) -> Iterator[None]:
     """Turn what schedulers send into RunStoppedError, by which files and processes are left in order.
@@ -37,17 +44,17 @@ def ending_on_signals(is_first: bool) -> Iterator[None]:
     """
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise RunStoppedError(number)
+        raise _Heard(number)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
-    except RunStoppedError as error:
+    except _Heard as heard:
         if is_first:
             log.info("what is trained is kept; the same command continues")
-        if is_first and error.signum == signal.SIGUSR1:
+        if is_first and heard.number == signal.SIGUSR1:
             requeue()
-        raise
+        raise RunStoppedError(heard.number) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -64,7 +71,7 @@ def _without_interruption() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
     if waiting:
-        raise RunStoppedError(waiting[0])
+        signal.raise_signal(waiting[0])
 
 
 def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None, options: Mapping[str, Any]) -> None:

@@ -37,8 +37,6 @@ def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:
         DataError: if they are gone, but there are generators.
     """
     path, mine = root / _FILE, {name: options[name] for name in _OPTIONS}
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"--output: {root} is a file; name a folder")
     if not path.is_file():
         if root.is_dir() and any(is_begun(folder) for folder in root.iterdir()):
             raise DataError(f"{path}: is gone, but there are generators beside it; give another --output")

@@ -11,6 +11,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
@@ -272,8 +273,7 @@ class Client(LightningModule):
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
         """If memory ran out, say in which batch, and what to do."""
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-        if not short:
+        if not is_out_of_memory(error):
             return None
         epoch, done, total = self.progress
         size = self.training_settings.batch_size

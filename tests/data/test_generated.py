@@ -165,6 +165,7 @@ def test_nothing_is_written_of_what_does_not_fit_together(images, labels, messag
     ("lines", "message"),
     [
         (["name,pid,weight", "a.png,1,1"], "does not begin with the columns file,pid,weight"),
+        (["file,pid,weight", "a.png,1,1,1"], "line 2: has more than 3 columns"),
         ([HEADER], "lists no images"),
         ([HEADER, "b.png,1,1"], "line 2: there is no image 'b.png'"),
         ([HEADER, "../town0/a.png,1,1"], "line 2: there is no image '../town0/a.png'"),

@@ -24,7 +24,7 @@ from fedsim.generation import fitting
 from fedsim.generation.saved import read_backbone
 from fedsim.models import ResNet, SmallCNN
 from small import refuse
-from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop, trained
+from small_generators import STEPS, WIDTHS, StoppedError, contents, fit, run, stop, trained
 
 # -- what is written ---------------------------------------------------------------------------------------------------
 
@@ -158,6 +158,47 @@ def test_an_interrupted_fit_continues_bit_for_bit(moment, config, tmp_path, monk
     assert trained(tmp_path / "parts") == trained(whole)
     for name in ("losses.csv", "quality.json"):
         assert (tmp_path / "parts" / "town1" / name).read_bytes() == (whole / "town1" / name).read_bytes()
+
+
+@pytest.mark.parametrize("function", ["write_losses", "write_trained"])
+def test_whatever_the_end_is_interrupted_in(function, config, tmp_path, monkeypatch):
+    whole = fit(config, tmp_path / "whole", "--clients", "[town1]")
+    own = getattr(fitting, function)
+
+    def interrupt(folder, content, *args):
+        if function == "write_losses" and len(content) < 3:  # not the last line yet
+            return own(folder, content)
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, function, interrupt)
+        with pytest.raises(StoppedError):
+            fit(config, tmp_path / "parts", "--clients", "[town1]")
+    fit(config, tmp_path / "parts", "--clients", "[town1]")
+    assert contents(tmp_path / "parts" / "town1") == contents(whole / "town1")
+
+
+def test_what_a_call_has_not_removed_the_next_one_does(config, tmp_path):
+    """The end of a call is between its last two acts."""
+    folder = fit(config, tmp_path / "generators", "--clients", "[town1]")
+    (folder / "town1" / "training.ckpt").write_bytes(b"images by heart")
+    (folder / "town1" / "quality.json").unlink()
+    fit(config, folder, "--clients", "[town1]")
+    assert not (folder / "town1" / "training.ckpt").exists()
+
+
+@pytest.mark.parametrize("place", ["fedsim.generation.fitting.torch.load", "fedsim.models.SmallCNN.forward"])
+def test_a_signal_is_no_failure_of_what_it_interrupts(place, config, tmp_path, monkeypatch, capsys):
+    """Where files are read and backbones tried out, errors mean that these will not do."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "write_trained", stop)
+        with pytest.raises(StoppedError):
+            fit(config, tmp_path / "g", "--clients", "[town1]")
+    with monkeypatch.context() as patch:
+        patch.setattr(place, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        fit(config, tmp_path / "g", "--clients", "[town1]", code=128 + signal.SIGTERM)
+    assert "fedsim: error: stopped by SIGTERM" in capsys.readouterr().err
+    fit(config, tmp_path / "g", "--clients", "[town1]")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])

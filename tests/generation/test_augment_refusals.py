@@ -25,6 +25,7 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
         (("--threads", "0"), "--threads"),
         (("--training.steps", "0"), "training.steps: 0 is less than 1"),
         (("--networks.width", "0"), "networks.width: 0 is less than 1"),
+        (("--networks.hidden", "1000000000000"), "the generator of town0 does not fit on cpu; lower --networks.width"),
         (("--losses.code", "-1"), "losses.code: -1.0 is less than 0"),
         (("--nonsense", "1"), "nonsense"),
         (("--settings", "no-such-file.yaml"), "no-such-file.yaml"),
@@ -96,7 +97,7 @@ def test_people_whom_a_generator_cannot_learn(config, tmp_path, capsys):
     content["data"]["max_identities"] = 3
     config.write_text(yaml.safe_dump(content))
     line = refuse(capsys, "augment", "fit", "--config", config, "--output", tmp_path / "file")
-    assert "is a file; name a folder" in line
+    assert "/file cannot be a folder (File exists); name another" in line
 
 
 @pytest.mark.parametrize("command", ["preview", "write"])
@@ -148,7 +149,7 @@ def test_other_pictures_of_the_same_people(config, tmp_path, capsys):
     config.write_text(yaml.safe_dump(content))
     args = ("--config", config, "--clients", "[town0]", "--generators", folder, "--output", tmp_path / "out")
     assert "was trained on other images than client town0 has now" in refuse(capsys, "augment", "write", *args)
-    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_checkpoint_that_cannot_be_continued(config, tmp_path, capsys, monkeypatch):
@@ -175,8 +176,33 @@ def test_nothing_is_written_over(config, tmp_path, capsys, monkeypatch):
     args = ("augment", "write", "--config", config, "--generators", folder, *options)
     assert "out/town1: holds generated images; remove it, write to another" in refuse(capsys, *args, "[town0,town1]")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["town1"]
-    for bad in (("--ratio", "0"), ("--least", "2"), ("--labels", "wishes")):
+    for bad in (("--ratio", "0"), ("--least", "2"), ("--labels", "wishes"), ("--threads", "0")):
         assert bad[0].strip("-") in refuse(capsys, "augment", "write", "--config", config, *bad)
+
+
+@pytest.mark.parametrize("name", ["file", "file/folder", "/proc/folder"])
+def test_a_folder_that_cannot_be_is_found_out_before_the_work(name, config, tmp_path, capsys, monkeypatch):
+    folder = fit(config, tmp_path / "generators", "--clients", "[town0]")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(augment, "make_swaps", None)
+    monkeypatch.setattr(augment, "fit_generator", None)
+    args = ("--config", config, "--clients", "[town0]", "--output", tmp_path / name)
+    for command in (("fit", *STEPS, *WIDTHS), ("write", "--generators", folder)):
+        assert f"--output: {tmp_path / name} cannot be a folder" in refuse(capsys, "augment", *command, *args)
+    monkeypatch.setattr(augment, "swap_grid", None)
+    args = ("--config", config, "--generators", folder, "--output", tmp_path / "sheet.xyz")
+    assert "sheet.xyz: cannot write the contact sheet (.xyz is no format" in refuse(capsys, "augment", "preview", *args)
+
+
+def test_an_encoder_of_people_who_are_now_held_out_goes_to_nobody(config, tmp_path, capsys):
+    folder = fit(config, tmp_path / "generators", "--pretrain", "town1", "--clients", "[town1]")
+    content = yaml.safe_load(config.read_text())
+    content["data"]["val"] = "identities"
+    config.write_text(yaml.safe_dump(content))
+    args = ("fit", "--output", folder, *STEPS, *WIDTHS, "--pretrain", "town1", "--clients", "[town0]")
+    line = refuse(capsys, "augment", *args, "--config", config)
+    assert "was trained on other images than client town1 has now" in line
+    assert not (folder / "town0").exists()
 
 
 def test_an_interrupted_write_leaves_no_part_of_a_client(config, tmp_path, monkeypatch):

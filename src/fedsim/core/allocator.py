@@ -1,11 +1,13 @@
-"""What the C library does with memory that tensors on the CPU give back."""
+"""Memory of tensors: what the C library does with what they give back, and how one sees that there is none left."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-__all__ = ["keep_freed_memory"]
+import torch
+
+__all__ = ["is_out_of_memory", "keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's options, <malloc.h>
 
@@ -27,3 +29,8 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     return bool(mallopt(_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, that of a GPU or of the machine, for which torch has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -198,6 +198,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             if reader.fieldnames != _COLUMNS:
                 raise DataError(f"{path}: does not begin with the columns {','.join(_COLUMNS)}")
             for row in reader:
+                if None in row:
+                    raise DataError(f"{path}, line {reader.line_num}: has more than 3 columns; remove them")
                 yield f"{path}, line {reader.line_num}", row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); it says who is on each generated image") from error

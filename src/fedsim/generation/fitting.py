@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,15 +15,17 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import ConfigError, DataError, TrainingError
 from fedsim.core.files import replacing
 from fedsim.data.federations import ClientData
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks, check_backbone
+from fedsim.generation.sampling import check_identities
 from fedsim.generation.saved import CHECKPOINT, is_finished, write_losses, write_trained
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 
-__all__ = ["check_client", "device_of", "fit_generator", "new_training"]
+__all__ = ["check_client", "device_of", "fit_generator", "needing_memory", "new_training"]
 
 
 def new_training(
@@ -61,10 +65,7 @@ def check_client(client: ClientData) -> None:
     """Raise DataError unless a client knows several people, whose appearances could be swapped."""
     if not client.knows_identities:
         raise DataError(f"client {client.name}: a generator needs identities, which its images have not; leave it out")
-    if len(set(client.labels.tolist())) < 2:
-        raise DataError(
-            f"client {client.name}: a generator needs images of at least 2 identities; leave the client out"
-        )
+    check_identities(client.name, client.labels)
 
 
 def fit_generator(
@@ -90,9 +91,10 @@ def fit_generator(
     Raises:
         DataError: if ``training.ckpt`` cannot be continued.
         TrainingError: if a loss or a weight is not finite.
-        ConfigError: if the device's memory does not suffice.
     """
+    checkpoint = folder / CHECKPOINT
     if is_finished(folder):
+        checkpoint.unlink(missing_ok=True)  # of a call that was stopped just before it did so
         return
     if encoder is not None:
         module.generator.appearance.backbone.load_state_dict(encoder)
@@ -108,24 +110,17 @@ def fit_generator(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    checkpoint = folder / CHECKPOINT
     begun = checkpoint.is_file()
     if begun:
         _check_checkpoint(checkpoint, module)
-    steps = range(settings.save_every)
-    try:
-        trainer.fit(module, steps, ckpt_path=checkpoint if begun else None, weights_only=True)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"training.batch_size: the generator of {client.name} does not fit on {device}; lower it, or networks.width"
-        ) from error
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+    trainer.fit(module, range(settings.save_every), ckpt_path=checkpoint if begun else None, weights_only=True)
     tensors = {f"{name}.{key}": value for name in ("generator", "teacher")
                for key, value in module.get_submodule(name).state_dict().items()}  # fmt: skip
     for name, tensor in tensors.items():  # the last step's losses are of weights before it
         if not bool(tensor.isfinite().all()):
-            raise TrainingError(f"client {client.name}: {name} is not finite at the end; lower training.rate")
+            raise TrainingError(
+                f"client {client.name}: {name} is not finite at the end; lower training.rate, in another --output"
+            )
     size = (module.pixels.shape[2], module.pixels.shape[3])
     write_trained(folder, tensors, client, size, module.images_hash)
     checkpoint.unlink(missing_ok=True)
@@ -157,11 +152,11 @@ class _SaveTraining(Checkpoint):
         self.folder = folder
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write training.ckpt and losses.csv."""
+        """Write losses.csv and training.ckpt."""
         assert isinstance(pl_module, GeneratorTraining)
+        write_losses(self.folder, pl_module.history)  # first: what goes on from a checkpoint writes later lines alone
         with replacing(self.folder / CHECKPOINT) as partial:
             trainer.save_checkpoint(partial)
-        write_losses(self.folder, pl_module.history)
 
 
 class _Bar(Callback):
@@ -193,6 +188,18 @@ class _Bar(Callback):
         """Clear the line."""
         if self.bar is not None:
             self.bar.close()
+
+
+@contextmanager
+def needing_memory(client: str, device: torch.device, advice: str) -> Iterator[None]:
+    """Raise ConfigError, with advice, if memory does not suffice for what the block does with a client's generator."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        what = str(error).partition(". ")[0]
+        raise ConfigError(f"the generator of {client} does not fit on {device}; {advice} ({what})") from error
 
 
 def device_of(name: str, row: int = 0) -> torch.device:

@@ -12,7 +12,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.seeding import torch_generator
 from fedsim.data.images import Index
 
-__all__ = ["Draw", "Sampler"]
+__all__ = ["Draw", "Sampler", "check_identities"]
 
 
 class Draw(NamedTuple):
@@ -40,9 +40,8 @@ class Sampler:
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:
+        check_identities(client, labels)
         counts = np.bincount(labels)
-        if np.count_nonzero(counts) < 2:
-            raise DataError(f"client {client}: a generator needs images of at least 2 identities; leave the client out")
         self.client, self.batch_size, self.seed = client, batch_size, seed
         self.order = torch.from_numpy(np.argsort(labels, kind="stable"))
         """[n] images, identity after identity"""
@@ -68,3 +67,9 @@ class Sampler:
         other = (one + step_on) % counts
         first = self.first[identities]
         return Draw(self.order[first + one], self.order[first + other], self.lenders)
+
+
+def check_identities(client: str, labels: Index) -> None:
+    """Raise DataError if all images of a client show the same person."""
+    if np.count_nonzero(np.bincount(labels)) < 2:
+        raise DataError(f"client {client}: a generator needs images of at least 2 identities; leave the client out")

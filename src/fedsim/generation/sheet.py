@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 
-__all__ = ["join_sheets", "swap_sheet", "write_sheet"]
+__all__ = ["check_sheet_file", "join_sheets", "swap_sheet", "write_sheet"]
 
 _TITLE = 16
 """Height of the line above the images, pixels."""
@@ -79,12 +79,21 @@ def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
     Raises:
         DataError: if it cannot be written.
     """
+    kind = check_sheet_file(path, option)
     try:
-        kind = _format_of(path)
         with replacing(path) as partial:
             sheet.save(partial, format=kind)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another {option}") from error
+
+
+def check_sheet_file(path: Path, option: str) -> str:
+    """Return the format of an image file, by its suffix; raise DataError if it is none."""
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind is None or kind not in Image.SAVE:
+        what = f"{path.suffix or 'no suffix'} is no format for images"
+        raise DataError(f"{path}: cannot write the contact sheet ({what}); choose another {option}")
+    return kind
 
 
 def _grid(images: Tensor, factor: int) -> Image.Image:
@@ -104,10 +113,3 @@ def _check(structure: Tensor, appearance: Tensor, swapped: Tensor) -> None:
     if not (sizes_fit and swapped.numel()):
         shapes = ", ".join(f"{name} {list(images.shape)}" for name, images in given.items())
         raise ValueError(f"{shapes}: do not fit; give [m, 3, H, W], [n, 3, H, W] and [m, n, 3, H, W]")
-
-
-def _format_of(path: Path) -> str:
-    kind = Image.registered_extensions().get(path.suffix.lower())
-    if kind is None or kind not in Image.SAVE:
-        raise ValueError(f"{path.suffix or 'no suffix'} is no format for images")
-    return kind

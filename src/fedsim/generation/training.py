@@ -13,6 +13,8 @@ Deviations from paper 002, which names DG-Net and gives no equations, sizes or r
   by vanishing.
 - The soft labels' gradient goes to the appearance encoder alone, not through the image.
 - The discriminator is trained by least squares, as code of that paper is said to do; in print it has logarithms.
+- Rates are constant, without weight decay, and factors are what they are from the first step, that of soft labels from
+  where it begins; code of that paper lowers rates, decays weights, and raises factors of codes and soft labels slowly.
 - The teacher is a second appearance encoder that learns beside the generator, from the client's real images alone.
 """
 
@@ -248,7 +250,7 @@ class GeneratorTraining(LightningModule):
         if bad := [name for name, value in row.items() if not math.isfinite(value)]:
             raise TrainingError(
                 f"client {self.client}, step {row['step']:.0f}: the generator's loss {bad[0]} is {row[bad[0]]}; "
-                "lower training.rate, or see whether all images can be seen"
+                "lower training.rate, in another --output, or see whether all images can be seen"
             )
         self.history.append(row)
 
