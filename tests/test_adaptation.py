@@ -10,7 +10,7 @@ from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.adaptation import AdaptiveBackbones, next_rungs
 from fedsim.core.errors import ConfigError
-from fedsim.methods import Ditto, FedAvg, Scaffold, WeightedPav
+from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.selection import UCB
 from fedsim.settings import ClientOverride
@@ -18,6 +18,8 @@ from small import fit, make_data, make_model, vector
 
 NECK = Neck(kind="linear", dim=16, dropout=0.0)
 WIDTHS = (4, 6, 8)
+METHODS = (WeightedPav(), SKA())
+"""Without and with something that clients keep from the start."""
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
@@ -108,15 +110,20 @@ def test_a_switch_keeps_the_classifier_and_nothing_else():
         assert torch.equal(resident.flat.shared, vector(model, model.archs[name]))
 
 
-@pytest.mark.parametrize("method", [Scaffold(), Ditto()])
+@pytest.mark.parametrize("method", [Scaffold(), Ditto(), SKA()])
 def test_what_a_method_keeps_begins_anew(method):
     model = fit(adaptive(method), rounds=2)
     assert all("kept." in "".join(state) for state in states(model).values())
     reward(model)
+    for resident in model.residents.values():
+        resident.flat.buffer.fill_(7.0)  # whoever was here last
     model.ladder.adapt(model.server, model.method, model.clients)
     for name in ("town0", "town2"):
         kept = {n.removeprefix("kept."): t for n, t in states(model)[name].items() if n != "state"}
-        expected = method.initial_kept(model.residents[model.archs[name]])
+        resident = model.residents[model.archs[name]]
+        resident.flat.shared.copy_(vector(model, resident.arch))
+        resident.flat.private.copy_(resident.initial_private)
+        expected = method.initial_kept(resident)
         assert kept.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[key]) for key, tensor in kept.items())
 
@@ -174,28 +181,31 @@ def test_models_are_scored_on_the_architectures_that_clients_have_now():
 
 def play_on_two(folder):
     """What each of two ranks does."""
-    model = fit(adaptive(selection=Fixed(3)), rounds=5, devices=2)
-    torch.save(everything(model), folder / f"{model.strategy.global_rank}.pt")
+    for method in METHODS:
+        model = fit(adaptive(method, selection=Fixed(3)), rounds=5, devices=2)
+        torch.save(everything(model), folder / f"{type(method).__name__}{model.strategy.global_rank}.pt")
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_give_the_bits_of_one(tmp_path):
     run_on_ranks(play_on_two, tmp_path)
-    one, found = everything(fit(adaptive(selection=Fixed(3)), rounds=5)), {}
-    for rank in range(2):
-        found |= torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-    assert found.keys() == one.keys()
-    for key, tensor in one.items():
-        assert torch.equal(tensor, found[key]), key
+    for method in METHODS:
+        one, found = everything(fit(adaptive(method, selection=Fixed(3)), rounds=5)), {}
+        for rank in range(2):
+            found |= torch.load(tmp_path / f"{type(method).__name__}{rank}.pt", weights_only=True)
+        assert found.keys() == one.keys()
+        for key, tensor in one.items():
+            assert torch.equal(tensor, found[key]), (method, key)
 
 
-def test_a_run_continues_after_a_switch_in_the_same_bits(tmp_path):
-    whole = fit(adaptive(selection=Fixed(3)), rounds=6)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_continues_after_a_switch_in_the_same_bits(method, tmp_path):
+    whole = fit(adaptive(method, selection=Fixed(3)), rounds=6)
     for rounds in (2, 3, 5):  # right before a switch, after one, after two
         path = tmp_path / f"{rounds}.ckpt"
-        fit(adaptive(selection=Fixed(3)), rounds=rounds).trainer.save_checkpoint(path)
-        resumed = fit(adaptive(selection=Fixed(3)), rounds=6, ckpt_path=path)
+        fit(adaptive(method, selection=Fixed(3)), rounds=rounds).trainer.save_checkpoint(path)
+        resumed = fit(adaptive(method, selection=Fixed(3)), rounds=6, ckpt_path=path)
         assert resumed.archs == whole.archs
         assert resumed.server.num_clients == whole.server.num_clients
         a, b = everything(whole), everything(resumed)

@@ -164,7 +164,7 @@ class BackboneLadder:
             server.num_clients[old] -= 1
             server.num_clients[new] += 1
             if name in clients:
-                _move(clients[name], self._residents[new], method)
+                _move(clients[name], self._residents[new], method, server)
 
     # -- what people see, and checkpoints ------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class BackboneLadder:
             server.num_clients.update(self._archs.values())
 
 
-def _move(client: Client, resident: Resident, method: Method) -> None:
+def _move(client: Client, resident: Resident, method: Method, server: Server) -> None:
     """Give a client another architecture: its private state starts anew, but for the classifier."""
     generator = torch_generator(client.seed, client.client_name, "head")
     state, head = resident.initial_state(client.num_classes, generator), client.head
@@ -201,5 +201,7 @@ def _move(client: Client, resident: Resident, method: Method) -> None:
     for new, old in zip(resident.head_of(state, client.num_classes), head, strict=True):
         new.copy_(old)
     client.resident = resident
+    resident.flat.shared.copy_(server.model(resident.arch))  # what it holds is of the last client that was seated
+    resident.flat.private.copy_(resident.initial_private)
     kept = {f"kept.{name}": tensor for name, tensor in method.initial_kept(resident).items()}
     client.load_private_state({"state": state, **kept})

@@ -144,7 +144,11 @@ class Method(ABC):
         return {}
 
     def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return what a client keeps before its first round; ``resident`` has the initial weights."""
+        """Return what a client keeps before its first round, or its first one with another backbone.
+
+        Args:
+            resident: of the client's architecture, with the global model and initial private weights.
+        """
         return {}
 
     def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
