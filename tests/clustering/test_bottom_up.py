@@ -78,3 +78,17 @@ def test_no_more_merges_than_there_are_clusters():
     assert merge_clusters(torch.randn(4, 3), torch.arange(4), 9).tolist() == [0] * 4
     assert merge_clusters(torch.randn(4, 3), torch.arange(4), 0).tolist() == [0, 1, 2, 3]
     assert merge_clusters(torch.randn(1, 3), torch.arange(1), 1).tolist() == [0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_that_must_be_deterministic_merges_the_same():
+    features, labels = people(15, 4, 0.5, 0), torch.arange(60)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for num_merges in (10, 20):
+            expected = merge_clusters(features, labels, num_merges)
+            assert torch.equal(merge_clusters(features.cuda(), labels, num_merges), expected)
+            labels = expected
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -74,20 +74,16 @@ def _root(parents: list[int], cluster: int) -> int:
 
 def _nearest_clusters(features: Tensor, labels: Tensor, size_penalty: float, count: int) -> tuple[Tensor, Tensor]:
     """Return the nearest other clusters of each [C, k] and their distances, size penalty and all, on the CPU."""
-    sizes = labels.bincount()
-    num, device = len(sizes), features.device
-    by_cluster = labels.argsort(stable=True)
-    similarity = Similarity(features[by_cluster.to(device)], features)
-    columns, penalties = labels.to(device), (size_penalty * sizes).to(device)
+    sizes, device = labels.bincount(), features.device
+    by_cluster = features[labels.argsort(stable=True).to(device)]
+    similarity, widths = Similarity(by_cluster, by_cluster), sizes.to(device)
+    num, penalties = len(sizes), size_penalty * widths
     near, distance = [], []
     for clusters, rows in _blocks(sizes):
         own = torch.arange(clusters.start, clusters.stop, device=device)
-        of_images = similarity.block(rows)
-        of_clusters = of_images.new_full((len(own), of_images.shape[1]), -1.0)
-        where = (labels[by_cluster[rows]].to(device) - clusters.start)[:, None].expand_as(of_images)
-        of_clusters.scatter_reduce_(0, where, of_images, "amax")
-        between = of_images.new_full((len(own), num), -1.0)
-        between.scatter_reduce_(1, columns.expand_as(of_clusters), of_clusters, "amax")
+        # of neighbours in memory: scatter_reduce, which takes any order, has no deterministic form on GPUs
+        of_clusters = torch.segment_reduce(similarity.block(rows), "max", lengths=widths[clusters])
+        between = torch.segment_reduce(of_clusters.T.contiguous(), "max", lengths=widths).T
         far = (2 - 2 * between).clamp_min(0).sqrt() + penalties + penalties[own][:, None]
         far[own - clusters.start, own] = torch.inf
         index, values = top_of_block(-far, min(count, num - 1))
