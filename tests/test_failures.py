@@ -27,9 +27,11 @@ from failing import (
     resume,
 )
 from fedsim.checkpoint import read_checkpoint
+from fedsim.core.errors import TrainingError
+from fedsim.methods import FedPav
 from fedsim.run_directory import metrics_files
 from small import fit as fit_here
-from small import make_model, vector
+from small import make_data, make_model, vector
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -222,6 +224,22 @@ def test_a_round_in_which_every_update_is_left_out_changes_nothing(tmp_path):
     for name, client in model.clients.items():
         assert torch.equal(client.private_state()["state"], expected.clients[name].private_state()["state"])
     assert model.round_metrics["train/skipped"] == 3
+
+
+class Blown(FedPav):
+    """Personalised models of a client whose weights are finite, but too large to be used."""
+
+    def personalise(self, client, server):
+        super().personalise(client, server)
+        if client.client_name == "town1":
+            client.resident.whole.mul_(1e30)
+
+
+def test_a_model_whose_features_are_not_finite_is_named():
+    model = make_model(Blown())
+    options = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 1}
+    with pytest.raises(TrainingError, match=r"personalised model of client town1 on val town1: .*not finite; .*lower"):
+        fit_here(model, make_data(val="identities", val_fraction=0.3), rounds=1, **options)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

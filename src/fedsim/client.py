@@ -157,7 +157,7 @@ class Client(LightningModule):
             optimizer.begin_epoch(epoch)
         share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
         all_labels, order = self._epoch_plan() if share or not self.clusters else (self.labels, [])
-        count = max(int(share * len(order)), min(1, len(order)) if epoch == 0 else 0)
+        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
         count = visit.within_steps(epoch, count, self.training_settings)
         groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
         indices = [torch.cat(group) for group in groups]
@@ -244,7 +244,7 @@ class Client(LightningModule):
                 stays what it was before the round.
         """
         sent = [part for part in contribution if part.numel()]
-        parts = (*sent, self.resident.private)
+        parts = (*sent, self.resident.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound for part in parts if part.numel() for bound in part.aminmax()]  # NaN if there is one
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):

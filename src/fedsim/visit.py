@@ -72,7 +72,7 @@ class Tally:
         """Wait for the device, once.
 
         Args:
-            more: other float32 scalars that are read on this occasion.
+            more: other scalars that are read on this occasion.
 
         Returns:
             sum of losses over images, correct images, images, and the values of ``more``.

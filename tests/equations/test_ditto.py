@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import BadUpdateError, ConfigError
 from fedsim.methods import Ditto
 from plain_loops import Federation, assert_close, play, sgd, shares
+from small import fit, make_model
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -60,3 +61,15 @@ def test_the_log_counts_the_global_task():
 def test_a_negative_pull_is_refused():
     with pytest.raises(ConfigError, match=r"model\.method\.lam"):
         Ditto(lam=-1.0)
+
+
+@pytest.mark.parametrize("how", ["stop", "skip_client"])
+def test_a_personal_model_that_diverges_is_a_bad_update(how):
+    """Its pull is that of a spring which every step stretches; the global model's training is as it should be."""
+    model = make_model(Ditto(lam=1e9), on_bad_update=how)
+    if how == "stop":
+        with pytest.raises(BadUpdateError, match="client town0, round 1: loss or weights are not finite"):
+            fit(model, rounds=1)
+    else:
+        assert fit(model, rounds=1).trained == []
+        assert not any("kept.personal" in client.private_state() for client in model.clients.values())

@@ -77,12 +77,13 @@ def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Genera
 def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
     """Return the first ``limit`` batches, or the first share of them if it is below 1, at least one; None: all.
 
-    >>> [len(limited([torch.tensor([0])] * 10, limit)) for limit in (None, 4, 0.25, 0.01)]
-    [10, 4, 2, 1]
+    >>> [len(limited([torch.tensor([0])] * 100, limit)) for limit in (None, 4, 0.255, 0.001, 0.29)]
+    [100, 4, 25, 1, 29]
     """
     if limit is None:
         return batches
-    return batches[: int(limit) if limit >= 1 else max(1, int(limit * len(batches)))]
+    # without the margin, 0.29 * 100 = 28.999999999999996 would be 28 batches
+    return batches[: int(limit) if limit >= 1 else max(1, int(limit * len(batches) + 1e-9))]
 
 
 def grouped(batches: list[Tensor], num_values: int) -> list[list[Tensor]]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.client import Client
+from fedsim.core.errors import TrainingError
 from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federations import FederatedData, RetrievalSet
@@ -37,7 +38,7 @@ from fedsim.evaluation.ranking import QueryScores, average_scores
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
 from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
 from fedsim.extraction import extract_features, shard_of
-from fedsim.functional.similarity import Similarity
+from fedsim.functional.similarity import NotFiniteError, Similarity
 from fedsim.method import Method
 from fedsim.resident import Resident
 from fedsim.server import Server
@@ -333,7 +334,15 @@ class Evaluator:
 
     def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterable[NDArray[np.float64]]:
         """Fill the rows that are this rank's; the others are zero."""
-        return score_trials(self._trials_of(split, job.domain), query, gallery, self._ranker, self._is_mine(job))
+        trials = self._trials_of(split, job.domain)
+        try:
+            return score_trials(trials, query, gallery, self._ranker, self._is_mine(job))
+        except NotFiniteError as error:
+            whose = "" if job.row.client is None else f" of client {job.row.client}"
+            raise TrainingError(
+                f"{job.row.kind} model{whose} on {split} {job.domain}: {error}; "
+                "its weights are too large: train with a lower learning rate"
+            ) from error
 
     def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Means over queries [trials, metrics], and the CMC curve, mean over trials [MAX_RANK]."""

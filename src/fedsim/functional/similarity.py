@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-__all__ = ["Distance", "Similarity", "exact_products", "query_blocks"]
+__all__ = ["Distance", "NotFiniteError", "Similarity", "exact_products", "query_blocks"]
 
 Distance = Literal["cosine", "euclidean"]
 
@@ -21,6 +21,10 @@ _ROWS = 256
 
 _BLOCK_BYTES = 96 * 2**20
 """Of the similarities in memory at a time: large galleries get fewer queries per block."""
+
+
+class NotFiniteError(ValueError):
+    """A feature is NaN or infinite, or so large that the length of its vector is."""
 
 
 def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
@@ -107,6 +111,6 @@ def _norms(features: Tensor, name: str) -> Tensor:
     norms = torch.linalg.vector_norm(features, dim=1)
     bad = (~norms.isfinite()).nonzero()
     if len(bad):
-        raise ValueError(f"{name}: the features of image {int(bad[0])} are not finite")
+        raise NotFiniteError(f"{name}: the features of image {int(bad[0])} are not finite")
     clamped: Tensor = norms.clamp_min_(1e-12)
     return clamped
