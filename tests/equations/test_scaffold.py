@@ -8,7 +8,9 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.methods import Scaffold
 from fedsim.selection import RandomFraction
+from fedsim.settings import LocalTraining
 from plain_loops import LR, Federation, assert_close, mean_of, play, sgd
+from small import fit, make_model
 
 
 @pytest.mark.parametrize("global_lr", [1.0, 0.5])
@@ -58,3 +60,9 @@ def test_what_goes_both_ways_is_declared():
 def test_a_step_size_must_be_positive():
     with pytest.raises(ConfigError, match=r"model\.method\.global_lr"):
         Scaffold(global_lr=0.0)
+
+
+def test_steps_that_are_no_gradients_are_refused():
+    training = LocalTraining(batch_size=8, optimizer=torch.optim.Adam)
+    with pytest.raises(ConfigError, match=r"model\.client\.optimizer: Scaffold"):
+        fit(make_model(Scaffold(), client=training), rounds=1)

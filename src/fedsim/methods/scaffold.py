@@ -2,20 +2,22 @@
 
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020. arXiv:1910.06378.
 
-| hook        | Algorithm 1                                                                              |
-|-------------|------------------------------------------------------------------------------------------|
-| download    | line 5: the client gets x and c                                                          |
-| before_step | line 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)                                         |
-| upload      | line 12, option II: c_i^+ <- c_i - c + (x - y_i) / (K eta_l); line 13: y_i - x, c_i^+ - c_i |
-| step_size   | lines 16-17: x <- x + eta_g (1 / S) sum over i of (y_i - x)                              |
-| server_step | lines 16-17: c <- c + (S / N) (1 / S) sum over i of (c_i^+ - c_i)                        |
+| hook         | Algorithm 1                                                                                 |
+|--------------|---------------------------------------------------------------------------------------------|
+| download     | line 5: the client gets x and c                                                             |
+| before_epoch | only a check                                                                                |
+| before_step  | line 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)                                            |
+| upload       | line 12, option II: c_i^+ <- c_i - c + (x - y_i) / (K eta_l); line 13: y_i - x, c_i^+ - c_i |
+| step_size    | lines 16-17: x <- x + eta_g (1 / S) sum over i of (y_i - x)                                 |
+| server_step  | lines 16-17: c <- c + (S / N) (1 / S) sum over i of (c_i^+ - c_i)                           |
 
 Deviations and silences:
 
 - Controls belong to shared parameters: running statistics get the plain mean, private groups train without.
-- Option II takes (x - y_i) / (K eta_l) for the mean gradient, which is right for plain SGD only. With momentum m it is
-  up to 1 / (1 - m) times too long, and the correction with it: train with ``momentum: 0``. Weight decay counts as a
-  part of the gradient. Where the trunk's rate differs from that of neck and head, each has its own eta_l.
+- Option II takes (x - y_i) / (K eta_l) for the mean gradient, which is right for plain SGD only. With momentum m it
+  is up to 1 / (1 - m) times too long, and the correction with it: train with ``momentum: 0``. Weight decay counts as
+  a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch. Where the trunk's rate
+  differs from that of neck and head, each has its own eta_l.
 - Means are plain, as in Algorithm 1, which assumes clients that count alike.
 - With several architectures, c, S and N are those of each.
 """
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from fedsim.client import Client
 from fedsim.core.errors import ConfigError
@@ -63,6 +66,11 @@ class Scaffold(Method):
     def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
         """Return what c_i^+ - c_i is."""
         return {"control": (server.residents[arch].flat.num_shared_parameters,)}
+
+    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+        """Check that the way is made of gradients."""
+        if type(client.optimizer.configured) is not SGD:
+            raise ConfigError("model.client.optimizer: Scaffold knows torch.optim.SGD; choose that, with momentum: 0")
 
     def before_step(self, client: Client, server: Server) -> None:
         """Add c - c_i to the gradient (Algorithm 1, line 10)."""
