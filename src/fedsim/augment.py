@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from fedsim.augment_checks import check_fit, check_pretrain, choose_clients, make_output, open_data
 from fedsim.augment_processes import ending_on_signals, fit_in_processes
-from fedsim.augment_settings import keep_settings, read_settings
+from fedsim.augment_settings import check_settings_files, keep_settings, read_settings
 from fedsim.cluster import find_launch, leave_launcher
 from fedsim.config_files import join_configs
 from fedsim.core.errors import ConfigError
@@ -185,6 +185,7 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
 def _fit(args: list[str]) -> str:
     """Parse the options of :func:`fit`, and call it as a process that schedulers can end."""
     parser = _fit_parser()
+    check_settings_files(args)
     given = parser.parse_args(args)
     launch = find_launch()
     if launch is not None and launch.nodes * launch.per_node > 1:
@@ -202,9 +203,14 @@ def _fit_parser() -> ArgumentParser:
     description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, prog="fedsim augment fit", description=description)
     parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
-    parser.add_function_arguments(fit, as_group=False, skip={"row", "options"})
+    parser.add_argument(  # by itself: a default that is set for an argument of the function leaves it "required"
+        "--appearance",
+        type=Backbone,
+        default={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}},
+        help="the appearance encoder's backbone: SmallCNN, ResNet, ConvNeXt, MobileNetV2, or your own Backbone.",
+    )
+    parser.add_function_arguments(fit, as_group=False, skip={"appearance", "row", "options"})
     parser.add_argument("--row", type=int | None, help=SUPPRESS)  # for the processes that fit starts itself
-    parser.set_defaults(appearance={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}})
     return parser
 
 

@@ -1,8 +1,12 @@
-"""``settings.yaml`` in a folder of generators: what they depend on, so that no two kinds are mixed in it."""
+"""Files of settings: those of ``--settings``, and ``settings.yaml`` in a folder of generators.
+
+The latter says what they depend on, so that no two kinds are mixed in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,30 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.generation.saved import is_begun
 
-__all__ = ["keep_settings", "read_settings"]
+__all__ = ["check_settings_files", "keep_settings", "read_settings"]
 
 _FILE = "settings.yaml"
 _OPTIONS = ("appearance", "networks", "losses", "training", "size", "pretrain", "seed")
 """which it holds; the other options of a call are about the call"""
+
+
+def check_settings_files(args: Sequence[str]) -> None:
+    """Read the files that a command line names by ``--settings``: the parser does not say what is wrong with one.
+
+    Raises:
+        DataError: if one cannot be read, or is empty.
+        ConfigError: if it is a config of a run.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--settings", action="append", default=[])
+    for path in parser.parse_known_args(args)[0].settings:
+        if Path(path).is_file() and not Path(path).read_bytes().strip():
+            raise DataError(f"{path}: is empty; --settings wants options of fedsim augment fit, see configs/generators")
+        if {"data", "model", "trainer"} & read_config(path).keys():
+            raise ConfigError(
+                f"--settings: {path} is the config of a run; give it to --config, and --settings a file of options of "
+                "fedsim augment fit, see configs/generators"
+            )
 
 
 def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:

@@ -27,7 +27,7 @@ from fedsim.callbacks.tracking import end_run, join_run
 from fedsim.checkpoint import read_checkpoint
 from fedsim.cluster import await_rank_0, follow_launcher, leave_launcher
 from fedsim.commands import run_plain_command
-from fedsim.compatibility import check_trainer
+from fedsim.compatibility import check_trainer, warn_of_idle_ranks
 from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.data.datamodule import FederatedDataModule
@@ -35,7 +35,15 @@ from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import group_runs, report, traffic
-from fedsim.run_directory import default_run_dir, find_checkpoint, folder_of_draw, prepare_for_fit, with_own_config
+from fedsim.run_directory import (
+    default_run_dir,
+    describe_checkpoint,
+    find_checkpoint,
+    folder_of_draw,
+    prepare_for_fit,
+    rounds_done,
+    with_own_config,
+)
 from fedsim.trainer import FederatedTrainer
 
 __all__ = ["FedSimCLI", "run_command"]
@@ -120,15 +128,26 @@ class FedSimCLI(LightningCLI):
             raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
         self.restarts = False
         if config.get("ckpt_path"):
-            path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
-            config["ckpt_path"] = None if path is None else str(path)
-            if path is None:
-                self.restarts = True
-                log.info("%s has no checkpoint yet: the run begins", self.run_dir)
-            else:
-                read_checkpoint(path)  # a wrong one is reported before processes start
+            self._settle_checkpoint(config)
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
+
+    def _settle_checkpoint(self, config: Namespace) -> None:
+        """Find the checkpoint that is meant; a wrong one is reported before processes start."""
+        path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
+        config["ckpt_path"] = None if path is None else str(path)
+        if path is None:
+            self.restarts = True
+            log.info("%s has no checkpoint yet: the run begins", self.run_dir)
+            return
+        checkpoint, rounds = read_checkpoint(path), config["trainer"]["max_epochs"]
+        if self.subcommand != "fit":
+            log.info(describe_checkpoint(path, checkpoint))
+        elif rounds is not None and 0 <= rounds <= rounds_done(checkpoint):
+            log.info(
+                "nothing to train: %s has its %d rounds; raise trainer.max_epochs, which is %d",
+                path, rounds_done(checkpoint), rounds,
+            )  # fmt: skip
 
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""
@@ -137,7 +156,9 @@ class FedSimCLI(LightningCLI):
         if self.config[self.subcommand]["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.evaluation.task])
-        _ = self.datamodule.federated
+        federated = self.datamodule.federated
+        if self.subcommand == "fit":
+            warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
         if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
             config = self.config[self.subcommand]
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)

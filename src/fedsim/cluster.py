@@ -19,6 +19,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from lightning.fabric.plugins.environments import KubeflowEnvironment, LSFEnvironment, MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from fedsim.core.errors import ConfigError
@@ -76,6 +77,8 @@ def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.
     """
     launch = find_launch(environ)
     if launch is None:
+        if num_nodes > 1:
+            _check_by_hand(num_nodes, environ)
         return devices, num_nodes
     given = _count(devices)
     if given is not None and given != launch.per_node:
@@ -88,6 +91,28 @@ def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.
     if launch.launcher == "Slurm":
         _complete_slurm(environ, launch)
     return (launch.per_node if given is None else devices), launch.nodes
+
+
+def _check_by_hand(num_nodes: int, environ: Environment) -> None:
+    """See whether the variables are set by which nodes find each other that somebody starts one by one; say who waits.
+
+    They are those of Lightning's own environment; NODE_RANK may be called GROUP_RANK.
+    """
+    if any(other.detect() for other in (KubeflowEnvironment, LSFEnvironment, MPIEnvironment)):
+        return  # Lightning's business
+    number = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if number is None or host is None or port is None:
+        raise ConfigError(
+            f"trainer.num_nodes: {num_nodes}, but nothing has started the others; start fedsim by torchrun or Slurm "
+            "(docs/cluster.md), or on each node by hand, with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
+        )
+    if number not in map(str, range(num_nodes)):
+        raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}, as trainer.num_nodes says")
+    log.info(
+        "node %s of 0 to %d waits at %s:%s for the other nodes, as long as trainer.strategy.timeout says",
+        number, num_nodes - 1, host, port,
+    )  # fmt: skip
 
 
 def leave_launcher(environ: Environment = os.environ) -> None:

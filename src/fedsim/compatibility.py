@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["check_trainer"]
+__all__ = ["check_trainer", "warn_of_idle_ranks"]
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,15 @@ def check_trainer(
             _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation, metrics)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
+
+
+def warn_of_idle_ranks(ranks: int, clients: int) -> None:
+    """Say that there are more ranks than clients: a client trains on one of them."""
+    if ranks > clients:
+        log.warning(
+            "trainer.devices: %d ranks for %d clients, so %d of them train nobody; %d are enough",
+            ranks, clients, ranks - clients, clients,
+        )  # fmt: skip
 
 
 def _check_saving(callback: Callback) -> None:

@@ -34,6 +34,8 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         DataError: if it cannot be read.
     """
+    if Path(path).is_dir():
+        raise DataError(f"{path}: is a folder; give a config file")
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:

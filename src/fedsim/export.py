@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from fedsim.checkpoint import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_sta
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.models.attention import holds_attention
+from fedsim.run_directory import checkpoint_at, describe_checkpoint
 from fedsim.sparse_file import write_sparse
 
 __all__ = ["export"]
+
+log = logging.getLogger(__name__)
 
 
 def export(
@@ -32,7 +36,8 @@ def export(
     ``norm`` has them.
 
     Args:
-        ckpt_path: a checkpoint written by fedsim fit.
+        ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
+            checkpoint.
         output: the file to write.
         arch: which architecture, where the federation has several.
         client: whose pruned model to write: the global one without what this client has pruned; default: the global.
@@ -42,11 +47,12 @@ def export(
     Returns:
         sizes of the files, if there are two; a warning, if they do not fit torchvision's network; else nothing.
     """
-    checkpoint, path = read_checkpoint(Path(ckpt_path)), Path(output)
+    source, path = checkpoint_at(Path(ckpt_path)), Path(output)
+    checkpoint = read_checkpoint(source)
     if client is None:
         tensors, masks = global_tensors(checkpoint, arch), _global_masks(checkpoint, arch)
     else:
-        tensors, masks = _client_tensors(checkpoint, Path(ckpt_path), arch, client)
+        tensors, masks = _client_tensors(checkpoint, source, arch, client)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give --output the name of a file")
     masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
@@ -58,6 +64,7 @@ def export(
         beside = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
         _write(beside, lambda partial: write_sparse(tensors, masks, partial))
         said.append(_sizes(path, beside, tensors, masks))
+    log.info(describe_checkpoint(source, checkpoint))
     if holds_attention(tensors):
         said.append(
             f"{path}: holds attention, which torchvision's networks lack; load it into fedsim's own backbone with the "

@@ -116,6 +116,10 @@ def explain(message: str) -> str:
     text = re.sub(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)", "", text)
     text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", text)
     key = text.partition(":")[0]
+    if re.search(r"arguments are required: .*\bmodel\.", text):
+        return f"{text}; give a config that has them, such as --config configs/quickstart.yaml"
+    if key == "data.generated" and "import path" in text:
+        return f"{key}: expected settings of its own; for a folder of images give --data.generated.root FOLDER"
     for field, base in _CLASSES.items():
         if key.startswith(field) and "import path" in text:
             wrong = re.search(r"path string: (\S+)", text)

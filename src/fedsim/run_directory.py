@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsim.callbacks.tracking import RUN_ID_FILE
 from fedsim.checkpoint import find_version
@@ -14,11 +15,14 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
 
 __all__ = [
+    "checkpoint_at",
     "default_run_dir",
+    "describe_checkpoint",
     "find_checkpoint",
     "folder_of_draw",
     "metrics_files",
     "prepare_for_fit",
+    "rounds_done",
     "with_own_config",
 ]
 
@@ -47,7 +51,7 @@ def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
     Args:
         given: ``last``, ``best``, a checkpoint, or a run directory.
         run_dir: of this run, where ``last`` and ``best`` are.
-        fitting: of a run directory, a fit takes the last checkpoint, other commands the best one.
+        fitting: of a run directory, a fit takes the last checkpoint; see :func:`checkpoint_at`.
 
     Returns:
         a path; None if a fit asks for the ``last`` checkpoint of a run that has none yet, and so begins.
@@ -55,16 +59,30 @@ def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
     Raises:
         DataError: if there is none.
     """
-    if given in ("last", "best"):
-        folder, which = run_dir, given
-    elif (Path(given) / CHECKPOINTS).is_dir():
-        folder, which = Path(given), "last" if fitting else "best"
-    else:
-        find_version(Path(given))
-        return Path(given)
-    found = _named(folder, which) or (_named(folder, "last") if given not in ("last", "best") else None)
+    if given not in ("last", "best"):
+        return checkpoint_at(Path(given), fitting)
+    found = _named(run_dir, given)
     if found is None and not (fitting and given == "last"):
-        raise DataError(f"{folder / CHECKPOINTS}: there is no {which} checkpoint; does run_dir name a run?")
+        raise DataError(f"{run_dir / CHECKPOINTS}: there is no {given} checkpoint; does run_dir name a run?")
+    return found
+
+
+def checkpoint_at(path: Path, fitting: bool = False) -> Path:
+    """Return the checkpoint of a run directory: for a fit the last one, else the best one, or the last if none is best.
+
+    Args:
+        path: a run directory; or a checkpoint, which is returned as it is.
+        fitting: whether it is to be continued.
+
+    Raises:
+        DataError: if there is none.
+    """
+    if not (path / CHECKPOINTS).is_dir():
+        find_version(path)
+        return path
+    found = (None if fitting else _named(path, "best")) or _named(path, "last")
+    if found is None:
+        raise DataError(f"{path / CHECKPOINTS}: there is no checkpoint; is this the directory of a run?")
     return found
 
 
@@ -75,6 +93,35 @@ def _named(folder: Path, which: str) -> Path | None:
     if path in complete or which == "best":
         return path if path in complete else None
     return max(complete, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
+    """Say in one line which checkpoint a command has taken.
+
+    Args:
+        path: of the checkpoint.
+        checkpoint: Lightning's dictionary, in which its callbacks tell what they keep.
+    """
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    by = [state["monitor"] for state in states if state.get("monitor") and _keeps(state, path)]
+    which = f", best by {by[0]}" if by else ", last" if path.stem == "last" else ""
+    return f"checkpoint {path}: round {_progress(checkpoint)['started']}{which}"
+
+
+def _keeps(state: Mapping[str, Any], path: Path) -> bool:
+    """Whether a callback's best checkpoint is the one at ``path``; the run directory may have been moved."""
+    return Path(state.get("best_model_path") or "none").name == path.name
+
+
+def rounds_done(checkpoint: Mapping[str, Any]) -> int:
+    """Return after how many rounds a fit goes on from a checkpoint."""
+    return _progress(checkpoint)["processed"]
+
+
+def _progress(checkpoint: Mapping[str, Any]) -> dict[str, int]:
+    """Lightning's count of rounds. One that is being evaluated has been started, and is not processed yet."""
+    progress: dict[str, int] = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    return progress
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:

@@ -220,6 +220,8 @@ class _Reader:
                 self._refuse(f"{where}{key}", f"there is no such field; choose from {', '.join(sorted(known))}")
 
     def _metric(self, metric: object) -> tuple[str, bool]:
+        if metric is None:
+            self._refuse("metric", "is missing; give its name, such as val/mAP, and its goal, such as maximize")
         fields = self._mapping(metric, "metric")
         self._check_keys(fields, {"name", "goal", "target"}, "metric.")
         if not isinstance(fields.get("name"), str):
