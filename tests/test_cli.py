@@ -41,6 +41,7 @@ WRONG_SETTINGS = [
     (["--model.threads=0"], "model.threads", "less than 1"),
     (["--data.unseen=[mars]"], "data.unseen", "choose from town0"),
     (["--data.val_fraction=2"], "data.val_fraction", "between 0 and 1"),
+    (["--data.generated=images"], "data.generated", "--data.generated.root FOLDER"),
     (["--data.size=[33, 16]"], "data.size", "even"),
     (["--seed_everything=true"], "seed_everything", "give a number"),
     (["--trainer.gradient_clip_val=1"], "trainer.gradient_clip_val", "model.client.grad_clip"),
@@ -125,7 +126,9 @@ def test_wrong_config_files(capsys, tmp_path):
     assert "nofile.yaml" in refuse(capsys, "fit", "--config", "nofile.yaml")
     assert f"{broken}: is not valid YAML" in refuse(capsys, "fit", "--config", broken)
     assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
-    assert "model.method" in refuse(capsys, "fit")
+    line = refuse(capsys, "fit")
+    assert "model.method, model.backbone; give a config that has them, such as --config configs/quickstart.yaml" in line
+    assert f"{tmp_path}: is a folder; give a config file" in refuse(capsys, "fit", "--config", tmp_path)
 
 
 def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):

@@ -11,6 +11,7 @@ from fedsim.__main__ import main
 from fedsim.callbacks import Preemption
 from fedsim.cluster import await_rank_0, check_address, follow_launcher, requeue
 from fedsim.core.errors import ConfigError
+from small import refuse
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -26,6 +27,7 @@ STEP = {
 }
 BATCH = {name: value for name, value in STEP.items() if "_STEP_" not in name}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"}
+BY_HAND = {"MASTER_ADDR": "first", "MASTER_PORT": "29500", "NODE_RANK": "1"}
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, "-1", 2, "2"])
@@ -94,6 +96,13 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
         ("auto", 1, STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "4 tasks cannot be spread evenly over 2 nodes"),
         (2, 1, TORCHRUN, "trainer.devices: 2, but torchrun starts 3 per node"),
         ("auto", 4, TORCHRUN, "trainer.num_nodes: 4, but torchrun uses 2"),
+        ("auto", 2, {}, "trainer.num_nodes: 2, but there is no launcher to start them; use torchrun or Slurm"),
+        (1, 3, BATCH | {"SLURM_JOB_NAME": "bash"}, "trainer.num_nodes: 3, but there is no launcher"),
+        (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "MASTER_PORT")}, "NODE_RANK set"),
+        (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "NODE_RANK")}, "MASTER_PORT and"),
+        (1, 2, {name: BY_HAND[name] for name in ("MASTER_PORT", "NODE_RANK")}, "MASTER_ADDR, "),
+        (1, 2, BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK: 2 is not one of 0 to 1, as trainer.num_nodes says"),
+        (1, 2, BY_HAND | {"NODE_RANK": "first"}, "NODE_RANK: first is not one of 0 to 1"),
         ("auto", 1, TORCHRUN | {"WORLD_SIZE": "5"}, "the same --nproc-per-node"),
         ("auto", 1, TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "2"}, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
     ],
@@ -102,6 +111,23 @@ def test_contradictions_are_refused(devices, num_nodes, environ, words):
     with pytest.raises(ConfigError) as error:
         follow_launcher(devices, num_nodes, dict(environ))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["NODE_RANK", "GROUP_RANK"])
+def test_nodes_that_are_started_one_by_one_say_whom_they_wait_for(caplog, name):
+    environ = {"MASTER_ADDR": "first", "MASTER_PORT": "29500", name: "1"}
+    with caplog.at_level("INFO", logger="fedsim"):
+        assert follow_launcher(4, 2, environ) == (4, 2)
+    assert caplog.messages == [
+        "NODE_RANK 1 of 2 nodes: waits at first:29500 for the others, as long as trainer.strategy.timeout says"
+    ]
+
+
+def test_several_nodes_without_a_launcher_are_one_line_at_once(capsys, tiny, tmp_path, in_environment):
+    in_environment({})
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", "--trainer.num_nodes", 2)
+    assert line.startswith("fedsim: error: trainer.num_nodes: 2, but there is no launcher")
+    assert not (tmp_path / "run").exists()
 
 
 def test_restarts_over_several_nodes_are_possible_with_a_store_for_each():

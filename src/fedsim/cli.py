@@ -36,6 +36,7 @@ from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
 from fedsim.report import group_runs, report, traffic
 from fedsim.run_directory import (
+    check_rounds,
     default_run_dir,
     describe_checkpoint,
     find_checkpoint,
@@ -140,14 +141,11 @@ class FedSimCLI(LightningCLI):
             self.restarts = True
             log.info("%s has no checkpoint yet: the run begins", self.run_dir)
             return
-        checkpoint, rounds = read_checkpoint(path), config["trainer"]["max_epochs"]
+        checkpoint = read_checkpoint(path)
         if self.subcommand != "fit":
             log.info(describe_checkpoint(path, checkpoint))
-        elif rounds is not None and 0 <= rounds <= rounds_done(checkpoint):
-            log.info(
-                "nothing to train: %s has its %d rounds; raise trainer.max_epochs, which is %d",
-                path, rounds_done(checkpoint), rounds,
-            )  # fmt: skip
+        elif config["trainer"]["max_epochs"] not in (None, -1):
+            check_rounds(path, rounds_done(checkpoint), config["trainer"]["max_epochs"])
 
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""

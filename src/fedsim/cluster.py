@@ -19,7 +19,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lightning.fabric.plugins.environments import KubeflowEnvironment, LSFEnvironment, MPIEnvironment
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from fedsim.core.errors import ConfigError
@@ -98,20 +99,20 @@ def _check_by_hand(num_nodes: int, environ: Environment) -> None:
 
     They are those of Lightning's own environment; NODE_RANK may be called GROUP_RANK.
     """
-    if any(other.detect() for other in (KubeflowEnvironment, LSFEnvironment, MPIEnvironment)):
-        return  # Lightning's business
+    if LSFEnvironment.detect() or MPIEnvironment.detect():  # which Lightning follows by itself
+        return
     number = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if number is None or host is None or port is None:
         raise ConfigError(
-            f"trainer.num_nodes: {num_nodes}, but nothing has started the others; start fedsim by torchrun or Slurm "
-            "(docs/cluster.md), or on each node by hand, with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
+            f"trainer.num_nodes: {num_nodes}, but there is no launcher to start them; use torchrun or Slurm "
+            "(docs/cluster.md), or start fedsim on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
         )
     if number not in map(str, range(num_nodes)):
         raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}, as trainer.num_nodes says")
     log.info(
-        "node %s of 0 to %d waits at %s:%s for the other nodes, as long as trainer.strategy.timeout says",
-        number, num_nodes - 1, host, port,
+        "NODE_RANK %s of %d nodes: waits at %s:%s for the others, as long as trainer.strategy.timeout says",
+        number, num_nodes, host, port,
     )  # fmt: skip
 
 

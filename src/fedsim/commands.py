@@ -89,7 +89,9 @@ def _sweep(args: list[str]) -> str:
     parser.add_argument("--local", action="store_true", help="run the draws one after another on this machine")
     parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
     parser.add_argument("--seed", type=int, default=0, help="of random draws")
-    parser.add_argument("--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE")
+    parser.add_argument(
+        "--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE"
+    )
     parser.add_argument(
         "--compare", nargs="+", default=[],
         help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",

@@ -84,8 +84,8 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
     """Say that there are more ranks than clients: a client trains on one of them."""
     if ranks > clients:
         log.warning(
-            "trainer.devices: %d ranks for %d clients, so %d of them train nobody; %d are enough",
-            ranks, clients, ranks - clients, clients,
+            "trainer.devices: %d ranks, but only %d clients: the other ranks have nothing to train; %d are enough",
+            ranks, clients, clients,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
 
 __all__ = [
+    "check_rounds",
     "checkpoint_at",
     "default_run_dir",
     "describe_checkpoint",
@@ -25,6 +27,8 @@ __all__ = [
     "rounds_done",
     "with_own_config",
 ]
+
+log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 
@@ -116,6 +120,23 @@ def _keeps(state: Mapping[str, Any], path: Path) -> bool:
 def rounds_done(checkpoint: Mapping[str, Any]) -> int:
     """Return after how many rounds a fit goes on from a checkpoint."""
     return _progress(checkpoint)["processed"]
+
+
+def check_rounds(path: Path, done: int, wanted: int) -> None:
+    """Say it if a fit that goes on from a checkpoint has nothing to train.
+
+    Args:
+        path: the checkpoint.
+        done: its rounds.
+        wanted: trainer.max_epochs.
+
+    Raises:
+        ConfigError: if it has more rounds than are wanted: the config of the run would then no longer be true of it.
+    """
+    if wanted < done:
+        raise ConfigError(f"trainer.max_epochs: {wanted}, but {path} has {done} rounds already; give more than these")
+    if wanted == done:
+        log.info("nothing to train: %s has its %d rounds; to go on, raise trainer.max_epochs", path, done)
 
 
 def _progress(checkpoint: Mapping[str, Any]) -> dict[str, int]:

@@ -371,6 +371,8 @@ def test_help_says_what_settings_are(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "--networks.scales SCALES resolutions at which the discriminator looks (type: int, default: 2)" in shown
     assert "--row" not in shown
+    assert "or your own Backbone. (type: <class 'Backbone'>, default: {" in shown  # and not "required"
+    assert "[--appearance APPEARANCE]" in shown
 
 
 def test_first_weights_need_not_be_there_any_more(config, tmp_path, capsys):

@@ -36,6 +36,20 @@ def test_wrong_options_are_one_line(options, message, config, tmp_path, capsys):
     assert message in refuse(capsys, *args)
 
 
+@pytest.mark.parametrize("form", [("--settings", "{}"), ("--settings={}",)])
+def test_files_that_are_no_settings_are_named(form, config, tmp_path, capsys):
+    empty = tmp_path / "empty.yaml"
+    empty.write_text(" \n")
+    call = ("augment", "fit", "--config", config, "--output", tmp_path / "g")
+    for path, expected in (
+        (empty, f"{empty}: is empty"),
+        (config, f"--settings: {config} is the config of a run; give it to --config"),
+        (tmp_path, f"{tmp_path}: is a folder"),
+    ):
+        assert expected in refuse(capsys, *call, *(word.format(path) for word in form))
+    assert not (tmp_path / "g").exists()
+
+
 def test_a_launcher_of_several_processes_is_refused(config, tmp_path, capsys, monkeypatch):
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
