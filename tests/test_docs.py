@@ -36,6 +36,18 @@ def test_commands_of_the_readme_exist():
     assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
 
 
+def test_all_published_tables_are_listed():
+    text = (ROOT / "docs" / "comparing.md").read_text().partition("| paper | tables |")[2]
+    listed = {}
+    for paper, tables in re.findall(r"^\| (\d{3})[^|]*\|([^|;]*)", text, re.MULTILINE):
+        spans = [part.split(" to ") for part in re.split(r", | and ", tables.strip())]
+        listed[paper] = {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
+    assert listed == {
+        path.stem: {int(name) for name in re.findall(r"^  table(\d+):", path.read_text(), re.MULTILINE)}
+        for path in (ROOT / "src" / "fedsim" / "published").glob("*.yaml")
+    }
+
+
 def test_ci_calls_the_readme_s_test_command():
     assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)

@@ -26,7 +26,8 @@ WRONG = [
     ({"method": "bayes"}, "method", "needs W&B's server"),
     ({"method": "grdi"}, "method", "choose from grid, random"),
     ({"methods": "grid"}, "methods", "choose from command"),
-    ({"metric": None}, "metric", "expected names"),
+    ({"metric": None}, "metric", "is missing; give its name, such as val/mAP"),
+    ({"metric": "val/mAP"}, "metric", "expected names"),
     ({"metric": {"goal": "maximize"}}, "metric.name", "val/mAP"),
     ({"metric": {"name": "x", "goal": "max"}}, "metric.goal", "maximize, minimize"),
     ({"program": None}, "program", "set it to fedsim"),
@@ -253,6 +254,14 @@ def test_dry_run_prints_what_would_run(write_sweep, capsys, tmp_path):
     assert first[3] != second[3]
     assert first[3].startswith(f"--run_dir={tmp_path / 'runs'}/")
     assert not (tmp_path / "runs").exists()
+
+
+def test_help_says_where_draws_go(write_sweep, capsys):
+    with pytest.raises(SystemExit):
+        main(["sweep", "--help"])
+    assert "default: runs/sweep-FILE" in " ".join(capsys.readouterr().out.split())
+    assert main(["sweep", str(write_sweep()), "--dry-run"]) == 0
+    assert all(" --run_dir=runs/sweep-sweep/" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_options_after_two_hyphens_are_for_every_draw(write_sweep, capsys, tmp_path):
