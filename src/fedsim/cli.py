@@ -143,7 +143,7 @@ class FedSimCLI(LightningCLI):
             return
         checkpoint = read_checkpoint(path)
         if self.subcommand != "fit":
-            log.info(describe_checkpoint(path, checkpoint))
+            self.scored = describe_checkpoint(path, checkpoint)
         elif config["trainer"]["max_epochs"] not in (None, -1):
             check_rounds(path, rounds_done(checkpoint), config["trainer"]["max_epochs"])
 
@@ -264,6 +264,7 @@ class FedSimCLI(LightningCLI):
     def _print_scores(self) -> None:
         if not self.trainer.is_global_zero:
             return
+        log.info(self.scored)
         rows: dict[tuple[str, str], dict[str, float]] = {}
         for key, value in self.trainer.callback_metrics.items():
             if key.count("/") == 3:
@@ -281,6 +282,7 @@ class FedSimCLI(LightningCLI):
     def after_predict(self) -> None:
         """Say where the features are."""
         if self.trainer.is_global_zero:
+            log.info(self.scored)
             _say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 

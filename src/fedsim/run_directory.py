@@ -107,14 +107,15 @@ def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
         checkpoint: Lightning's dictionary, in which its callbacks tell what they keep.
     """
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    by = [state["monitor"] for state in states if state.get("monitor") and _keeps(state, path)]
-    which = f", best by {by[0]}" if by else ", last" if path.stem == "last" else ""
+    names = (path.name, path.parent.name)  # one of its versions may have been given
+    by = [state["monitor"] for state in states if state.get("monitor") and _best_of(state) in names]
+    which = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
     return f"checkpoint {path}: round {_progress(checkpoint)['started']}{which}"
 
 
-def _keeps(state: Mapping[str, Any], path: Path) -> bool:
-    """Whether a callback's best checkpoint is the one at ``path``; the run directory may have been moved."""
-    return Path(state.get("best_model_path") or "none").name == path.name
+def _best_of(state: Mapping[str, Any]) -> str:
+    """Return the name of a callback's best checkpoint, without folders: the run directory may have been moved."""
+    return Path(state.get("best_model_path") or "none").name
 
 
 def rounds_done(checkpoint: Mapping[str, Any]) -> int:
