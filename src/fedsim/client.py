@@ -245,7 +245,7 @@ class Client(LightningModule):
         """
         sent = [part for part in contribution if part.numel()]
         parts = (*sent, self.resident.private, *filter(torch.is_floating_point, self.kept.values()))
-        bounds = [bound for part in parts if part.numel() for bound in part.aminmax()]  # NaN if there is one
+        bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self.bad_update(
