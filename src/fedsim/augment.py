@@ -16,12 +16,13 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fedsim.augment_checks import check_fit, check_pretrain, choose_clients, make_output, open_data
+from fedsim.augment_checks import check_fit, check_pretrain, choose_clients, open_data
 from fedsim.augment_processes import ending_on_signals, fit_in_processes
 from fedsim.augment_settings import check_settings_files, keep_settings, read_settings
 from fedsim.cluster import find_launch, leave_launcher
 from fedsim.config_files import join_configs
 from fedsim.core.errors import ConfigError
+from fedsim.core.files import make_folder
 from fedsim.core.seeding import derive_seed
 from fedsim.data.federations import ClientData
 from fedsim.data.generated import check_is_free, write_generated
@@ -133,7 +134,7 @@ def fit(
     if pretrain is not None:
         check_pretrain(pretrain, data, chosen, root, pixels)
     where = device_of(device, number)
-    make_output(root)
+    make_folder(root, "--output")
     if pretrain is not None and row is None:
         log.warning(
             "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
@@ -309,7 +310,7 @@ def write(
     for client in chosen:  # before the first image is made
         check_trained(root / client.name, client, size)
         check_is_free(folder / client.name)
-    make_output(folder)
+    make_folder(folder, "--output")
     where = device_of(device)
     torch.set_num_threads(threads)
     for client in chosen:

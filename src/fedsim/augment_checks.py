@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fedsim.generation.fitting import check_client
 from fedsim.generation.networks import Networks, check_backbone, check_size
 from fedsim.generation.saved import check_trained, is_finished
 
-__all__ = ["check_fit", "check_pretrain", "choose_clients", "make_output", "open_data"]
+__all__ = ["check_fit", "check_pretrain", "choose_clients", "open_data"]
 
 
 def open_data(config: str | list[str]) -> FederatedDataModule:
@@ -59,13 +58,3 @@ def check_pretrain(
         check_trained(root / pretrain, there[pretrain], size)
     elif pretrain not in [client.name for client in chosen]:
         raise ConfigError(f"--pretrain: the generator of {pretrain} comes first; add it to --clients")
-
-
-def make_output(path: Path) -> None:
-    """Make the folder of results, or say that it cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output: {path} cannot be a folder ({error.strerror}); name another") from error
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"--output: {path} cannot be written; name another")

@@ -30,6 +30,7 @@ from fedsim.commands import run_plain_command
 from fedsim.compatibility import check_trainer, warn_of_idle_ranks
 from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
+from fedsim.core.files import make_folder
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation import Federation
@@ -157,7 +158,11 @@ class FedSimCLI(LightningCLI):
         federated = self.datamodule.federated
         if self.subcommand == "fit":
             warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
-        if self.subcommand == "fit" and _rank() == 0:  # last, when nothing else is wrong
+        if _rank() > 0:
+            return
+        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
+            make_folder(self.run_dir, "run_dir")
+        if self.subcommand == "fit":
             config = self.config[self.subcommand]
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
             for logger in self.trainer.loggers:

@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from fedsim.augment import run_augment_command
 from fedsim.core.errors import ConfigError
+from fedsim.core.files import make_folder
 from fedsim.data_commands import call, run_data_command
 from fedsim.export import export
 from fedsim.local_sweep import check_results, command_line, compare_results, plan_jobs, run_jobs, table_of
@@ -112,6 +113,7 @@ def _sweep(args: list[str]) -> str:
     jobs = plan_jobs(sweep, root, config.count, config.seed)
     if config.dry_run:
         return "\n".join(map(command_line, jobs))
+    make_folder(root, "--run_dir")
     results = run_jobs(jobs, sweep.metric)
     sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
     for which in config.compare if any(result.code == 0 for result in results) else []:

@@ -9,7 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["flush_directory", "flush_file", "new_folder", "replacing"]
+from fedsim.core.errors import ConfigError
+
+__all__ = ["flush_directory", "flush_file", "make_folder", "new_folder", "replacing"]
+
+
+def make_folder(path: Path, setting: str) -> None:
+    """Make the folder of results before there are any, with those on the way.
+
+    Args:
+        path: the folder; it may be there.
+        setting: what names it.
+
+    Raises:
+        ConfigError: if it cannot be made, or not be written into.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be a folder ({error.strerror}); name another") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{setting}: {path} cannot be written; name another")
 
 
 @contextmanager
