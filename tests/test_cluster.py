@@ -94,6 +94,8 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
         ("auto", 1, BATCH, "only one of them runs; put srun before fedsim"),
         ("auto", 1, STEP | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}, "--ntasks-per-node"),
         ("auto", 1, STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "4 tasks cannot be spread evenly over 2 nodes"),
+        ("two", 1, STEP, "trainer.devices: two is no number of ranks"),
+        (-2, 1, TORCHRUN, "trainer.devices: -2 is no number of ranks"),
         (2, 1, TORCHRUN, "trainer.devices: 2, but torchrun starts 3 per node"),
         ("auto", 4, TORCHRUN, "trainer.num_nodes: 4, but torchrun uses 2"),
         ("auto", 2, {}, "trainer.num_nodes: 2, but there is no launcher to start them; use torchrun or Slurm"),

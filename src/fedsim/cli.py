@@ -8,13 +8,13 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tabulate import tabulate
@@ -27,7 +27,7 @@ from fedsim.callbacks.tracking import end_run, join_run
 from fedsim.checkpoint import read_checkpoint
 from fedsim.cluster import await_rank_0, follow_launcher, leave_launcher
 from fedsim.commands import run_plain_command
-from fedsim.compatibility import check_trainer, warn_of_idle_ranks
+from fedsim.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
 from fedsim.config_files import check_config_files, normalise
 from fedsim.core.errors import ConfigError, PeerError, RunStoppedError
 from fedsim.core.files import make_folder
@@ -108,6 +108,12 @@ class FedSimCLI(LightningCLI):
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Read the config files first: the parser takes some wrong ones, and does not name the others."""
+        command, *words = cast("list[str]", args)
+        check_config_files(words, self._parser(command).groups or ())
+        super().parse_arguments(parser, args)
+
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
@@ -186,7 +192,8 @@ class FedSimCLI(LightningCLI):
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
         # without Lightning's bar, and without its complaint that ours is one
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
-        return super().instantiate_trainer(**kwargs)
+        with naming_the_field(vars(config)):
+            return super().instantiate_trainer(**kwargs)
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
         callbacks: list[Callback] = _as_list(config["callbacks"])
@@ -330,7 +337,6 @@ def _verdict(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> None:
     command, rest = args[0], args[1:]
     if command in _LIGHTNING_COMMANDS:
-        check_config_files(rest)
         FedSimCLI([command, *with_own_config(command, normalise(rest))])
     else:
         _say(run_plain_command(command, rest))
@@ -366,6 +372,8 @@ def _rank() -> int:
 def _seed(seed: bool | int) -> int:
     if isinstance(seed, bool):
         raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed_everything: {seed} is not a number from 0 to {2**32 - 1}")
     return seed
 
 

@@ -82,6 +82,8 @@ def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.
             _check_by_hand(num_nodes, environ)
         return devices, num_nodes
     given = _count(devices)
+    if given is None and str(devices).strip() not in ("auto", "-1"):
+        raise ConfigError(f"trainer.devices: {devices} is no number of ranks; leave it out (auto)")
     if given is not None and given != launch.per_node:
         raise ConfigError(
             f"trainer.devices: {given}, but {launch.launcher} starts {launch.per_node} per node; "

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
@@ -19,9 +24,58 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.strategy import FederatedStrategy
 
-__all__ = ["check_trainer", "warn_of_idle_ranks"]
+__all__ = ["check_trainer", "naming_the_field", "warn_of_idle_ranks"]
 
 log = logging.getLogger(__name__)
+
+# what Lightning calls otherwise than the field of the trainer section that it is about
+_OTHER_WORDS = {
+    "accelerator": "gpu backend found|can not run on your system",
+    "devices": "You requested gpu|CUDA_VISIBLE_DEVICES",
+    "max_time": r"Timer\(duration=",
+}
+_REMEDIES = {
+    "accelerator": "set trainer.accelerator to cpu or auto",
+    "devices": "give a number of ranks from 1, or auto; on GPUs also a list of theirs",
+    "num_nodes": "leave it out, or give the number of machines, which Slurm or torchrun must start",
+    "strategy": "leave it out or use fedsim.strategy.FederatedStrategy",
+    "max_time": "give days:hours:minutes:seconds, such as 00:12:00:00",
+}
+
+
+@contextmanager
+def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name the field that Lightning's constructor of trainers refuses, which speaks of its own parts.
+
+    Args:
+        given: the trainer section.
+
+    Raises:
+        ConfigError: if Lightning raises; what other code raises in the block stays as it is.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+        if innermost.f_globals["__name__"].partition(".")[0] != "lightning":
+            raise
+        raise ConfigError(_refusal(str(error), given)) from error
+
+
+def _refusal(words: str, given: Mapping[str, Any]) -> str:
+    """Return a line about the first field that Lightning's words are about.
+
+    >>> _refusal("`num_nodes` must be a positive integer, but got 0.", {"devices": "auto", "num_nodes": 0})[:42]
+    'trainer.num_nodes: 0 cannot be used (`num_'
+    """
+    words = words.rstrip(".")
+    names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
+    names += re.findall(rf"\b({'|'.join(given)})\b", words)
+    if not names:
+        return f"trainer: {words}"
+    name = names[0]
+    remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    return f"trainer.{name}: {given[name]} cannot be used ({words}){remedy}"
 
 
 def check_trainer(
@@ -53,6 +107,9 @@ def check_trainer(
         ),
         f"val_check_interval: {trainer.val_check_interval} is within a round; set trainer.check_val_every_n_epoch": (
             trainer.val_check_interval not in (None, 1.0)
+        ),
+        f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is no number of rounds; give one from 1": (
+            trainer.check_val_every_n_epoch is None or trainer.check_val_every_n_epoch < 1
         ),
         f"precision: {trainer.precision} is not supported; use 32-true or bf16-mixed": (
             trainer.precision not in ("32-true", "bf16-mixed")

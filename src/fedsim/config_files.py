@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,30 @@ from fedsim.messages import one_line
 __all__ = ["check_config_files", "join_configs", "normalise", "read_config"]
 
 
-def check_config_files(args: list[str]) -> None:
-    """Read the config files of a command line: the parser does not say which one is broken."""
+def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
+    """Read the config files of a command line: the parser does not say which one is broken.
+
+    Args:
+        args: the command line.
+        sections: see :func:`read_config`.
+    """
     for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
         if here in ("--config", "-c"):
-            read_config(following)
+            read_config(following, sections)
         elif here.startswith("--config="):
-            read_config(here.removeprefix("--config="))
+            read_config(here.removeprefix("--config="), sections)
 
 
-def read_config(path: str) -> dict[str, Any]:
+def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     """Return a config's content.
 
+    Args:
+        path: the file.
+        sections: fields that must have fields below them if they are there, such as ``model.client``. Of some of them
+            the parser would take anything else for a section whose fields are all left out.
+
     Raises:
-        DataError: if it cannot be read.
+        DataError: if it cannot be read, or a section is none.
     """
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
@@ -44,7 +54,21 @@ def read_config(path: str) -> dict[str, Any]:
         raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
+    for section in sections:
+        _check_section(path, content, section)
     return content
+
+
+def _check_section(path: str, content: dict[str, Any], section: str) -> None:
+    value: Any = content
+    for name in section.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return
+        value = value[name]
+    if value is None:
+        raise DataError(f"{path}: {section}: this section is empty; write its fields below it, or remove it")
+    if not isinstance(value, dict | str):  # the parser reads a section of its own file
+        raise DataError(f"{path}: {section}: is a section, with fields below it, and not {value}")
 
 
 def normalise(args: list[str]) -> list[str]:

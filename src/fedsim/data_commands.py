@@ -167,7 +167,7 @@ def data_of(*paths: str) -> FederatedDataModule:
     parser, found = ArgumentParser(exit_on_error=False), None
     parser.add_class_arguments(FederatedDataModule, "data")
     for path in paths:
-        if "data" in (content := read_config(path)):
+        if "data" in (content := read_config(path, parser.groups or ())):
             found = parser.parse_object({"data": content["data"]}, found)
     if found is None:
         raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
