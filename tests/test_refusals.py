@@ -73,6 +73,49 @@ def test_only_what_lightning_raises_is_a_wrong_setting():
         raise TypeError("devices of a defect")
 
 
+# -- what the parser says ----------------------------------------------------------------------------------------------
+
+OF_THE_PARSER = [
+    ("--seed_everything=-5", "seed_everything: -5 is not a number from 0 to 4294967295"),
+    ("--seed_everything=4294967296", "seed_everything: 4294967296 is not a number from 0 to 4294967295"),
+    ("--seed_everything=abc", "seed_everything: expected a number from 0 to 4294967295, got abc"),
+    ("--data.size=64", "data.size: expected a height and a width, such as [64, 32], got 64"),
+    ("--data.size=64x32", "data.size: expected a height and a width, such as [64, 32], got 64x32"),
+    ("--data.size=[64]", "data.size: expected a height and a width, such as [64, 32], got [64]"),
+    ("--trainer.precision=17", "trainer.precision: expected 32-true or bf16-mixed, got 17"),
+    ("--trainer.logger=nolog", "trainer.logger: there is no class nolog; give the class_path of one"),
+    ("--trainer.max_epochs=many", "trainer.max_epochs: expected int or null, got many"),
+    ("--model.client.optimizer=Adamm", "model.client.optimizer: there is no class Adamm"),
+    ("--model.client.optimizer=torch.optim.Adamm", "model.client.optimizer: there is no class torch.optim.Adamm"),
+    ("--model.client.optimizer=nowhere.Adam", "model.client.optimizer: there is no class nowhere.Adam"),
+    ("--model.client.optimizer.lr=nan", "model.client.optimizer.lr: expected float or Tensor, got nan"),
+    ("--model.clients={town0: 5}", "model.clients: expected the fields of each client, such as {town0: {batch_size"),
+    ("--model.clients={town0: {batch_size: x}}", "model.clients.batch_size: expected int or null, got x"),
+    ("--model.method=5", "model.method: there is no class 5; choose from Ditto"),
+    ("--data.source.clients=x", "data.source.clients: expected int, got x"),
+    ("--trainer.strategy.connect_timeout=x", 'd days, h:m:s" but got "x"'),
+    ("--model.client=5", "model.client: is a section; give its fields"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "words"), OF_THE_PARSER, ids=[case[0] for case in OF_THE_PARSER])
+def test_what_the_parser_refuses_is_said_in_full(capsys, tiny, tmp_path, option, words):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
+    assert words in line
+    for noise in ("Subtypes", "Given value", "class '", "..."):
+        assert noise not in line
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--size=64", "size: expected a height and a width, such as [64, 32], got 64"),
+     ("--clients=town0", "clients: expected a list of names, such as '[town0]', got town0"),
+     ("--networks=5", "networks: is a section")],
+)  # fmt: skip
+def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
+    assert words in refuse(capsys, "augment", "fit", "--config", tiny, "--output", tmp_path / "out", option)
+
+
 # -- config files ------------------------------------------------------------------------------------------------------
 
 

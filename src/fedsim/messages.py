@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import re
 import signal
 from typing import NamedTuple
@@ -27,6 +28,17 @@ _CLASSES = {
     "model.privacy": Privacy,
     "data.source": ReIDSource,
 }
+# where the types that the parser knows say too little; without a section: options of fedsim augment
+_WANTED = {
+    "seed_everything": f"a number from 0 to {2**32 - 1}",
+    "trainer.precision": "32-true or bf16-mixed",
+    "model.clients": "the fields of each client, such as {town0: {batch_size: 8}}",
+    "data.generated": "settings of its own, such as --data.generated.root FOLDER",
+    "data.size": "a height and a width, such as [64, 32]",
+    "size": "a height and a width, such as [64, 32]",
+    "clients": "a list of names, such as '[town0]'",
+}
+_BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
 
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -69,10 +81,10 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
     return None
 
 
-def one_line(message: str) -> str:
+def one_line(message: str, length: int = 400) -> str:
     """Squeeze a message into one line of reasonable length."""
     text = re.sub(r"\s+", " ", message).strip()
-    return text if len(text) <= 400 else text[:397] + "..."
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def lost_peer(error: BaseException) -> str | None:
@@ -111,26 +123,86 @@ def explain(message: str) -> str:
     >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
     'model.threads: expected int, got many'
     """
-    text = one_line(message)
-    text = re.sub(r"^Parser key [\"']([^\"']*)[\"']:\s*", r"\1: ", text)
-    text = re.sub(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)", "", text)
-    text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", text)
-    key = text.partition(":")[0]
-    if re.search(r"arguments are required: .*\bmodel\.", text):
-        return f"{text}; give a config that has them, such as --config configs/quickstart.yaml"
-    if key == "data.generated" and "import path" in text:
-        return f"{key}: expected settings of its own; for a folder of images give --data.generated.root FOLDER"
-    for field, base in _CLASSES.items():
-        if key.startswith(field) and "import path" in text:
-            wrong = re.search(r"path string: (\S+)", text)
-            name = f"there is no class {wrong[1]}" if wrong else "not a known class"
-            return f"{key}: {name}; choose from {', '.join(_names(base))}, or give the class_path of your own"
-    if union := re.search(r"Union subtypes.*?Errors: - (.*?) (?:- |Given value type).*Given value: (.*)$", text):
-        text = f"{key}: cannot use {union[2]} ({union[1]})"
-    if unknown := re.search(r"Option '([^']*)' is not accepted", message):
-        text = f"{key}: there is no option {unknown[1]} here"
-    text = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", text)
-    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", text)
+    key, what = _innermost(message)
+    if not key:
+        text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", what)
+        if re.search(r"arguments are required: .*\bmodel\.", text):
+            text = f"{text}; give a config that has them, such as --config configs/quickstart.yaml"
+        return one_line(_BELOW_COMMAND.sub("", text), 340)
+    return one_line(f"{key}: {_said(key, what)}", 340)
+
+
+def _innermost(message: str) -> tuple[str, str]:
+    r"""Return the field that a message of the parser is about, within others if need be, and what it says of it.
+
+    >>> _innermost('Parser key "a": Type A expects: Parser key "b":\n  - Expected a path')
+    ('a.b', '\n  - Expected a path')
+    """
+    key, start, line, column = "", 0, 0, -1
+    for found in re.finditer(r"Parser key [\"']([^\"']*)[\"']:", message):
+        begin = message.rfind("\n", 0, found.start()) + 1
+        if found.start() - begin <= column:  # of another type that the value was tried as
+            break
+        start, line, column = found.end(), begin, found.start() - begin
+        key = found[1] if not key or found[1].startswith(key) else f"{key}.{found[1]}"
+    first, *rest = message[start:].split("\n")
+    if line > 0:  # what is said of the fields around it comes after it, less indented
+        indent = _indent(message[line:])
+        rest = list(itertools.takewhile(lambda text: not text or _indent(text) > indent, rest))
+    return _BELOW_COMMAND.sub("", key), "\n".join([first, *rest])
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _said(key: str, what: str) -> str:
+    """Return what to say of a field, from what the parser says of it."""
+    given = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", what, re.MULTILINE)
+    given = given or re.search(r"Got value: (\S+)", what)
+    value, what = given[1] if given else "this", re.sub(r"\s+", " ", what).strip()
+    if unknown := re.search(r"Option '([^']*)' is not accepted", what):
+        return f"there is no option {unknown[1]} here"
+    if "Unable to load config" in what:
+        return "is a section; give its fields, or a file that holds them"
+    if key in _WANTED:
+        return f"expected {_WANTED[key]}, got {value}"
+    types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", what)
+    is_number = types is not None and re.search("<class '(int|float)'>", types[1])
+    if not is_number and (missing := _missing_class(key, what, value)):
+        return missing
+    if types is not None:
+        telling = [error for error in types[2].split(" - ") if not error.startswith("Expected a")]
+        return f"cannot use {value} ({telling[0]})" if telling else f"expected {_readable(types[1])}, got {value}"
+    what = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", what)
+    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", what)
+
+
+def _missing_class(key: str, what: str, value: str) -> str | None:
+    """Return what to say where a class was expected, and something else given; None: that is not what is wrong."""
+    named = re.search(r"import path string: (\S+)", what)
+    base = re.search(r"Not a valid subclass of (\w+)", what)
+    if not (named or base or re.search("import path|has no attribute '|No module named '", what)):
+        return None
+    name = named[1] if named else value
+    choices = next((_names(cls) for field, cls in _CLASSES.items() if key.startswith(field)), [])
+    if choices:
+        return f"there is no class {name}; choose from {', '.join(choices)}, or give the class_path of your own"
+    if base and not named:
+        return f"{name} is no {base[1]}; give its fields, or a class_path with init_args"
+    return f"there is no class {name}; give the class_path of one"
+
+
+def _readable(types: str) -> str:
+    """Return Python's list of types as people write them.
+
+    >>> _readable("<class 'int'>, typing.Literal['a', 'b'], list[torch.nn.Module], <class 'NoneType'>")
+    "int, 'a', 'b', list[Module] or null"
+    """
+    types = re.sub(r"<class '([^']*)'>", r"\1", types)
+    types = re.sub(r"typing\.Literal\[([^\]]*)\]", r"\1", types)
+    types = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", types).replace("NoneType", "null")
+    return re.sub(r", ([^,\[\]]*)$", r" or \1", types)
 
 
 def _names(base: type) -> list[str]:
