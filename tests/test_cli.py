@@ -229,6 +229,14 @@ def test_a_finished_run_is_not_overwritten(finished, capsys):
     assert (folder / "pav" / "metrics.csv").is_file()
 
 
+def test_features_and_lists_need_a_run_directory_that_can_be(finished, capsys, tiny):
+    folder, _ = finished
+    options = ["--config", folder / "config.yaml", "--model.method=Local", "--ckpt_path", folder / "local0"]
+    for command in (["predict"], ["test", "--save_ranking"]):
+        line = refuse(capsys, *command, *options, "--run_dir", tiny)  # a file
+        assert f"run_dir: {tiny} cannot be a folder" in line
+
+
 def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
     for name in (
         "metrics-1.csv",
