@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
-from tabulate import tabulate
 
 import fedsim.methods
 import fedsim.models
@@ -35,7 +34,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation import Federation
 from fedsim.messages import one_line, verdict_on
-from fedsim.report import group_runs, report, traffic
+from fedsim.report import group_runs, report, score_table, traffic
 from fedsim.run_directory import (
     check_rounds,
     default_run_dir,
@@ -277,17 +276,7 @@ class FedSimCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         log.info(self.scored)
-        rows: dict[tuple[str, str], dict[str, float]] = {}
-        for key, value in self.trainer.callback_metrics.items():
-            if key.count("/") == 3:
-                _, kind, domain, metric = key.split("/")
-                rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
-        metrics = METRICS_OF[self.model.evaluation.task]
-        table = [
-            [domain, kind, *(_cell(values, metric) for metric in metrics)] for (domain, kind), values in rows.items()
-        ]
-        _say(tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True,
-                      colalign=("left", "left", *["right"] * len(metrics))))  # fmt: skip
+        _say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.evaluation.task]))
         if self.model.rankings is not None:
             _say(f"wrote {self.model.rankings}")
 
@@ -355,12 +344,6 @@ def _limit(limit: int | float | None) -> int | float | None:
 def _as_list(given: Any) -> list[Any]:
     """Callbacks or loggers, however they were given."""
     return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
-
-
-def _cell(values: dict[str, float], metric: str) -> str:
-    """A score in percent, with its spread over random splits where there are several."""
-    spread = values.get(f"{metric}_std")
-    return f"{values[metric]:.1f}" + ("" if spread is None else f"+-{spread:.1f}")
 
 
 def _rank() -> int:
