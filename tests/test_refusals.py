@@ -20,7 +20,7 @@ def test_a_run_directory_that_cannot_be_is_found_out_before_training(capsys, tin
 
 def test_so_is_one_that_the_system_refuses(capsys, tiny):
     line = refuse(capsys, "fit", "--config", tiny, "--run_dir", "/proc/fedsim")
-    assert "run_dir: /proc/fedsim cannot be a folder (No such file or directory)" in line
+    assert "run_dir: /proc/fedsim cannot be a folder" in line
 
 
 def test_so_is_that_of_a_sweep(capsys, tiny, write_sweep):

@@ -39,8 +39,6 @@ _WANTED = {
     "clients": "a list of names, such as '[town0]'",
 }
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
-
-
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
