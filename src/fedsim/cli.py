@@ -295,8 +295,8 @@ def run_command(args: list[str]) -> int:
         a signal ended the command.
     """
     _set_up_messages()
-    if {"-h", "--help"} & set(args):  # what is written below settings' fields; to read it takes a second
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    # help says what is written below settings' fields; to read it takes a second, also of a later command
+    set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
     code = 1  # of a defect
     try:
         code = _verdict(args)
