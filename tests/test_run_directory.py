@@ -6,9 +6,11 @@ import pytest
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
+from fedsim.callbacks import RoundProgress
 from fedsim.checkpoint import read_checkpoint
 from fedsim.compatibility import warn_of_idle_ranks
 from fedsim.core.errors import DataError
+from fedsim.core.placement import place
 from fedsim.run_directory import checkpoint_at, describe_checkpoint, rounds_done
 from small import refuse
 from tiny_run import TINY
@@ -79,7 +81,7 @@ def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
     expected = f"trainer.max_epochs: 2, but {last} has 3 rounds already"
     assert expected in refuse(capsys, "fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", 2)
     assert (copy / "config.yaml").read_text() == config
-    expected = f"nothing to train: {last} has its 3 rounds; to go on, raise trainer.max_epochs"
+    expected = f"nothing to train: {last} is of round 3, the last; to go on, raise trainer.max_epochs"
     for rounds, messages in ((3, [expected]), (4, [])):
         caplog.clear()
         call("fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", rounds)
@@ -94,6 +96,12 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
         caplog.clear()
         assert "holds a run already" in refuse(capsys, *args, devices)  # before other ranks are started
         assert said(caplog, "trainer.devices") == expected
+
+
+def test_a_rank_without_clients_hosts_nobody(caplog):
+    caplog.set_level("INFO", logger="fedsim")
+    RoundProgress().on_placed(place({"a": 1.0}, 2))
+    assert caplog.messages[:2] == ["rank 0 hosts a", "rank 1 hosts nobody"]
 
 
 def test_as_many_ranks_as_clients_are_right(caplog):

@@ -27,7 +27,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class _Heard(BaseException):
-    """A signal, raised wherever the main thread is."""
+    """A signal, raised wherever the main thread is.
+
+    No Exception: code that catches those of what it calls, such as a damaged file's, must not take it for one.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number

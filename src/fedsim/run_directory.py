@@ -137,7 +137,7 @@ def check_rounds(path: Path, done: int, wanted: int) -> None:
     if wanted < done:
         raise ConfigError(f"trainer.max_epochs: {wanted}, but {path} has {done} rounds already; give more than these")
     if wanted == done:
-        log.info("nothing to train: %s has its %d rounds; to go on, raise trainer.max_epochs", path, done)
+        log.info("nothing to train: %s is of round %d, the last; to go on, raise trainer.max_epochs", path, done)
 
 
 def _progress(checkpoint: Mapping[str, Any]) -> dict[str, int]:

@@ -58,7 +58,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         for rank in range(len(placement.loads)):
             names = placement.hosted_by(rank)
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            log.info("rank %d hosts %s", rank, ", ".join(names[:_MAX_NAMES]) + more)
+            log.info("rank %d hosts %s", rank, (", ".join(names[:_MAX_NAMES]) or "nobody") + more)
         if len(placement.loads) > 1:
             log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
 
