@@ -22,10 +22,11 @@ from lightning import Callback, LightningModule, Trainer
 from tabulate import tabulate
 
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.federation import Federation
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
 from fedsim.methods import Local
 from fedsim.models import Neck, ResNet
-from fedsim.settings import Evaluation, LocalTraining
+from fedsim.training.settings import LocalTraining
 from overhead import Case, RandomClients, run_federation
 
 CLIENTS = 9

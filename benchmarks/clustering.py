@@ -27,9 +27,9 @@ from sklearn.cluster import DBSCAN
 from tabulate import tabulate
 from torch import Tensor
 
-from fedsim.clustering.pseudo_labels import cluster_graph
-from fedsim.clustering.reciprocal import encode, sparse_jaccard
 from fedsim.functional.neighbours import Neighbours, nearest
+from fedsim.functional.reciprocal import encode, sparse_jaccard
+from fedsim.training.labels.pseudo_labels import cluster_graph
 
 K1, K2, EPS, MIN_SAMPLES = 20, 6, 0.5, 4
 Floats = NDArray[np.float32]

@@ -30,11 +30,12 @@ from torchvision.datasets import ImageFolder
 
 from fedsim.core.allocator import keep_freed_memory
 from fedsim.data import decoded
-from fedsim.data.augmentation import IMAGENET_MEAN, IMAGENET_STD, Augmentation
+from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted
 from fedsim.data.images import Domain, ImageFiles, Split
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.synthetic import SyntheticReID
+from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 
 SIZE, BATCH = (256, 128), 32
 AUGMENTATION = Augmentation(pad=10, flip=0.5, erase=0.5)

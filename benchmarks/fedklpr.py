@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from fedsim.__main__ import main as run_fedsim
+from fedsim.cli.report import Run, read_run
 from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import rank_features
-from fedsim.report import Run, read_run
 from seeded_runs import ROOT, SEEDS, score, show
 
 ROUNDS = 6

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from fedsim.report import Run
+from fedsim.cli.report import Run
 from seeded_runs import ROOT, SEEDS, fit, score, show
 
 ROUNDS = 8

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from fedsim.report import Run
+from fedsim.cli.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 CONFIG = ROOT / "configs" / "quickstart.yaml"

@@ -28,11 +28,12 @@ from tabulate import tabulate
 from fedsim.core.store import Place
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.federation import Federation
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.federation.selection import RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import Neck, SmallCNN
-from fedsim.selection import RandomFraction
-from fedsim.settings import Evaluation, LocalTraining
+from fedsim.training.settings import LocalTraining
 from overhead import Case, RandomClients, run_federation
 
 PER_ROUND = 100

@@ -35,17 +35,19 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 from torch import Tensor, nn
 
+from fedsim.cli.describe import FederatedTrainer
 from fedsim.core.seeding import torch_generator
-from fedsim.data.augmentation import Augmentation, normalise_images
+from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import shuffled_batches
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.images import Domain, Images, ReIDSource, Split
-from fedsim.federation import Federation
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg
 from fedsim.models import Neck
-from fedsim.settings import Evaluation, LocalTraining
-from fedsim.strategy import FederatedStrategy
-from fedsim.trainer import FederatedTrainer
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
 
 LR = 0.05
 CLASSES = 10

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from tabulate import tabulate
 from torch import nn
 
+from fedsim.core.sparse_file import write_sparse
 from fedsim.functional.pruning import global_magnitude_mask, layerwise_magnitude_mask, zero_pruned_
+from fedsim.methods.pruned import full_mask, prunable_layers
 from fedsim.models import BODY, Neck, ReIDModel, ResNet, group_names
-from fedsim.pruning import full_mask, prunable_layers
-from fedsim.resident import Resident
-from fedsim.server import shared_names
-from fedsim.sparse_file import write_sparse
+from fedsim.training.flat_model import Resident
+from fedsim.training.statistics import shared_names
 
 TURNS, IMAGES, SIZE = 15, 4, (256, 128)
 

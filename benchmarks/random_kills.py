@@ -26,8 +26,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from fedsim.checkpoint import read_checkpoint, read_states
 from fedsim.core.errors import DataError
+from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 
 CONFIG = """
 seed_everything: 0

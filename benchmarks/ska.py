@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from fedsim.rank import rank
-from fedsim.report import Run
+from fedsim.cli.rank import rank
+from fedsim.cli.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 Scores = NDArray[np.float64]

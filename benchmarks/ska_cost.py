@@ -24,11 +24,12 @@ from tabulate import tabulate
 from torch import nn
 
 from fedsim.data import Augmentation, FederatedDataModule, SyntheticReID
-from fedsim.federation import Federation
-from fedsim.method import Method
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
 from fedsim.methods import SKA, FedAvg
+from fedsim.methods.base import Method
 from fedsim.models import Neck, ResNet, SmallCNN
-from fedsim.settings import Evaluation, LocalTraining
+from fedsim.training.settings import LocalTraining
 from overhead import run_federation
 
 LIMIT = 2.05

@@ -15,12 +15,15 @@ import fedsim.methods
 from fedsim.__main__ import main
 
 DOCS = Path(__file__).parent
+SHARED = ("base", "pruned", "reference")  # of several methods
 CONFIG = "configs/quickstart.yaml"
 
 
 def pages():
     """Yield (path, text)."""
     for info in pkgutil.iter_modules(fedsim.methods.__path__):
+        if info.name in SHARED:
+            continue
         module = importlib.import_module(f"fedsim.methods.{info.name}")
         title, _, rest = module.__doc__.partition("\n")
         names = ", ".join(f"`{name}`" for name in module.__all__)

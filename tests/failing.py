@@ -24,13 +24,13 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
-from fedsim import checkpoint as checkpoints
 from fedsim.__main__ import main
-from fedsim.callbacks.events import RoundCallback
-from fedsim.checkpoint import read_checkpoint, read_states
+from fedsim.federation.events import RoundCallback
+from fedsim.federation.selection import Selection
 from fedsim.methods import FedPav
-from fedsim.selection import Selection
-from fedsim.strategy import FederatedStrategy
+from fedsim.strategy import checkpoint_files as checkpoints
+from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from fedsim.strategy.strategy import FederatedStrategy
 
 TESTS = Path(__file__).parent
 POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
@@ -62,7 +62,7 @@ data:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["fedsim.cli"])
+_server.set_forkserver_preload(["fedsim.cli.fit"])
 
 
 class Run:
@@ -347,9 +347,13 @@ class FailingStrategy(FederatedStrategy):
         """Fail when half a shard is written, before a new version is known as the current one, or for want of space."""
         with ExitStack() as stack:
             for point, target, substitute in (
-                ("mid-checkpoint", "fedsim.checkpoint._write_shard", _write_half),
+                ("mid-checkpoint", "fedsim.strategy.checkpoint_files._write_shard", _write_half),
                 ("after rename", "fedsim.core.versions.replacing", lambda path: _fail()),
-                ("no space for states", "fedsim.checkpoint._write_shard", _in_little_space(checkpoints._write_shard)),
+                (
+                    "no space for states",
+                    "fedsim.strategy.checkpoint_files._write_shard",
+                    _in_little_space(checkpoints._write_shard),
+                ),
                 ("no space for globals", "torch.save", _in_little_space(torch.save)),
             ):
                 if self._is_at(point):

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedsim.core.seeding import torch_generator
-from fedsim.data.augmentation import normalise_images
 from fedsim.data.batches import shuffled_batches
+from fedsim.functional.normalise import normalise_images
 from fedsim.models import Neck, ReIDModel
-from fedsim.settings import LocalTraining
+from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, named
 
 LR = 0.02

@@ -3,12 +3,13 @@
 import torch
 
 from fedsim.__main__ import main
+from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
-from fedsim.federation import Federation
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
 from fedsim.models import Neck, SmallCNN
-from fedsim.settings import Evaluation, LocalTraining
-from fedsim.strategy import FederatedStrategy
-from fedsim.trainer import FederatedTrainer
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
 
 LR = 0.05
 ROUNDS = 2

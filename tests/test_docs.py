@@ -73,5 +73,5 @@ def test_the_search_for_untested_equations_finds_them():
 
 def test_every_equation_cited_in_a_method_has_a_test():
     for path in (ROOT / "src" / "fedsim" / "methods").glob("*.py"):
-        tests = ROOT / "tests" / "equations" / f"test_{path.stem}.py"
+        tests = ROOT / "tests" / "methods" / f"test_{path.stem}.py"
         assert untested_equations(path.read_text(), tests.read_text() if tests.exists() else "") == set(), path

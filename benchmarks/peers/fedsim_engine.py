@@ -12,15 +12,16 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, Domain, FederatedDataModule, Images, ReIDSource, Split
 from fedsim.data.images import Size
-from fedsim.federation import Federation
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.federation.selection import RandomFraction
 from fedsim.methods import FedAvg
 from fedsim.models import Backbone, Neck
-from fedsim.selection import RandomFraction
-from fedsim.settings import Evaluation, LocalTraining
-from fedsim.strategy import FederatedStrategy
-from fedsim.trainer import FederatedTrainer
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
 
 SEED = 0
 

@@ -23,7 +23,7 @@ from failing import (
     processes_of,
     read_result,
 )
-from fedsim.checkpoint import read_checkpoint
+from fedsim.strategy.checkpoint_files import read_checkpoint
 from local_slurm import LocalSlurm, UnavailableError, fetch_packages, local_slurm, processes_that_know
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
@@ -252,7 +252,7 @@ def test_a_chain_that_breaks_is_cancelled(slurm, tmp_path, tiny):
 @pytest.mark.cluster
 @pytest.mark.parametrize(("grace", "rounds", "ranks"), [(120, 2, 2), (0, 1, 1)], ids=["saved", "abandoned"])
 def test_a_job_whose_time_runs_out_starts_again_and_ends_in_the_same_bits(slurm, whole, tmp_path, grace, rounds, ranks):
-    preemption = ["--trainer.callbacks+=fedsim.callbacks.Preemption", f"--trainer.callbacks.grace={grace}"]
+    preemption = ["--trainer.callbacks+=fedsim.federation.callbacks.Preemption", f"--trainer.callbacks.grace={grace}"]
     job = Job(slurm, tmp_path / "run", *LONG, *preemption, options=["--nodes=2"])
     job.await_round(2)
     slurm.run("scancel", "--signal=USR1", job.id)  # what --signal=USR1@300 does

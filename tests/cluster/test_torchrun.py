@@ -26,7 +26,7 @@ from failing import (
     processes_of,
     read_result,
 )
-from fedsim.checkpoint import read_checkpoint
+from fedsim.strategy.checkpoint_files import read_checkpoint
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 TESTS = Path(__file__).parents[1]

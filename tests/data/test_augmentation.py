@@ -8,7 +8,8 @@ from torchvision import transforms
 
 from fedsim.core.errors import ConfigError
 from fedsim.data import augmentation as module
-from fedsim.data.augmentation import Augmentation, normalise_images
+from fedsim.data.augmentation import Augmentation
+from fedsim.functional.normalise import normalise_images
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

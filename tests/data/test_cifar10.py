@@ -12,7 +12,7 @@ from PIL import Image
 from fedsim.core.errors import DataError
 from fedsim.data.check import find_data
 from fedsim.data.datasets import CIFAR10, Counts
-from fedsim.data.federations import RetrievalSet
+from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import ImageArray
 from fedsim.data.standins import write_standin
 from fedsim.evaluation.trials import trials_of

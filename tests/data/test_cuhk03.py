@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedsim.commands import run_plain_command
+from fedsim.cli.commands import run_plain_command
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.cuhk03 import convert_cuhk03
 from fedsim.data.datasets import CUHK03NP

@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.commands import run_plain_command
+from fedsim.cli.commands import run_plain_command
+from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded
 from fedsim.data.decoded import DecodedImages, Wanted
@@ -21,7 +22,6 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, 
 from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.pixels import HeldPixels, ReadPixels, read_batches
 from fedsim.data.standins import write_standin
-from fedsim.messages import verdict_on
 from fedsim.methods import FedPav
 from small import fit, make_data, make_model, vector
 

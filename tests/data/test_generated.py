@@ -11,29 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from failing import run_on_ranks
-from fedsim.clustering import Clustering
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import torch_generator
 from fedsim.data import Generated, MarketFolders, write_generated
-from fedsim.data.augmentation import Augmentation, normalise_images
+from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import shuffled_batches
-from fedsim.data.generated import GeneratedImages, Mixture
+from fedsim.data.federated import GeneratedImages
+from fedsim.data.generated import Mixture
 from fedsim.data.images import ImageArray
 from fedsim.data.pixels import HeldPixels
-from fedsim.methods import (
-    MOON,
-    SKA,
-    Ditto,
-    FedCAPR,
-    FedKLPR,
-    FedPav,
-    FedReID,
-    FedReIDFineTune,
-    Local,
-    PFedMe,
-)
+from fedsim.functional.normalise import normalise_images
+from fedsim.methods import MOON, SKA, Ditto, FedCAPR, FedKLPR, FedPav, FedReID, FedReIDFineTune, Local, PFedMe
 from fedsim.models import Neck, ReIDModel
-from fedsim.settings import LocalTraining, Objective
+from fedsim.training.labels import Clustering
+from fedsim.training.settings import LocalTraining, Objective
 from small import LR, Some, fit, make_data, make_model, sgd, vector
 
 SIZE = (32, 16)

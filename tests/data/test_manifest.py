@@ -18,7 +18,7 @@ from fedsim.data.manifest import domains_of, hash_rows, list_rows, read_manifest
 from fedsim.data.standins import write_standin
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.methods import FedPav
-from fedsim.settings import LocalTraining
+from fedsim.training.settings import LocalTraining
 from small import fit, make_model, refuse, sgd, vector
 
 HEADER = "path,pid,cam,dataset,client,part"

@@ -13,13 +13,13 @@ from failing import Run, finish, read_result
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import FederatedDataModule
-from fedsim.data.augmentation import normalise_images
 from fedsim.data.datasets import CIFAR10
 from fedsim.data.federations import build_federation
 from fedsim.data.images import Domain
 from fedsim.evaluation.classification import hits_of
+from fedsim.evaluation.settings import Evaluation
+from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Ditto, FedAvg, FedBN, FedPav, Local
-from fedsim.settings import Evaluation
 from small import fit, make_data, make_model, refuse
 
 SIZE = (16, 16)

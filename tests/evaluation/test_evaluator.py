@@ -11,7 +11,7 @@ from PIL import Image
 
 from failing import Run, finish
 from fedsim.__main__ import main
-from fedsim.checkpoint import read_checkpoint
+from fedsim.cli.export import global_tensors
 from fedsim.core.errors import ConfigError
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
@@ -19,12 +19,12 @@ from fedsim.evaluation.backends import FaissBackend
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Row, summarise
-from fedsim.export import global_tensors
-from fedsim.extraction import extract_features, shard_of
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
-from fedsim.settings import Evaluation
+from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.training.features import extract_features, shard_of
 from small import fit, make_data, make_model, refuse
 
 CPU = torch.device("cpu")

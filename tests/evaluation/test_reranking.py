@@ -9,10 +9,10 @@ import torch
 from scipy import sparse
 from sklearn.cluster import DBSCAN
 
-from fedsim.clustering.reciprocal import encode, jaccard_blocks, sparse_jaccard
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.functional.neighbours import Neighbours
+from fedsim.functional.reciprocal import encode, jaccard_blocks, sparse_jaccard
 
 
 def exact_search(query, gallery, k):

@@ -16,10 +16,11 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedsim import augment, augment_processes
 from fedsim.__main__ import main
+from fedsim.cli.augment import command as augment
+from fedsim.cli.augment import processes as augment_processes
+from fedsim.cli.data import data_of
 from fedsim.data import FederatedDataModule, Generated, SyntheticReID
-from fedsim.data_commands import data_of
 from fedsim.generation import fitting
 from fedsim.generation.saved import read_backbone
 from fedsim.models import ResNet, SmallCNN

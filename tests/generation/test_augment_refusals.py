@@ -5,7 +5,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fedsim import augment, augment_settings
+from fedsim.cli.augment import command as augment
+from fedsim.cli.augment import settings as augment_settings
 from fedsim.generation import fitting
 from small import refuse
 from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop

@@ -9,8 +9,9 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from fedsim import augment, augment_settings
 from fedsim.__main__ import main
+from fedsim.cli.augment import command as augment
+from fedsim.cli.augment import settings as augment_settings
 from fedsim.generation.networks import Discriminator, Generator, check_size
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.augmentation import normalise_images
+from fedsim.functional.normalise import normalise_images
 from fedsim.generation.networks import (
     AppearanceEncoder,
     Decoder,

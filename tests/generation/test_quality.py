@@ -6,14 +6,7 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from fedsim.generation.quality import (
-    SwapMeter,
-    SwapQuality,
-    colour_histogram,
-    edge_strength,
-    pearson,
-    quality_table,
-)
+from fedsim.generation.quality import SwapMeter, SwapQuality, colour_histogram, edge_strength, pearson, quality_table
 
 SOBEL = ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1))
 """Along the columns; transposed: along the rows."""

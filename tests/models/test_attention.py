@@ -10,11 +10,11 @@ import torchvision
 from safetensors.torch import load_file
 from torch import nn
 
+from fedsim.cli.export import export
 from fedsim.core.errors import ConfigError
-from fedsim.export import export
 from fedsim.methods import FedPav
 from fedsim.models import CBAM, AttentiveNorm2d, MobileNetV2, ResNet, SmallCNN, SqueezeExcitation
-from fedsim.settings import LocalTraining
+from fedsim.training.settings import LocalTraining
 from small import fit, make_model, named, sgd
 
 BACKBONES = {

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.augmentation import normalise_images
+from fedsim.functional.normalise import normalise_images
 from fedsim.models import ConvNeXt, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN
 
 SHARED_WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "weights" / "mobilenet_v2_w035_features.pth"

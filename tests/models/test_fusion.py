@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.methods import WeightedPav
 from fedsim.models import AFF, MSCAM, ConvNeXt, Group, Neck, ReIDModel, ResNet, SmallCNN, group_names
 from fedsim.models.fusion import StageFusion
-from fedsim.settings import LocalTraining
+from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, named, sgd, vector
 
 KINDS = ["mscam", "aff34", "aff_residual"]

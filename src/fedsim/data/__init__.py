@@ -2,7 +2,8 @@
 
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.federations import ClientData, FederatedData, RetrievalSet, build_federation
+from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
+from fedsim.data.federations import build_federation
 from fedsim.data.generated import Generated, write_generated
 from fedsim.data.images import Domain, ImageFiles, Images, ReIDSource, Split
 from fedsim.data.market import MarketFolders

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +19,9 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.colour import jitter_colours
+from fedsim.functional.normalise import normalise_images
 
-__all__ = ["Augmentation", "normalise_images"]
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+__all__ = ["Augmentation"]
 
 
 _ATTEMPTS = 10
@@ -32,19 +29,6 @@ _ATTEMPTS = 10
 
 _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS
 """Random numbers per image."""
-
-
-def normalise_images(images: Tensor) -> Tensor:
-    """Map RGB images [B, 3, H, W], uint8 or float32 of 0 .. 255, to float32 by ImageNet's mean and deviation."""
-    scale, offset = _constants(images.device)
-    return images.mul(scale).add_(offset)
-
-
-@cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1]; once per device, for a copy to a GPU makes it wait."""
-    mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.overlap import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
-from fedsim.data.federations import FederatedData, Labels, Validation, build_federation, map_splits
+from fedsim.data.federated import FederatedData, map_splits
+from fedsim.data.federations import Labels, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size
 from fedsim.data.manifest import domains_of, read_manifest

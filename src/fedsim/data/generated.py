@@ -37,13 +37,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import new_folder
-from fedsim.data.images import ImageFiles, Images, Index
+from fedsim.data.federated import GeneratedImages
+from fedsim.data.images import ImageFiles, Index
 from fedsim.data.pixels import Pixels
 
 if TYPE_CHECKING:
-    from fedsim.data.federations import ClientData, FederatedData
+    from fedsim.data.federated import ClientData, FederatedData
 
-__all__ = ["Generated", "GeneratedImages", "Mixture", "add_generated", "check_is_free", "write_generated"]
+__all__ = ["Generated", "Mixture", "add_generated", "check_is_free", "write_generated"]
 
 log = logging.getLogger(__name__)
 
@@ -67,25 +68,6 @@ class Generated:
         """Check the range."""
         if not 0 < self.share <= 1:
             raise ConfigError(f"data.generated.share: {self.share} is not in (0, 1]; leave data.generated out for none")
-
-
-@dataclass(frozen=True)
-class GeneratedImages:
-    """The generated images of one client."""
-
-    images: Images
-    labels: Index
-    """[m] training labels of the client in whose place they are put, ascending"""
-    classes: Index
-    """[m, K] training labels of those whom they show, for K the most of an image; padded with any"""
-    weights: NDArray[np.float32]
-    """[m, K] of these, in (0, 1], of sums at most 1; 0 where padded"""
-    share: float
-    """see :class:`Generated`"""
-
-    def __len__(self) -> int:
-        """Return m."""
-        return len(self.labels)
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
-from fedsim.data.federations import RESERVED, ClientData, FederatedData, RetrievalSet
+from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
+from fedsim.data.federations import RESERVED
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Split
 
 __all__ = ["Row", "domains_of", "hash_rows", "list_rows", "read_manifest", "read_rows", "write_manifest"]

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data.federations import RetrievalSet
+from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import Index
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.plan import Job, SplitName
+from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import ACCURACIES, Row
-from fedsim.extraction import run_batches
-from fedsim.resident import Resident
-from fedsim.settings import Evaluation
+from fedsim.training.features import run_batches
+from fedsim.training.flat_model import Resident
 
 __all__ = ["ClassificationEvaluator", "evaluator_for", "hits_of"]
 

@@ -21,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.client import Client
 from fedsim.core.errors import TrainingError
 from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
-from fedsim.data.federations import FederatedData, RetrievalSet
+from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
@@ -35,15 +34,16 @@ from fedsim.evaluation.plan import Job, Plan, SplitName
 from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import QueryScores, average_scores
+from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
 from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
-from fedsim.extraction import extract_features, shard_of
 from fedsim.functional.similarity import NotFiniteError, Similarity
-from fedsim.method import Method
-from fedsim.resident import Resident
-from fedsim.server import Server
-from fedsim.settings import Evaluation
-from fedsim.strategy import FederatedStrategy
+from fedsim.methods.base import Method
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.client import Client
+from fedsim.training.features import extract_features, shard_of
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["METRICS", "Evaluator", "Kind", "Row"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
-from fedsim.data.augmentation import normalise_images
+from fedsim.functional.normalise import normalise_images
 
 __all__ = ["draw_maps", "map_strength", "write_maps"]
 

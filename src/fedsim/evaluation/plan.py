@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedsim.core.placement import Placement
-from fedsim.data.federations import FederatedData
+from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import Kind, Row
-from fedsim.method import Method
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.methods.base import Method
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["Job", "Plan", "SplitName"]
 

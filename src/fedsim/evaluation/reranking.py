@@ -1,7 +1,7 @@
 """Re-ranking by k-reciprocal encoding, and query expansion, in memory that grows with n * k and never with n * n.
 
 Q queries, G gallery images, D features, n = Q + G. The encoding, its geometry and its rules:
-:mod:`fedsim.clustering.reciprocal`. The search for neighbours is the caller's: exact or approximate, on a CPU or GPU.
+:mod:`fedsim.functional.reciprocal`. The search for neighbours is the caller's: exact or approximate, on a CPU or GPU.
 
 Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017.
 
@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.clustering.reciprocal import (
+from fedsim.core.errors import ConfigError
+from fedsim.functional.neighbours import Search
+from fedsim.functional.reciprocal import (
     Floats,
     Scale,
     check_options,
@@ -27,8 +29,6 @@ from fedsim.clustering.reciprocal import (
     squared_distance,
     unit,
 )
-from fedsim.core.errors import ConfigError
-from fedsim.functional.neighbours import Search
 
 __all__ = ["expand_queries", "rerank_blocks"]
 
@@ -50,8 +50,8 @@ def rerank_blocks(
         query: [Q, D], any float type.
         gallery: [G, D].
         search: finds neighbours; it is asked for those among queries and gallery together.
-        k1: see :func:`fedsim.clustering.reciprocal.encode`.
-        k2: see :func:`fedsim.clustering.reciprocal.encode`.
+        k1: see :func:`fedsim.functional.reciprocal.encode`.
+        k2: see :func:`fedsim.functional.reciprocal.encode`.
         lambda_: weight of the original distance: 1 keeps the original order, 0 leaves the Jaccard distance alone.
         scale: of the original distance, see the module.
         block: queries at once; a block takes about 12 * block * G bytes.
@@ -61,7 +61,7 @@ def rerank_blocks(
 
     Raises:
         ConfigError: if k1, k2, lambda_ or scale is out of range; at once, not with the first block.
-        ValueError: see :func:`fedsim.clustering.reciprocal.encode`.
+        ValueError: see :func:`fedsim.functional.reciprocal.encode`.
     """
     check_options(k1, k2, scale)
     if not 0 <= lambda_ <= 1:
@@ -102,7 +102,7 @@ def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha
 
     Raises:
         ConfigError: if k or alpha is out of range.
-        ValueError: see :func:`fedsim.clustering.reciprocal.encode`.
+        ValueError: see :func:`fedsim.functional.reciprocal.encode`.
 
     >>> from fedsim.functional.neighbours import Neighbours
     >>> nearest = Neighbours(np.array([[0]]), np.array([[0.28]], dtype=np.float32))

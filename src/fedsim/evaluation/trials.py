@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import DataError
-from fedsim.data.federations import RetrievalSet
+from fedsim.data.federated import RetrievalSet
 from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
 from fedsim.functional.similarity import query_blocks

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import ConfigError, DataError, TrainingError
 from fedsim.core.files import replacing
-from fedsim.data.federations import ClientData
+from fedsim.data.federated import ClientData
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks, check_backbone
 from fedsim.generation.sampling import check_identities

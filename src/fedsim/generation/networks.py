@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.augmentation import normalise_images
 from fedsim.data.images import Size
+from fedsim.functional.normalise import normalise_images
 
 __all__ = [
     "LUMA",

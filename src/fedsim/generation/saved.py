@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
-from fedsim.data.federations import ClientData
+from fedsim.data.federated import ClientData
 from fedsim.data.images import Index, Size
 from fedsim.generation.quality import SwapQuality
 

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report
 from fedsim.functional.weighting import softmax_weights
-from fedsim.method import Method, Report, weigh
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["FedAtt"]
 

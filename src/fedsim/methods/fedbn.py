@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.method import Method, Report, Weighting, weigh
+from fedsim.core.messages import Report
+from fedsim.methods.base import Method, Weighting, weigh
 from fedsim.models.groups import Group
 
 __all__ = ["FedBN"]

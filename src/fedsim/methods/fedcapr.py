@@ -36,14 +36,15 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
-from fedsim.method import Method, Report
+from fedsim.methods.base import Method
+from fedsim.methods.reference import first_features, received_features, remember_received
 from fedsim.models.groups import BODY, Group
-from fedsim.received import first_features, received_features, remember_received
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.server import Server
 
 __all__ = ["FedCAPR"]
 

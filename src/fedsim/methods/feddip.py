@@ -36,14 +36,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report, Upload
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.method import Method, Report, Upload, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
 from fedsim.models.groups import Group, body_groups
-from fedsim.pruning import full_mask, prunable_entries, prunable_layers
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["FedDIP"]
 

@@ -57,18 +57,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report, Upload
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.methods.base import Method, weigh
+from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.methods.reference import first_features, received_features, remember_received
 from fedsim.models.groups import BODY, Group
-from fedsim.pruning import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.received import first_features, received_features, remember_received
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["FedKLPR"]
 

@@ -25,12 +25,13 @@ from dataclasses import dataclass
 
 from torch.optim import SGD
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report
 from fedsim.functional.weighting import normalise, sgd_normaliser
-from fedsim.method import Method, Report
+from fedsim.methods.base import Method
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["FedNova"]
 

@@ -51,14 +51,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import torch_generator
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import BODY, Group
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["Distillation", "FedPav"]
 

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
-from fedsim.method import Method, Report, Weighting, weigh
+from fedsim.core.messages import Report
+from fedsim.methods.base import Method, Weighting, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["FedProx"]
 

@@ -57,15 +57,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.method import Method, Report, Upload
+from fedsim.methods.base import Method
 from fedsim.models.groups import Group, body_groups
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["FedReID", "FedReIDFineTune"]
 

@@ -30,11 +30,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.core.messages import Report, Upload
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import BODY, Group
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["FedUReID"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.method import Method
+from fedsim.methods.base import Method
 from fedsim.models.groups import Group
 
 __all__ = ["Local"]

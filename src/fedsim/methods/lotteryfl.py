@@ -36,13 +36,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.client import Client
+from fedsim.core.messages import Report, Upload
 from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.methods.base import Method, weigh
+from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.models.groups import Group, body_groups
-from fedsim.pruning import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["LotteryFL"]
 

@@ -29,12 +29,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report, Upload
 from fedsim.functional.losses import model_contrastive
-from fedsim.method import Method, Report, Upload, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.server import Server
 
 __all__ = ["MOON"]
 

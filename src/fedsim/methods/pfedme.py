@@ -29,11 +29,12 @@ from functools import partial
 
 from torch import Tensor
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
-from fedsim.method import Method, Report, weigh
+from fedsim.core.messages import Report
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["PFedMe"]
 

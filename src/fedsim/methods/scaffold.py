@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.core.messages import Report, Upload
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["Scaffold"]
 

@@ -49,12 +49,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.client import Batch, Client
 from fedsim.core.errors import ConfigError
-from fedsim.method import Method, Report, Upload, weigh
+from fedsim.core.messages import Report, Upload
+from fedsim.methods.base import Method, weigh
 from fedsim.models.groups import TRUNK, Group
-from fedsim.resident import Resident
-from fedsim.server import Server
+from fedsim.training.client import Batch, Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.server import Server
 
 __all__ = ["SKA"]
 

@@ -39,13 +39,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.client import Client
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report
 from fedsim.functional.distances import cosine_distance_of_parameters
 from fedsim.functional.weighting import normalise
-from fedsim.method import Method, Report
+from fedsim.methods.base import Method
 from fedsim.models.groups import Group, body_groups
-from fedsim.server import Server
+from fedsim.training.client import Client
+from fedsim.training.server import Server
 
 __all__ = ["WeightedPav"]
 

@@ -22,7 +22,7 @@ from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.augmentation import IMAGENET_MEAN, IMAGENET_STD
+from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 

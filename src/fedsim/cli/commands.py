@@ -1,0 +1,130 @@
+"""Commands that need no trainer: typed functions, whose arguments are the options."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from fedsim.cli.augment.command import run_augment_command
+from fedsim.cli.data import call, run_data_command
+from fedsim.cli.export import export
+from fedsim.cli.rank import rank
+from fedsim.cli.report import find_table, report
+from fedsim.cli.sweep.file import read_sweep
+from fedsim.cli.sweep.local import check_results, command_line, compare_results, plan_jobs, run_jobs, table_of
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import make_folder
+
+__all__ = ["run_plain_command"]
+
+
+def run_plain_command(command: str, args: list[str]) -> str:
+    """Run ``augment``, ``data``, ``export``, ``rank``, ``report`` or ``sweep``.
+
+    Args:
+        command: its name.
+        args: what follows it.
+
+    Returns:
+        what is to be printed.
+    """
+    if command == "rank":
+        return _rank(args)
+    if command == "report":
+        return _report(args)
+    if command == "sweep":
+        return _sweep(args)
+    if command == "augment":
+        return run_augment_command(args)
+    if command == "export":
+        return call(export, args, "export")
+    return run_data_command(args)
+
+
+def _rank(args: list[str]) -> str:
+    """Parse ``fedsim rank FEATURES.npz [options]``; the options are those of :func:`fedsim.cli.rank.rank`."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim rank", description="Score features from any program.")
+    parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
+    flags = ("invalid_as_zero", "single_gallery_shot", "rerank", "json")
+    parser.add_function_arguments(rank, skip={"features", *flags})
+    for flag, text in zip(flags, (
+        "average over all queries, those without a match as zeros",
+        "CMC on galleries with one random image per identity, in expectation",
+        "re-rank by k-reciprocal encoding",
+        "print JSON instead of a table",
+    ), strict=True):  # fmt: skip
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    return rank(**parser.parse_args(args).as_dict())
+
+
+def _report(args: list[str]) -> str:
+    """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.cli.report.report`."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
+    parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
+    parser.add_function_arguments(report, skip={"runs", "fairness"})
+    parser.add_argument("--best", action="store_true", help="short for --rule best")
+    parser.add_argument(
+        "--fairness", action="store_true", help="also say how clients' test sets differ in their scores"
+    )
+    config = parser.parse_args(args).as_dict()
+    if config.pop("best"):
+        if config["rule"] not in (None, "best"):
+            raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")
+        config["rule"] = "best"
+    return report(**config)
+
+
+def _sweep(args: list[str]) -> str:
+    """Parse and run ``fedsim sweep FILE [-- OPTION...]``; the options after the hyphens are for every draw."""
+    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+    parser = ArgumentParser(
+        exit_on_error=False,
+        prog="fedsim sweep",
+        description="Run a W&B sweep file without W&B's server. Options after -- are given to every draw.",
+    )
+    parser.add_argument("file", type=str, help="a sweep in W&B's format, method grid or random; see configs/sweeps")
+    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
+    parser.add_argument("--local", action="store_true", help="run the draws one after another on this machine")
+    parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
+    parser.add_argument("--seed", type=int, default=0, help="of random draws")
+    parser.add_argument(
+        "--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE"
+    )
+    parser.add_argument(
+        "--compare", nargs="+", default=[],
+        help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
+    )  # fmt: skip
+    config = parser.parse_args(own)
+    if config.dry_run == config.local:
+        raise ConfigError(
+            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead"
+        )
+    if config.compare and config.dry_run:
+        raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
+    path = Path(config.file)
+    sweep = read_sweep(path)
+    sweep = replace(sweep, command=(*sweep.command, *_checked(common)))
+    for which in config.compare:
+        find_table(which)  # a wrong name is reported before hours of training
+    root = Path(config.run_dir or f"runs/sweep-{path.stem}")
+    jobs = plan_jobs(sweep, root, config.count, config.seed)
+    if config.dry_run:
+        return "\n".join(map(command_line, jobs))
+    make_folder(root, "--run_dir")
+    results = run_jobs(jobs, sweep.metric)
+    sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
+    for which in config.compare if any(result.code == 0 for result in results) else []:
+        sys.stdout.write(f"{compare_results(results, which)}\n\n")
+    check_results(results)
+    return f"{len(results)} draws in {root}"
+
+
+def _checked(common: list[str]) -> list[str]:
+    """Refuse options that every draw has of its own."""
+    for word in common:
+        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
+            raise ConfigError(f"{word}: leave it out behind --: every draw gets a run directory of its own")
+    return common

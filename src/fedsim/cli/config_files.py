@@ -1,0 +1,99 @@
+"""Config files and arguments as they come, before the parser sees them."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.cli.verdicts import one_line
+from fedsim.core.errors import DataError
+
+__all__ = ["check_config_files", "join_configs", "normalise", "read_config"]
+
+
+def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
+    """Read the config files of a command line: the parser does not say which one is broken.
+
+    Args:
+        args: the command line.
+        sections: see :func:`read_config`.
+    """
+    for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+        if here in ("--config", "-c"):
+            read_config(following, sections)
+        elif here.startswith("--config="):
+            read_config(here.removeprefix("--config="), sections)
+
+
+def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a config's content.
+
+    Args:
+        path: the file.
+        sections: fields that must have fields below them if they are there, such as ``model.client``. Of some of them
+            the parser would take anything else for a section whose fields are all left out.
+
+    Raises:
+        DataError: if it cannot be read, or a section is none.
+    """
+    if Path(path).is_dir():
+        raise DataError(f"{path}: is a folder; give a config file")
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
+    for section in sections:
+        _check_section(path, content, section)
+    return content
+
+
+def _check_section(path: str, content: dict[str, Any], section: str) -> None:
+    value: Any = content
+    for name in section.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return
+        value = value[name]
+    if value is None:
+        raise DataError(f"{path}: {section}: this section is empty; write its fields below it, or remove it")
+    if not isinstance(value, dict | str):  # the parser reads a section of its own file
+        raise DataError(f"{path}: {section}: is a section, with fields below it, and not {value}")
+
+
+def normalise(args: list[str]) -> list[str]:
+    """W&B's agent writes values as Python does; the parser wants null for ``None``, also within lists and dicts.
+
+    >>> normalise(["--model.client.grad_clip=None", "--model.clients={'a': {'grad_clip': None}}", "--data.val=none"])
+    ['--model.client.grad_clip=null', '--model.clients={"a": {"grad_clip": null}}', '--data.val=none']
+    """
+    return [re.sub(r"=(None|[\[{].*\bNone\b.*[\]}])$", lambda found: "=" + _as_json(found[1]), arg) for arg in args]
+
+
+def _as_json(text: str) -> str:
+    try:
+        return json.dumps(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError):  # not Python's: as it is
+        return text
+
+
+def join_configs(args: Sequence[str]) -> list[str]:
+    """Join config files that are given one by one: of other options the parser takes the last.
+
+    >>> join_configs(["--config", "a.yaml", "--seed", "1", "--config=b.yaml"])
+    ['--seed', '1', '--config=["a.yaml", "b.yaml"]']
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", default=[])
+    found, rest = parser.parse_known_args(args)
+    return [*rest, f"--config={json.dumps(found.config)}"] if len(found.config) > 1 else list(args)

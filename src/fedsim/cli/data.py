@@ -1,0 +1,198 @@
+"""``fedsim data ...``: typed functions, whose arguments are the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from fedsim.cli.config_files import read_config
+from fedsim.core.errors import ConfigError
+from fedsim.data.check import check_data
+from fedsim.data.cuhk03 import Variant, convert_cuhk03
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.manifest import hash_rows, write_manifest
+from fedsim.data.market import MarketFolders, write_market_splits
+from fedsim.data.prepare import prepare_data
+from fedsim.data.preview import write_contact_sheet
+from fedsim.data.splits import SplitStyle
+from fedsim.data.synthetic import SyntheticReID
+
+__all__ = ["call", "check", "convert", "data_of", "manifest", "prepare", "preview", "run_data_command", "splits"]
+
+
+def run_data_command(args: list[str]) -> str:
+    """Run ``fedsim data COMMAND``.
+
+    Args:
+        args: the command and its options.
+
+    Returns:
+        what is to be printed.
+    """
+    commands: dict[str, Callable[..., str]] = {
+        "check": check, "convert": convert, "manifest": manifest, "prepare": prepare, "preview": preview,
+        "splits": splits,
+    }  # fmt: skip
+    if args and args[0] in ("-h", "--help"):
+        return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
+    if not args or args[0] not in commands:
+        raise ConfigError(
+            f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
+        )
+    if args[0] == "check" and args[1:] and not args[1].startswith("-"):
+        args = ["check", "--root", *args[1:]]
+    return call(commands[args[0]], args[1:], f"data {args[0]}")
+
+
+def call(command: Callable[..., Any], args: list[str], name: str) -> str:
+    """Parse a command's options, call it, and return what it says.
+
+    Args:
+        command: a typed function, whose arguments are the options.
+        args: what people typed.
+        name: of the command, after ``fedsim``.
+    """
+    # not jsonargparse's auto_cli: that keeps an argument called config for itself
+    description = (command.__doc__ or "").partition("\n\n    Args:")[0]
+    parser = ArgumentParser(exit_on_error=False, prog=f"fedsim {name}", description=description)
+    parser.add_function_arguments(command, as_group=False)
+    return str(command(**parser.parse_args(args).as_dict()) or "")
+
+
+def check(root: str) -> str:
+    """Look which of the papers' data sets are in a folder, and whether they are complete.
+
+    Args:
+        root: the folder of data sets.
+
+    Returns:
+        a table.
+    """
+    return check_data(Path(root).expanduser())
+
+
+def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
+    """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
+
+    Can be interrupted and started again.
+
+    Args:
+        config: a config file whose data section names the data sets.
+        cache_dir: a folder for decoded images; null: data.cache_dir of the config.
+        workers: processes that decode.
+        verify: compare files that are there already with their checksums.
+
+    Returns:
+        a table.
+    """
+    if workers < 0:
+        raise ConfigError(f"--workers: {workers} is less than 0")
+    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    return prepare_data(data_of(config), folder, workers, verify)
+
+
+def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
+    """Turn CUHK03's original file into folders that CUHK03NP reads.
+
+    Args:
+        mat: cuhk-03.mat.
+        protocol: cuhk03_new_protocol_config_detected.mat, or ..._labeled.mat.
+        output: the folder of data sets, which gets cuhk03-np.
+        variant: boxes by a detector or by hand.
+
+    Returns:
+        what was written.
+    """
+    source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
+    folder, counts = convert_cuhk03(source, rules, target, variant)
+    return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
+
+
+def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
+    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
+
+    Args:
+        config: a config file whose data section names the data sets; null draws the synthetic ones.
+        root: a folder of data sets in Market-1501 layout, instead of a config.
+        output: the image file to write.
+
+    Returns:
+        what was written.
+    """
+    size = (128, 64)
+    if root is not None:
+        domains = MarketFolders(root).domains()
+    elif config:
+        data = data_of(config)
+        domains, size = data.list_domains(), data.size
+    else:
+        domains = SyntheticReID().domains()
+    write_contact_sheet(domains, size, Path(output))
+    return f"wrote {output}: {len(domains)} data sets"
+
+
+def manifest(config: str, output: str = "federation.csv") -> str:
+    """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
+
+    Args:
+        config: a config file whose data section describes the federation.
+        output: the CSV file to write; paths of images below its folder are relative to it.
+
+    Returns:
+        what was written, and a SHA-256 that does not depend on where the data lie.
+    """
+    data = data_of(config)
+    if data.manifest is not None:
+        raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
+    if data.dry_run:
+        raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
+    if data.on_corrupt == "skip":
+        data.prepare_data()  # who is in it depends on which images can be read
+    rows = write_manifest(data.federated, Path(output))
+    return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
+
+
+def data_of(*paths: str) -> FederatedDataModule:
+    """Build the data module of configs' ``data`` sections.
+
+    Args:
+        paths: config files; what a later one says wins.
+
+    Raises:
+        ConfigError: if none has such a section.
+    """
+    parser, found = ArgumentParser(exit_on_error=False), None
+    parser.add_class_arguments(FederatedDataModule, "data")
+    for path in paths:
+        if "data" in (content := read_config(path, parser.groups or ())):
+            found = parser.parse_object({"data": content["data"]}, found)
+    if found is None:
+        raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
+    data: FederatedDataModule = parser.instantiate(found)["data"]
+    return data
+
+
+def splits(
+    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True
+) -> str:
+    """Draw random splits of a small test set into queries and galleries, and write them as splits.json into its folder.
+
+    A folder with that file is scored on all its splits: mean and spread.
+
+    Args:
+        folder: a data set in Market-1501 layout; the images of bounding_box_test are split.
+        num: splits to draw.
+        fraction: of the identities that are tested on.
+        style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
+            gallery image.
+        cross_camera: draw queries so that a gallery image is from another camera.
+
+    Returns:
+        what was written.
+    """
+    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, style=style, cross_camera=cross_camera)
+    sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
+    return f"wrote {path}: {len(drawn)} splits of {sizes}"

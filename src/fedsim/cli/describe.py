@@ -1,0 +1,162 @@
+"""``fedsim describe``: what is shared, who holds what, and what a run will cost. Nothing is trained."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from lightning import Trainer
+from tabulate import tabulate
+
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.federation import Federation
+from fedsim.federation.ledger import Traffic
+from fedsim.models.groups import Group
+from fedsim.training.flat_model import Resident
+
+__all__ = ["FederatedTrainer", "describe_federation", "group_table"]
+
+
+def describe_federation(model: Federation, data: FederatedDataModule, world_size: int, rounds: int) -> str:
+    """Return a report on a federation that has not been set up.
+
+    Args:
+        model: as configured.
+        data: as configured; files are listed, not read.
+        world_size: number of ranks.
+        rounds: of the run.
+    """
+    model.assemble(data, 0, world_size, torch.device("cpu"))
+    parts = [f"{type(model.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
+    assert model.server is not None  # just assembled
+    for arch, resident in model.residents.items():
+        parts += [f"\nWhat is shared: {arch}, bn_stats {model.bn_stats}", group_table(resident)]
+        if not resident.serves(model.evaluation.layer, model.method.server_groups(model.server, arch)):
+            whose = "all clients' models together" if model.method.unseen_by_all else "the clients' own models"
+            parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
+    parts += ["\nWho holds what", _client_table(model)]
+    traffic = _traffic_of(model, rounds)
+    if model.selection.learns:
+        parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
+    if len(model.archs) <= MAX_NAMES:
+        parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
+    parts += ["\nWhat a run costs", _cost_table(model, data, traffic)]
+    return "\n".join(parts)
+
+
+def group_table(resident: Resident) -> str:
+    """Return one line per parameter group of an architecture: tensors, elements, bytes, shared or private."""
+    shared = {entry.name for entry in resident.flat.shared_entries}
+    state = resident.model.state_dict()
+    rows = []
+    for group in Group:
+        names = [name for name, g in resident.groups.items() if g is group]
+        if names:
+            where = Counter("shared" if name in shared else "private" for name in names)
+            elements = sum(state[name].numel() for name in names)
+            size = sum(state[name].numel() * state[name].element_size() for name in names)
+            rows.append([group.value, len(names), elements, size, " + ".join(sorted(where))])
+    if resident.model.head is None:
+        rows.append([Group.HEAD.value, 2, "per client", "per client", "private"])
+    return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "where"], intfmt=",")
+
+
+def _client_table(model: Federation) -> str:
+    placement, federated = model.placement, model.federated
+    rows = []
+    has_generated = any(c.generated is not None for c in federated.clients)
+    for c in federated.clients:
+        counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
+        counts += [len(c.generated or ())] if has_generated else []
+        rows.append([c.name, placement.ranks[c.name], model.archs[c.name], *counts])
+    headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
+    headers += ["generated"] if has_generated else []
+    tests = [
+        [name, len(sets.query), len(sets.gallery), "unseen" if name in federated.unseen else ""]
+        for name, sets in federated.tests.items()
+    ]
+    tables = [tabulate(rows, headers, intfmt=","), tabulate(tests, ["test set", "queries", "gallery", ""], intfmt=",")]
+    return "\n\n".join(tables)
+
+
+def _traffic_of(model: Federation, rounds: int) -> list[dict[str, Traffic]]:
+    """What each round's clients receive and send if all of them answer."""
+    selected = (model.selection.select(t, list(model.archs), model.seed) for t in range(rounds))
+    return [model.ledger.expected(t, chosen) for t, chosen in enumerate(selected)]
+
+
+def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
+    rows = []
+    for name in model.archs:
+        own = [of_round[name] for of_round in traffic if name in of_round]
+        down, up = [t.received for t in own], [t.sent for t in own]
+        most = [max(down, default=0), max(up, default=0)]
+        rows.append([name, len(own), *most, sum(down), sum(up), sum(down) + sum(up)])
+    headers = ["client", "rounds", "down/round", "up/round", "down", "up", "both"]
+    return tabulate(rows, headers, intfmt=",")
+
+
+def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[Mapping[str, Traffic]]) -> str:
+    placement, clients = model.placement, model.federated.clients
+    per_client = {c.name: model.residents[model.archs[c.name]].shared_bytes for c in clients}
+    hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]
+    num_images = {c.name: c.num_images for c in clients}
+    pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
+    model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.residents.values())
+    waits = model.method.measures or model.on_bad_update == "skip_client" or model.federated.has_unlabelled
+    waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
+    rows = [
+        *_traffic_rows(model, traffic),
+        *_privacy_rows(model, len(traffic)),
+        [
+            "predicted speed-up over one rank",
+            f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)",
+        ],
+        ["host memory: training images of the busiest rank", _mib(pixels)],
+        ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
+        ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
+    ]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> list[list[str]]:
+    """Bytes, and simulated seconds where there is hardware: of the round that costs most, and of the run."""
+    down = [sum(t.received for t in of_round.values()) for of_round in traffic]
+    up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
+    extra = sum(t.extra for of_round in traffic for t in of_round.values())
+    run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
+    prunes = " and pruning" if any(model.ledger.prunes(arch) for arch in model.residents) else ""
+    rows = [
+        ["bytes down per round, at most", f"{max(down, default=0):,}"],
+        ["bytes up per round, at most", f"{max(up, default=0):,}"],
+        [f"bytes of {run}, both ways, without drop-outs{prunes}", f"{sum(down) + sum(up):,}"],
+    ]
+    if extra:
+        rows.append(["of them beside the shared tensors", f"{extra:,}"])
+    seconds = [model.ledger.simulated_seconds(of_round, model.costs) for of_round in traffic]
+    known = [value for value in seconds if value is not None]
+    if known:
+        rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
+        rows.append([f"simulated seconds of {run}, at most", f"{sum(known):,.1f}"])
+    return rows
+
+
+def _privacy_rows(model: Federation, rounds: int) -> list[list[str]]:
+    """What the run's rounds will have spent of the privacy budget, if there is one."""
+    spent = model.privacy.metrics(rounds) if rounds else {}
+    return [[f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()]
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+class FederatedTrainer(Trainer):
+    """A Trainer that can also describe what it would do."""
+
+    def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
+        """Show what a config shares, who holds what, and what a run will cost."""
+        sys.stdout.write(describe_federation(model, datamodule, self.world_size, self.max_epochs or 0) + "\n")

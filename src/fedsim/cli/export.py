@@ -1,0 +1,155 @@
+"""``fedsim export``: the global model of a checkpoint, or a client's pruned one, as safetensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import replacing
+from fedsim.core.sparse_file import write_sparse
+from fedsim.models.attention import holds_attention
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_states
+
+__all__ = ["export"]
+
+log = logging.getLogger(__name__)
+
+
+def export(
+    ckpt_path: str, output: str, arch: str | None = None, client: str | None = None, sparse: bool = False
+) -> str:
+    """Write a model of a checkpoint as a safetensors file.
+
+    The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
+    ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
+    classifier ``fc`` is missing. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
+    ``bn`` has tensors of other names where attention stands. Torchvision's network lacks them; fedsim's with the same
+    ``norm`` has them.
+
+    Args:
+        ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
+            checkpoint.
+        output: the file to write.
+        arch: which architecture, where the federation has several.
+        client: whose pruned model to write: the global one without what this client has pruned; default: the global.
+        sparse: write a pruned model in a second file, too, named OUTPUT with .sparse.safetensors at its end: a bit per
+            element and the values that are left.
+
+    Returns:
+        sizes of the files, if there are two; a warning, if they do not fit torchvision's network; else nothing.
+    """
+    source, path = checkpoint_at(Path(ckpt_path)), Path(output)
+    checkpoint = read_checkpoint(source)
+    if client is None:
+        tensors, masks = global_tensors(checkpoint, arch), _global_masks(checkpoint, arch)
+    else:
+        tensors, masks = _client_tensors(checkpoint, source, arch, client)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give --output the name of a file")
+    masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
+    if sparse and not masks:
+        raise ConfigError("--sparse: nothing is pruned here; leave it out, or give --client a client that prunes")
+    said = []
+    _write(path, lambda partial: save_file(tensors, partial))
+    if sparse:
+        beside = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
+        _write(beside, lambda partial: write_sparse(tensors, masks, partial))
+        said.append(_sizes(path, beside, tensors, masks))
+    log.info(describe_checkpoint(source, checkpoint))
+    if holds_attention(tensors):
+        said.append(
+            f"{path}: holds attention, which torchvision's networks lack; load it into fedsim's own backbone with the "
+            "same norm"
+        )
+    return "\n".join(said)
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        with replacing(path) as partial:
+            write(partial)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
+
+
+def _sizes(dense: Path, sparse: Path, tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> str:
+    """Say how long the files are. A pruned network is not faster: its convolutions multiply by zeros, too."""
+    total, pruned = (
+        sum(t.numel() for t in tensors.values()),
+        sum(int((~mask).count_nonzero()) for mask in masks.values()),
+    )
+    sizes = [path.stat().st_size for path in (dense, sparse)]
+    return (
+        f"{dense}: {sizes[0]:,} bytes; {sparse}: {sizes[1]:,} bytes, {pruned / total:.1%} of all elements pruned. "
+        "Zeros within a tensor make files and messages smaller, not the network faster."
+    )
+
+
+# -- what is in a checkpoint -------------------------------------------------------------------------------------------
+
+
+def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
+    """Cut the global vector of one architecture into named tensors; the identity head is left out."""
+    content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
+    if not content["complete"][arch]:
+        raise ConfigError(
+            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, there is no global model to "
+            "export"
+        )
+    return _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
+
+
+def _global_masks(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
+    """Cut the server's mask into named ones; empty if the server does not prune."""
+    arch = _chosen(checkpoint, arch)
+    mask = checkpoint.get(SERVER_KEY, {}).get(arch, {}).get("mask")
+    return {} if mask is None else _cut(mask, checkpoint[CONTENT_KEY]["layouts"][arch])
+
+
+def _client_tensors(
+    checkpoint: dict[str, Any], path: Path, arch: str | None, client: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return a client's tensors and masks by name: the global model where it has not pruned, and its own statistics."""
+    content = checkpoint[CONTENT_KEY]
+    if client not in content["clients"]:
+        raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
+    state = read_states(path, content, [client])[client]
+    mask = state.get("kept.mask")
+    if mask is None:
+        raise ConfigError(f"--client: clients of {content['method']} do not prune; leave it out for the global model")
+    arch = _chosen(checkpoint, arch)
+    vector, layout = checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch]
+    if len(mask) not in {len(vector), *(entry["offset"] for entry in layout)}:
+        raise ConfigError(f"--arch: client {client} has another network than {arch}; choose its own")
+    model = torch.cat([vector[: len(mask)].masked_fill(~mask, 0.0), vector[len(mask) :], state["state"]])
+    return _cut(model, [*layout, *content["private_layouts"][arch]]), _cut(mask, layout)
+
+
+def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:
+    """Return the architecture that is meant."""
+    layouts = checkpoint[CONTENT_KEY]["layouts"]
+    if arch is None and len(layouts) == 1:
+        arch = next(iter(layouts))
+    if arch is None or arch not in layouts:
+        raise ConfigError(f"--arch: choose one of the checkpoint's architectures: {', '.join(layouts)}")
+    return arch
+
+
+def _cut(vector: Tensor, layout: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Cut a vector of the buffer's layout into named tensors, those that lie in it; the identity head is left out."""
+    tensors = {}
+    for entry in layout:
+        name, shape = entry["name"].removeprefix("backbone."), torch.Size(entry["shape"])
+        part = vector[entry["offset"] : entry["offset"] + shape.numel()]
+        if not name.startswith("head.") and len(part) == shape.numel():
+            tensors[name] = part.view(shape).clone()  # a view would drag the whole vector into the file
+    return tensors

@@ -1,0 +1,318 @@
+"""The command line: LightningCLI for what trains and tests, plain typed functions for the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from jsonargparse import Namespace
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+import fedsim.methods
+import fedsim.models
+import fedsim.training.server_optimizers  # noqa: F401 - with the two above: makes short class names known to the parser
+from fedsim.cli.config_files import check_config_files
+from fedsim.cli.describe import FederatedTrainer
+from fedsim.cli.report import group_runs, report, score_table, traffic
+from fedsim.cli.run_directory import (
+    check_rounds,
+    default_run_dir,
+    describe_checkpoint,
+    find_checkpoint,
+    folder_of_draw,
+    prepare_for_fit,
+    rounds_done,
+)
+from fedsim.core.errors import ConfigError, RunStoppedError
+from fedsim.core.files import make_folder
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import METRICS_OF
+from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking
+from fedsim.federation.callbacks.tracking import join_run
+from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
+from fedsim.federation.federation import Federation
+from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.strategy.launch import follow_launcher, leave_launcher
+
+__all__ = ["LIGHTNING_COMMANDS", "FedSimCLI", "rank_of_this_process", "say"]
+
+log = logging.getLogger(__name__)
+
+LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
+
+
+class FedSimCLI(LightningCLI):
+    """LightningCLI with fedsim's defaults, one run directory per run, and errors of one line."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(
+            model_class=Federation,
+            datamodule_class=FederatedDataModule,
+            trainer_class=FederatedTrainer,
+            trainer_defaults={
+                "strategy": {"class_path": "fedsim.strategy.FederatedStrategy"},
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 1,
+                "max_epochs": 100,
+                "enable_model_summary": False,
+            },
+            save_config_callback=KeepConfig,
+            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"exit_on_error": False},
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's commands and ``describe``."""
+        return {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run directory, and let one seed rule."""
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="where the run writes config.yaml, metrics.csv, summary.json and checkpoints; "
+            "default: runs/METHOD-seedN",
+        )
+        parser.add_argument(
+            "--overwrite", type=bool, default=False, help="whether fit may replace the finished run in run_dir"
+        )
+        parser.add_argument(
+            "--save_ranking",
+            action="store_true",
+            help="fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings",
+        )
+        parser.add_argument(
+            "--save_maps",
+            action="store_true",
+            help="fedsim predict: also draw where the method's model has strong features, into run_dir/maps",
+        )
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Read the config files first: the parser takes some wrong ones, and does not name the others."""
+        command, *words = cast("list[str]", args)
+        check_config_files(words, self._parser(command).groups or ())
+        super().parse_arguments(parser, args)
+
+    def before_instantiate_classes(self) -> None:
+        """Settle the run directory before anything is built."""
+        config = self.config[self.subcommand]
+        if config["run_dir"] is None:
+            method = str(config["model"]["method"]["class_path"])
+            config["run_dir"] = default_run_dir(method, config["seed_everything"])
+            if self.subcommand == "fit" and folder_of_draw() and config["ckpt_path"] is None:
+                config["ckpt_path"] = "last"  # W&B's agent starts a preempted draw by the same command
+        self.run_dir = Path(config["run_dir"])
+        if self.subcommand != "fit":
+            self.save_config_callback = None  # the run's own config.yaml stays as it was
+        if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
+            raise ConfigError(
+                f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
+                f"{self.run_dir}/checkpoints/best.ckpt"
+            )
+        if config["save_ranking"] and self.subcommand != "test":
+            raise ConfigError("save_ranking: ranked lists are written by fedsim test only")
+        if config["save_maps"] and self.subcommand != "predict":
+            raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
+        self.restarts = False
+        if config.get("ckpt_path"):
+            self._settle_checkpoint(config)
+        if "verbose" in config:
+            config["verbose"] = False  # Lightning's own table; ours follows
+
+    def _settle_checkpoint(self, config: Namespace) -> None:
+        """Find the checkpoint that is meant; a wrong one is reported before processes start."""
+        path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
+        config["ckpt_path"] = None if path is None else str(path)
+        if path is None:
+            self.restarts = True
+            log.info("%s has no checkpoint yet: the run begins", self.run_dir)
+            return
+        checkpoint = read_checkpoint(path)
+        if self.subcommand != "fit":
+            self.scored = describe_checkpoint(path, checkpoint)
+        elif config["trainer"]["max_epochs"] not in (None, -1):
+            check_rounds(path, rounds_done(checkpoint), config["trainer"]["max_epochs"])
+
+    def after_instantiate_classes(self) -> None:
+        """Find what is wrong with options and folders now, before other processes are started."""
+        if self.config[self.subcommand]["save_ranking"]:
+            self.model.rankings = self.run_dir / "rankings"
+        if self.config[self.subcommand]["save_maps"]:
+            self.model.maps = self.run_dir / "maps"
+        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.evaluation.task])
+        federated = self.datamodule.federated
+        if self.subcommand == "fit":
+            warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
+        if rank_of_this_process() > 0:
+            return
+        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
+            make_folder(self.run_dir, "run_dir")
+        if self.subcommand == "fit":
+            config = self.config[self.subcommand]
+            prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
+            for logger in self.trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    join_run(logger, self.run_dir)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer with fedsim's loggers and callbacks around the user's."""
+        config = self.config_init[self.subcommand]["trainer"]
+        if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
+            raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
+        kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
+        if config["barebones"]:
+            raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
+        if self.subcommand == "describe":  # what a run would be, elsewhere
+            leave_launcher()
+        else:
+            kwargs["devices"], kwargs["num_nodes"] = follow_launcher(config["devices"], config["num_nodes"])
+        kwargs["default_root_dir"] = str(self.run_dir)
+        kwargs["callbacks"] = self._callbacks(config)
+        kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
+        # without Lightning's bar, and without its complaint that ours is one
+        kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
+        with naming_the_field(vars(config)):
+            return super().instantiate_trainer(**kwargs)
+
+    def _callbacks(self, config: Namespace) -> list[Callback]:
+        callbacks: list[Callback] = _as_list(config["callbacks"])
+        if self.subcommand != "fit":
+            return callbacks
+        if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RoundProgress())
+        if not config["fast_dev_run"]:
+            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
+        if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
+            callbacks.append(Tracking(self._resolved()))
+        if not any(isinstance(c, Preemption) for c in callbacks):
+            callbacks.append(Preemption())
+        if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
+            callbacks += self._checkpoints()
+        return callbacks
+
+    def _checkpoints(self) -> list[Callback]:
+        """``last.ckpt`` after every round, and ``best.ckpt`` by validation score where there is one."""
+        folder = self.run_dir / "checkpoints"
+        last = ModelCheckpoint(
+            dirpath=folder, filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+        )
+        if self.config[self.subcommand]["data"]["val"] == "none":
+            return [last]
+        # its own option save_last would be written only when the best one is
+        best = ModelCheckpoint(
+            dirpath=folder,
+            filename="best",
+            monitor=self.model.evaluation.monitor,
+            mode="max",
+            enable_version_counter=False,
+        )
+        return [best, last]  # last.ckpt remembers what the best score was
+
+    def _loggers(self, given: Any) -> list[Logger] | bool:
+        """metrics.csv always, beside whatever else the user wants."""
+        if given is False:
+            return False
+        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(given)]
+
+    def _resolved(self) -> dict[str, Any]:
+        """The resolved configuration, as plain values."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        config: dict[str, Any] = yaml.safe_load(text)
+        return config
+
+    def _fingerprint(self) -> str:
+        """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
+        config = self._resolved()
+        trainer = {name: config["trainer"][name] for name in ("max_epochs", "precision", "limit_train_batches")}
+        relevant = {"model": config["model"], "data": config["data"], "trainer": trainer}
+        relevant["model"].pop("seed", None)
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
+
+    # -- what is printed afterwards ------------------------------------------------------------------------------------
+
+    def after_fit(self) -> None:
+        """Print the run's table."""
+        if not self.trainer.is_global_zero:
+            return
+        summary = self.run_dir / "summary.json"
+        if summary.exists() and (json.loads(summary.read_text())["final"] or {}).get("metrics"):
+            say(report([str(self.run_dir)]))
+        else:
+            say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
+            if summary.exists():
+                say(traffic(group_runs([self.run_dir])))
+        if self.model.was_stopped:
+            raise RunStoppedError(self.model.strategy.stop_signal)
+
+    def after_validate(self) -> None:
+        """Print the scores."""
+        self._print_scores()
+
+    def after_test(self) -> None:
+        """Print the scores."""
+        self._print_scores()
+
+    def _print_scores(self) -> None:
+        if not self.trainer.is_global_zero:
+            return
+        log.info(self.scored)
+        say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.evaluation.task]))
+        if self.model.rankings is not None:
+            say(f"wrote {self.model.rankings}")
+
+    def after_predict(self) -> None:
+        """Say where the features are."""
+        if self.trainer.is_global_zero:
+            log.info(self.scored)
+            say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
+
+
+def _limit(limit: int | float | None) -> int | float | None:
+    """Undo that the parser may turn a number of batches into a float; which it does depends on the order of imports."""
+    if limit == 1:
+        raise ConfigError(
+            "trainer.limit_train_batches: 1 batch cannot be told from 1.0, all of them; "
+            "set data.limit_client_batches to 1"
+        )
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Callbacks or loggers, however they were given."""
+    return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
+
+
+def rank_of_this_process() -> int:
+    """This process's rank, also before there are process groups."""
+    rank: int = rank_zero_only.rank  # type: ignore[attr-defined] # a function attribute that Lightning sets
+    return rank
+
+
+def _seed(seed: bool | int) -> int:
+    if isinstance(seed, bool):
+        raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed_everything: {seed} is not a number from 0 to {2**32 - 1}")
+    return seed
+
+
+def say(text: str) -> None:
+    """Write what a command prints, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,282 @@
+"""Runs beside published numbers, with everything that keeps them from being the same experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from fedsim.cli.report.groups import Group
+from fedsim.cli.report.layout import mean_and_spread, table_in_parts, table_of_lines
+from fedsim.cli.report.published import Paper, Row, Table, doubts_about, read_paper
+from fedsim.cli.report.rules import Rule
+from fedsim.cli.report.runs import KINDS, Run
+from fedsim.core.errors import ConfigError, DataError
+
+__all__ = ["closest_table", "compare_with", "find_table", "not_comparable"]
+
+_DRAWN = "SyntheticReID"
+_FOLDERS = "MarketFolders"
+_FEW = 2
+"""Groups of runs that may stand beside each column of a paper."""
+
+_LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
+
+
+def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, is_given: bool) -> str:
+    """Return the table of a paper that holds the row closest to each group's settings, with the runs beside it.
+
+    Args:
+        which: a paper, or one table of it: ``003``, ``003/table4``; ``papers/`` may stand before it.
+        groups: the runs.
+        metric: the first number of each cell; ``mAP`` is the one that the paper means.
+        rule: of the runs' scores, beside the last evaluation.
+        is_given: whether somebody asked for this rule; otherwise it is the paper's, where runs have enough evaluations.
+
+    Raises:
+        ConfigError: if there is no such paper or table, or the paper has no such metric.
+        DataError: if a table and the runs have no test set in common.
+    """
+    paper, table = find_table(which)
+    if table is not None:
+        chosen = [table]
+    else:
+        closest = {closest_table(paper, group.runs[0]).name for group in groups}
+        chosen = [table for table in paper.tables if table.name in closest]
+    rules = {group: _rules(paper, group, rule, is_given) for group in groups}
+    texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
+    others = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
+    warnings = list(_warnings(groups))
+    parts = [f"Paper {paper.key}: {paper.title}\n{paper.source}", *warnings, *texts, *warnings]
+    return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
+
+
+def find_table(which: str) -> tuple[Paper, Table | None]:
+    """Return what ``which`` names: a paper and maybe one table of it.
+
+    Raises:
+        ConfigError: if there is no such paper or table.
+    """
+    key, _, name = which.removeprefix("papers/").partition("/")
+    paper = read_paper(key)
+    found = next((table for table in paper.tables if table.name == name), None)
+    if name and found is None:
+        names = ", ".join(table.name for table in paper.tables)
+        raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
+    return paper, found
+
+
+def closest_table(paper: Paper, run: Run) -> Table:
+    """Return the table with the row whose settings are nearest to a run's; of equals the one that says most."""
+
+    def distance(table: Table) -> tuple[tuple[bool, int], int, int]:
+        nearest = _closest_row(table, run).distance(run)
+        return nearest, -len(set(table.test_sets) & set(run.test_sets)), -len(table.metrics)
+
+    return min((table for table in paper.tables if table.test_sets), key=distance)
+
+
+def _closest_row(table: Table, run: Run) -> Row:
+    return min((row for row in table.rows if row.scores), key=lambda row: row.distance(run))
+
+
+def not_comparable(run: Run) -> Iterator[str]:
+    """Yield why no number of a run says anything about a paper; the run is the subject of the sentence."""
+    if not run.config:
+        yield "holds no config.yaml, so its data and settings are not known"
+    if run.setting("data.dry_run"):
+        yield "is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
+    if _DRAWN in _sources(run):
+        yield f"has SYNTHETIC DATA, drawn people ({_DRAWN})"
+    if not run.summary["finished"]:
+        yield f"is NOT FINISHED: it ends with round {run.summary['rounds']}"
+    if (limit := run.setting("data.limit_client_batches")) is not None:
+        yield f"trained on A PART OF THE DATA (data.limit_client_batches: {limit})"
+
+
+def _warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """A line per reason, with the runs that it holds for."""
+    members: dict[str, list[Group]] = {}
+    for group in groups:
+        for reason in not_comparable(group.runs[0]):
+            members.setdefault(reason, []).append(group)
+    for reason, same in members.items():
+        each = f"each of {', '.join(group.label for group in same)}"
+        yield f"NOT COMPARABLE: {same[0].runs[0].folder if len(same) == 1 else each} {reason}"
+
+
+def _sources(run: Run) -> set[str]:
+    found = run.setting("data.source")
+    sources = found if isinstance(found, list) else [found]
+    return {str(source.get("class_path")).rpartition(".")[2] for source in sources if isinstance(source, dict)}
+
+
+def _rules(paper: Paper, group: Group, rule: Rule, is_given: bool) -> list[Rule]:
+    """The last evaluation, and what else is asked for, or the paper does and the runs allow."""
+    other = rule if is_given else replace(rule, name=paper.rule)
+    if other.name == "last":
+        return [other]
+    if not is_given and any(not other.can_choose(run) for run in group.runs):
+        return [Rule()]
+    return [Rule(), other]
+
+
+class _Line(NamedTuple):
+    """The scores of one model: a column of the table, or a line where there are many runs."""
+
+    label: str
+    model: str
+    source: str
+    """``published``, or the rule"""
+    cells: list[str]
+    """per test set"""
+    is_loud: bool = False
+    """whether it is not comparable"""
+
+    @property
+    def column(self) -> tuple[str, list[str]]:
+        """Header and cells."""
+        lines = [*(["NOT COMPARABLE"] if self.is_loud else []), self.label, self.model, self.source]
+        return "\n".join(lines), self.cells
+
+    @property
+    def line(self) -> list[str]:
+        """What describes it, and cells."""
+        return [self.label, self.model, self.source + (", NOT COMPARABLE" if self.is_loud else ""), *self.cells]
+
+
+@dataclass
+class _Comparison:
+    """One table of a paper and the runs beside it."""
+
+    paper: Paper
+    table: Table
+    groups: Sequence[Group]
+    metric: str
+    rules: Mapping[Group, list[Rule]]
+    """of each group's columns"""
+    footnotes: dict[str, int] = field(default_factory=dict)
+    """text -> its number"""
+
+    def text(self) -> str:
+        """Return the table and all that is to be said about it."""
+        title = f"{self.table.name}: {self.table.title}"
+        if not self.table.test_sets:
+            return "\n".join([title, *self._figures_only()])
+        if not set(self.table.test_sets) & {name for group in self.groups for name in group.runs[0].test_sets}:
+            raise DataError(
+                f"--compare: {self.groups[0].runs[0].folder} has none of the test sets of {self.paper.key}/"
+                f"{self.table.name}: {', '.join(self.table.test_sets)}"
+            )
+        numbers = self._numbers
+        table = self._side_by_side(numbers) if len(self.groups) <= _FEW else self._one_below_another(numbers)
+        return "\n".join(
+            [f"{title}; {' / '.join(_LABELS.get(n, n) for n in numbers)} in percent", "", table, "", *self._legend()]
+        )
+
+    def _side_by_side(self, numbers: Sequence[str]) -> str:
+        """A column per row of the paper, and the runs' columns beside each."""
+        names = [self._name_of(name) for name in self.table.test_sets]
+        published = [self._published(row, numbers).column for row in self.table.rows if row.scores]
+        runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
+        return table_in_parts(names, published, "data set", always=runs)
+
+    def _one_below_another(self, numbers: Sequence[str]) -> str:
+        """A line per row of the paper, below each the runs that are closest to it, last those of other methods."""
+        names = [self._name_of(name) for name in self.table.test_sets]
+        closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
+        others = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
+        lines: list[_Line] = []
+        for row in self.table.rows:
+            if row.scores:
+                lines.append(self._published(row, numbers))
+            own = [group for group in self.groups if closest[group] is row and group not in others]
+            lines += [line for group in own for line in self._of_run(group, numbers)]
+        lines += [line for group in others for line in self._of_run(group, numbers)]
+        told = [line.line for line in lines if set(line.cells) != {"-"}]
+        return table_of_lines(["method", "model", "scores", *names], told)
+
+    @property
+    def _numbers(self) -> list[str]:
+        """What stands in a cell."""
+        if self.metric not in (*self.table.metrics, "mAP"):
+            names = ", ".join(sorted(self.table.metrics))
+            raise ConfigError(f"--metric: {self.paper.key}/{self.table.name} has no {self.metric}; choose from {names}")
+        return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics]
+
+    def _note(self, text: str) -> str:
+        """Return the mark of a footnote."""
+        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if text else ""
+
+    def _name_of(self, name: str) -> str:
+        test_set = self.paper.test_sets[name]
+        prefix = f"{test_set.status}: " if test_set.status != "ok" else ""
+        note = f"{prefix}{test_set.note}" if test_set.note else ""
+        return f"{name}{self._note(note)}"
+
+    def _published(self, row: Row, numbers: Sequence[str]) -> _Line:
+        prefix = f"{row.status}: " if row.status != "ok" else ""
+        label = row.name + self._note(prefix + row.note if row.note else "")
+        marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
+        cells = []
+        for name in self.table.test_sets:
+            scores = row.scores.get(name, {})
+            texts = [f"{scores[m]:.{self.paper.digits}f}" if m in scores else "-" for m in numbers]
+            cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
+        return _Line(label, row.model, "published", cells)
+
+    def _of_run(self, group: Group, numbers: Sequence[str]) -> Iterator[_Line]:
+        is_loud = any(not_comparable(group.runs[0]))
+        for kind in self._kinds(group):
+            for rule in self.rules[group]:
+                cells = [self._cell(group, kind, name, rule, numbers) for name in self.table.test_sets]
+                yield _Line(group.label, kind, rule.name, cells, is_loud)
+
+    def _kinds(self, group: Group) -> list[str]:
+        """The table's kinds of models that the group has; a model whose scores are the global one's stands once."""
+        primary = group.runs[0].primary
+        wanted = [kind for kind in KINDS if kind in {primary, *(row.model for row in self.table.rows)}]
+        columns: dict[str, str] = {}
+        for kind in wanted:
+            if kind in group.kinds(Rule()):
+                names = self.table.test_sets
+                scores = [group.values(f"test/{kind}/{name}/rank1", Rule()).tolist() for name in names]
+                columns.setdefault(repr(scores), kind)
+        return list(columns.values())
+
+    def _cell(self, group: Group, kind: str, name: str, rule: Rule, numbers: Sequence[str]) -> str:
+        found = [
+            100 * group.values(f"test/{kind}/{name}/{self.paper.mean_precision if m == 'mAP' else m}", rule)
+            for m in numbers
+        ]
+        return " / ".join(mean_and_spread(n, self.paper.digits) for n in found) if len(found[0]) else "-"
+
+    def _figures_only(self) -> Iterator[str]:
+        for row in self.table.rows:
+            if not row.scores:
+                yield f"  {row.name}: {row.status}, no numbers are printed; {row.note}"
+
+    def _legend(self) -> Iterator[str]:
+        yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
+        for row in self.table.rows:
+            yield from (f"{mark} {name}, {row.name}: {why}" for name, mark, why in doubts_about(self.paper, row))
+        yield from (f"- {note}" for note in (*self.paper.notes, *self.table.notes))
+        if "mAP" in self._numbers and self.paper.mean_precision != "mAP":
+            yield f"- mAP of the runs is {self.paper.mean_precision}"
+        for group in self.groups:
+            rules = self.rules[group]
+            if rules[-1].name == "best3":
+                yield from (f"- {run.folder}: {rules[-1].describe(run)}; chosen on test data" for run in group.runs)
+            elif self.paper.rule == "best3":
+                yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
+            yield self._differences(group)
+        yield from self._figures_only()
+
+    def _differences(self, group: Group) -> str:
+        run = group.runs[0]
+        row = _closest_row(self.table, run)
+        differences = row.differences(run)
+        if _FOLDERS in _sources(run):
+            differences.append("its data sets are folders whose names nobody has checked")
+        what = f"differs in {'; '.join(differences)}" if differences else "has the published settings, as far as listed"
+        return f"- {group.label} is closest to '{row.name}' and {what}"

@@ -1,0 +1,173 @@
+"""How fast a run reaches a score, at what cost of communication, and how evenly clients are served.
+
+Paper 002 asks for both (Table 9: rank-1, rounds until convergence) and defines neither; here they are defined below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from tabulate import tabulate
+
+from fedsim.cli.report.groups import Group
+from fedsim.cli.report.layout import mean_and_spread
+from fedsim.cli.report.rules import Rule
+from fedsim.cli.report.runs import METRICS, Run
+from fedsim.core.errors import ConfigError, DataError
+
+__all__ = ["Reached", "Spread", "convergence_table", "fairness_table", "first_reaching", "spread_of"]
+
+
+class Reached(NamedTuple):
+    """When a score was reached for the first time."""
+
+    round_: int
+    """from 1"""
+    num_bytes: float
+    """sent to clients and back, in this round and all before it"""
+
+
+class Spread(NamedTuple):
+    """How scores of several test sets lie."""
+
+    mean: float
+    deviation: float
+    """population standard deviation: these are all clients' test sets, not a sample"""
+    worst: float
+    worst_set: str
+
+
+def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: float) -> Reached | None:
+    """Return when ``key`` was at least ``target``, or None if it never was.
+
+    Args:
+        log: every round, from 1, with its ``comm/down_bytes`` and ``comm/up_bytes``, in order.
+        key: a score.
+        target: in the score's unit.
+
+    >>> log = {r: {"comm/down_bytes": 10.0, "comm/up_bytes": 5.0, "mAP": 0.1 * r} for r in (1, 2, 3)}
+    >>> first_reaching(log, "mAP", 0.2)
+    Reached(round_=2, num_bytes=30.0)
+    """
+    num_bytes = 0.0
+    for round_, row in log.items():
+        num_bytes += row["comm/down_bytes"] + row["comm/up_bytes"]
+        if row.get(key, -np.inf) >= target:
+            return Reached(round_, num_bytes)
+    return None
+
+
+def spread_of(scores: Mapping[str, float]) -> Spread:
+    """Return mean, spread and the worst of the scores of several test sets; of equals the first.
+
+    >>> spread_of({"a": 0.5, "b": 0.25})
+    Spread(mean=0.375, deviation=0.125, worst=0.25, worst_set='b')
+    """
+    values = np.array(list(scores.values()))
+    worst = min(scores, key=lambda name: scores[name])
+    return Spread(float(values.mean()), float(values.std()), scores[worst], worst)
+
+
+def convergence_table(groups: Sequence[Group], target: str) -> str:
+    """Return a table: rounds and bytes until the delivered model reaches a score for the first time.
+
+    Args:
+        groups: the runs.
+        target: ``METRIC=PERCENT``, the mean over clients' test sets, or ``SET/METRIC=PERCENT``.
+
+    Raises:
+        ConfigError: if ``target`` is written otherwise, or a run has no such score.
+        DataError: if logs are incomplete.
+    """
+    name, metric, percent = _parse(target)
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            key = f"test/{run.primary}/{name}/{metric}"
+            scores = [row[key] for row in _complete_log(run).values() if key in row]
+            if not scores:
+                raise ConfigError(f"--target: {run.folder} has no {key} in its logs; choose from {_choices(run)}")
+            reached = first_reaching(run.log, key, percent / 100)
+            rows.append([group.label, run.summary["seed"], run.primary, *_describe(run, reached, max(scores))])
+    headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
+    what = "mean over clients' test sets" if name == "seen" else name
+    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 5))
+    return f"{table}\n\nfirst evaluated round with {metric} of at least {percent:g} %, {what}; 1 GB is 10^9 bytes"
+
+
+def _parse(target: str) -> tuple[str, str, float]:
+    found = re.fullmatch(r"(?:(.+)/)?([^/=]+)=([^=]+)", target)
+    if found is None:
+        raise ConfigError(f"--target: {target} is not METRIC=PERCENT or SET/METRIC=PERCENT, such as rank1=60")
+    name, metric, number = found.groups()
+    if metric not in METRICS:
+        raise ConfigError(f"--target: {metric} is unknown; choose from {', '.join(METRICS)}")
+    try:
+        percent = float(number)
+    except ValueError as error:
+        raise ConfigError(f"--target: {number} is not a number of percent") from error
+    if not 1 < percent <= 100:  # 0.6 is meant as a share
+        raise ConfigError(
+            f"--target: {number} is not above 1 and at most 100; scores are percentages, as in the tables"
+        )
+    return name or "seen", metric, percent
+
+
+def _choices(run: Run) -> str:
+    metric = "top1" if run.classifies else "rank1"
+    return ", ".join(f"{name}/{metric}" for name in run.test_sets)
+
+
+def _complete_log(run: Run) -> dict[int, dict[str, float]]:
+    expected = range(1, max(run.log, default=0) + 1)
+    for round_ in expected:
+        if "comm/up_bytes" not in run.log.get(round_, {}):
+            raise DataError(
+                f"{run.folder}: its logs lack round {round_}, so bytes until a later round are unknown; "
+                "was the run continued from another run's checkpoint?"
+            )
+    return run.log
+
+
+def _describe(run: Run, reached: Reached | None, highest: float) -> list[str]:
+    best = f"{100 * highest:.1f}"
+    if reached is None:
+        return [f"not in {max(run.log)}", "-", best]
+    return [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}", best]
+
+
+def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
+    """Return a table: how a score is spread over the test sets of clients, per model.
+
+    Args:
+        groups: the runs; each number is computed per run, seeds are averaged.
+        metric: the score.
+        rule: which evaluations.
+    """
+    rows = []
+    for group in groups:
+        for kind in group.kinds(rule):
+            spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
+            if spreads:
+                numbers = [
+                    np.array([100 * value for value in column]) for column in list(zip(*spreads, strict=True))[:3]
+                ]
+                worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
+                rows.append([group.label, kind, *map(mean_and_spread, numbers), worst])
+    if not rows:
+        return "fairness: there are not two test sets that clients train for, so nothing can be spread over them"
+    headers = ["run", "model", "mean", "deviation", "worst", "worst set"]
+    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", *["right"] * 3, "left"))
+    return (
+        f"{table}\n\n{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
+        "lowest; clients of one test set count as one"
+    )
+
+
+def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
+    found = rule.scores(run)
+    scores = {name: found[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in found}
+    return spread_of(scores) if len(scores) > 1 else None

@@ -1,0 +1,55 @@
+"""Runs that differ in their seed alone: one column of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.cli.report.rules import Rule
+from fedsim.cli.report.runs import KINDS, Run, read_run
+from fedsim.core.errors import ConfigError
+
+__all__ = ["Group", "group_runs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one configuration, one per seed."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    def values(self, key: str, rule: Rule) -> NDArray[np.float64]:
+        """Return one score of each run, fractions of 1; runs without it are missing."""
+        scores = [rule.scores(run).get(key) for run in self.runs]
+        return np.array([score for score in scores if score is not None])
+
+    def kinds(self, rule: Rule) -> list[str]:
+        """Return the models; local ones are left out where another has the same scores (Local, Centralised)."""
+        metrics = rule.scores(self.runs[0])
+        scores = {
+            kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{kind}/")} for kind in KINDS
+        }
+        others = [scores["global"].items(), scores["personalised"].items()]
+        repeats = any(scores["local"].items() <= other for other in others)
+        return [kind for kind in KINDS if scores[kind] and not (kind == "local" and repeats)]
+
+
+def group_runs(folders: list[Path]) -> list[Group]:
+    """Open run directories and put runs together that differ in the seed only."""
+    if not folders:
+        raise ConfigError("runs: give at least one run directory")
+    by_config: dict[str, list[Run]] = {}
+    for folder in folders:
+        run = read_run(folder)
+        by_config.setdefault(run.summary["fingerprint"], []).append(run)
+    groups: list[Group] = []
+    for runs in by_config.values():
+        first = runs[0]
+        method = "Centralised" if first.summary["clients"] == ["union"] else str(first.summary["method"])
+        taken = method in {group.label for group in groups}
+        groups.append(Group(f"{method} {first.folder.name}" if taken else method, tuple(runs)))
+    return groups

@@ -1,0 +1,232 @@
+"""Numbers that papers print: read from ``fedsim/published/*.yaml``, and checked for what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from itertools import pairwise
+from typing import Any, Literal
+
+import yaml
+
+from fedsim.cli.report.rules import RuleName
+from fedsim.cli.report.runs import Run
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.bounds import one_match_bounds
+
+__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "doubts_about", "list_papers", "read_paper"]
+
+Status = Literal["ok", "impossible", "not comparable", "figure only"]
+Scores = Mapping[str, Mapping[str, float]]
+"""Test set -> metric, as the paper names it: mAP, rank1, rank5, rank10 -> percent."""
+
+_METHOD = "model.method.class_path"
+_CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSet:
+    """What a paper says of a test set."""
+
+    name: str
+    """the paper's"""
+    status: Status = "ok"
+    note: str = ""
+    gallery: float = float("inf")
+    """number of images"""
+    one_match: bool = False
+    """whether every query has exactly one match"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method, or one setting, of a table."""
+
+    name: str
+    scores: Scores
+    model: str = "global"
+    """whose scores: of the global, local or personalised models, or of their ensemble"""
+    status: Status = "ok"
+    note: str = ""
+    settings: Mapping[str, Any]
+    """dotted name -> value, as the paper, or its authors' code, has it"""
+    alternative: Mapping[str, Any] | None = None
+    """settings of other runs that are this row as well"""
+    clients: tuple[frozenset[str], ...]
+    """the data sets that had clients, or several choices; none: it does not matter"""
+
+    def distance(self, run: Run) -> tuple[bool, int]:
+        """Return how far a run's settings are from this row's: another method, then the number of differences."""
+        return min(self._distance(settings, run) for settings in self._choices)
+
+    def differences(self, run: Run) -> list[str]:
+        """Say in what a run's settings differ from this row's."""
+        return self._differences(min(self._choices, key=lambda settings: self._distance(settings, run)), run)
+
+    @property
+    def _choices(self) -> list[Mapping[str, Any]]:
+        return [self.settings, *([] if self.alternative is None else [self.alternative])]
+
+    def _distance(self, settings: Mapping[str, Any], run: Run) -> tuple[bool, int]:
+        method = settings.get(_METHOD)
+        return method not in (None, run.setting(_METHOD)), len(self._differences(settings, run))
+
+    def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
+        wrong = [name for name, value in settings.items() if run.setting(name) != value]
+        found = [
+            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
+            for name in wrong
+            if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
+        ]
+        if self.clients and frozenset(run.seen) not in self.clients:
+            wanted = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
+            missing, extra = sorted(wanted - set(run.seen)), sorted(set(run.seen) - wanted)
+            found += [f"no client {', '.join(missing)}"] if missing else []
+            found += [f"clients beside the published ones: {', '.join(extra)}"] if extra else []
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of a paper."""
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def test_sets(self) -> list[str]:
+        """In their order."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.scores))
+
+    @property
+    def metrics(self) -> set[str]:
+        """That some row has."""
+        return {metric for row in self.rows for scores in row.scores.values() for metric in scores}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper's tables."""
+
+    key: str
+    title: str
+    source: str
+    digits: int
+    """behind the decimal point"""
+    mean_precision: str
+    """fedsim's name for what the paper calls mAP"""
+    rule: RuleName
+    notes: tuple[str, ...]
+    test_sets: Mapping[str, TestSet]
+    tables: tuple[Table, ...]
+
+
+def list_papers() -> list[str]:
+    """Return the papers whose numbers are there."""
+    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+
+
+def read_paper(key: str) -> Paper:
+    """Read a paper's numbers.
+
+    Args:
+        key: one of :func:`list_papers`.
+
+    Raises:
+        ConfigError: if there is no such paper.
+    """
+    if key not in list_papers():
+        raise ConfigError(f"--compare: there are no published numbers of {key}; choose from {', '.join(list_papers())}")
+    content = yaml.safe_load((_folder() / f"{key}.yaml").read_text())
+    return Paper(
+        key=key,
+        title=content["title"],
+        source=content["source"],
+        digits=content["digits"],
+        mean_precision=content["mAP"],
+        rule=content["rule"],
+        notes=tuple(content.get("notes", ())),
+        test_sets={name: TestSet(**fields) for name, fields in content["test_sets"].items()},
+        tables=tuple(_table(name, content) for name in content["tables"]),
+    )
+
+
+def _folder() -> Any:
+    return resources.files("fedsim") / "published"
+
+
+def _table(name: str, content: Mapping[str, Any]) -> Table:
+    table = content["tables"][name]
+    columns = table.get("columns", content["columns"])
+    base: Scores = {}
+    if "add" in table:
+        of = content["tables"][table["add"]["table"]]
+        row = next(row for row in of["rows"] if row["name"] == table["add"]["row"])
+        base = _scores(row, of.get("columns", content["columns"]), {})
+    rows = []
+    for row in table["rows"]:
+        clients = row.get("clients", table.get("clients", content["clients"]))
+        common = {**content["settings"], **table.get("settings", {})}
+        rows.append(Row(
+            name=row["name"],
+            scores=_scores(row, columns, base),
+            model=row.get("model", "global"),
+            status=row.get("status", "ok"),
+            note=row.get("note", ""),
+            settings={**common, **row.get("settings", {})},
+            alternative={**common, **row["alternative"]} if "alternative" in row else None,
+            clients=() if clients == "any" else tuple(frozenset(sets) for sets in clients),
+        ))  # fmt: skip
+    return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows))
+
+
+def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
+    return {
+        name: {
+            m: value + base.get(name, {}).get(m, 0.0)
+            for m, value in zip(columns, values, strict=True)
+            if value is not None
+        }
+        for name, values in row.get("scores", {}).items()
+    }
+
+
+def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
+    """Yield what a row's numbers cannot be: a test set, a mark, and why.
+
+    The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
+    rectangles do not.
+
+    Args:
+        paper: says which test sets have one match per query.
+        row: of one of its tables.
+    """
+    for name, scores in row.scores.items():
+        cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
+        if any(more < less for less, more in pairwise(cmc.values())):
+            yield name, "!", "a CMC cannot fall"
+        test_set = paper.test_sets[name]
+        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
+            continue
+        one_unit = 10.0**-paper.digits  # half for the bound's rounded terms, half for mAP's
+        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
+        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
+        if rectangles.holds(scores["mAP"], one_unit):
+            continue
+        mark = "~" if trapezoid.holds(scores["mAP"], one_unit) else "!"
+        yield (
+            name,
+            mark,
+            (
+                f"mAP {scores['mAP']:.{paper.digits}f}, but with one match per query it lies in "
+                f"{rectangles.low:.2f} to {rectangles.high:.2f} (rectangles), "
+                f"{trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
+            ),
+        )
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,106 @@
+"""What ``fedsim fit`` has left in its run directories, and runs that differ in the seed only."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.cli.config_files import read_config
+from fedsim.cli.run_directory import metrics_files
+from fedsim.core.errors import DataError
+
+__all__ = ["KINDS", "METRICS", "Run", "read_run"]
+
+METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
+KINDS = ("global", "local", "personalised", "ensemble")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory. Files are read on first use."""
+
+    folder: Path
+    summary: dict[str, Any]
+    """content of summary.json"""
+
+    @cached_property
+    def log(self) -> dict[int, dict[str, float]]:
+        """Round, from 1 -> what was logged in it: training, bytes, and scores (fractions of 1) where it was evaluated.
+
+        A round that a continued run did again counts once, as it was done last.
+
+        Raises:
+            DataError: if there is no log, or it cannot be read.
+        """
+        paths = metrics_files(self.folder)
+        if not paths:
+            raise DataError(f"{self.folder}: holds no metrics.csv; was the run started with another logger only?")
+        rounds: dict[int, dict[str, float]] = {}
+        for path in paths:
+            try:
+                with path.open(newline="") as file:
+                    for row in csv.DictReader(file):
+                        numbers = {name: float(value) for name, value in row.items() if value}
+                        rounds.setdefault(int(row["epoch"]) + 1, {}).update(numbers)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}: is no log of fedsim fit ({error}); was it edited?") from error
+        return dict(sorted(rounds.items()))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved settings; empty for runs that were not started by the command line."""
+        path = self.folder / "config.yaml"
+        return read_config(str(path)) if path.is_file() else {}
+
+    @property
+    def primary(self) -> str:
+        """The kind of model that the method delivers."""
+        return str(self.summary["primary"])
+
+    @property
+    def unseen(self) -> set[str]:
+        """Test sets on which nobody trained."""
+        return set(self.summary["unseen"])
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Names of all test sets of the last evaluation, and ``seen`` and ``unseen``, the means over them."""
+        keys = (self.summary["final"] or {}).get("metrics", {})
+        return list(dict.fromkeys(key.split("/")[2] for key in keys if key.startswith("test/") and key.count("/") == 3))
+
+    @property
+    def seen(self) -> list[str]:
+        """Test sets of those who trained."""
+        return [name for name in self.test_sets if name not in (*self.unseen, "seen", "unseen")]
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the run was scored by top-1 accuracy, not by retrieval."""
+        return any(key.endswith("/top1") for key in (self.summary["final"] or {}).get("metrics", {}))
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by its dotted name, classes by their last name; None where it is not set."""
+        found: Any = self.config
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found.rpartition(".")[2] if name.endswith("class_path") and isinstance(found, str) else found
+
+
+def read_run(folder: Path) -> Run:
+    """Open a run directory.
+
+    Raises:
+        DataError: if it is none.
+    """
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
+    try:
+        return Run(folder, json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: is no JSON ({error}); was it edited?") from error

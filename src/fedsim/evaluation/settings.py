@@ -1,0 +1,57 @@
+"""How models are scored: the section ``model.evaluation``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.core.errors import ConfigError
+
+__all__ = ["Evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How models are scored."""
+
+    task: Literal["retrieval", "classification"] = "retrieval"
+    """``classification``: top-1 accuracy, where the same classes train and are tested on; it needs
+    ``data.labels: common``. Of the settings below it heeds flip (logits are added), share_from,
+    batch_size and test_during_fit"""
+    layer: Literal["neck", "pool"] = "neck"
+    """the retrieval feature: the embedding, or the pooled map"""
+    flip: bool = False
+    """add the feature of the mirror image (the papers' protocols do; twice the time)"""
+    distance: Literal["cosine", "euclidean"] = "cosine"
+    """what the gallery is ranked by: cosine, or euclidean on features that are not normalised (papers 000 and 001)"""
+    camera_aware: bool = True
+    """whether the same identity in the same camera is junk"""
+    junk_pids: tuple[int, ...] = (-1,)
+    """identities whose gallery images count neither as right nor as wrong"""
+    invalid_as_zero: bool = False
+    """average over all queries, those without a match as zeros (the code of paper 003)"""
+    single_gallery_shot: bool = False
+    """CMC on galleries with one random image per identity, in expectation (first CUHK03 protocol)"""
+    share_from: int = 1000
+    """data sets with so many images are scored by all ranks together, smaller ones by one rank each"""
+    backend: Literal["auto", "torch", "faiss"] = "auto"
+    """what ranks: torch, faiss, or auto, which is torch"""
+    batch_size: int = 64
+    """images per forward pass; the same on any number of ranks"""
+    ensemble: bool = False
+    """also score, on unseen data sets, the personalised models of all clients together: their features side by side
+    (Feat-Concatenation of paper 001, Table 3, with ``Local``; FeatConcat of paper 000, Table 6)"""
+    test_during_fit: bool = True
+    """score the test sets, too, whenever a fit validates; for reporting only, selection uses ``val/*``"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.batch_size < 1:
+            raise ConfigError(f"model.evaluation.batch_size: {self.batch_size} is less than 1")
+        if self.task == "classification" and self.ensemble:
+            raise ConfigError("model.evaluation.ensemble: joins retrieval features; leave it out of classification")
+
+    @property
+    def monitor(self) -> str:
+        """The score by which models are selected."""
+        return "val/top1" if self.task == "classification" else "val/mAP"

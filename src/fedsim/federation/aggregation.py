@@ -1,0 +1,254 @@
+"""From uploads to their weighted means: the sums of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
+from fedsim.core.messages import Received, Report, Upload
+from fedsim.functional.pruning import zero_pruned_
+from fedsim.methods.base import Method
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.statistics import BatchNormStatistics
+
+__all__ = ["Aggregator", "Weights", "aggregation_weights"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the clients of one architecture enter its new global model."""
+
+    reports: Mapping[str, Report]
+    clients: Mapping[str, float]
+    """client -> weight; they sum to 1"""
+    parameters: Mapping[str, Sequence[float]] | None = None
+    """client -> weight of all parameter tensors, or one for each; None: as :attr:`clients`"""
+    step_size: float = 1.0
+    """how far parameters move towards the mean"""
+
+
+def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
+    """Ask the method for weights, separately for the clients of each architecture.
+
+    Args:
+        method: decides.
+        reports: client -> report, of the clients that returned an update.
+        archs: client -> architecture.
+
+    Returns:
+        architecture -> weights; architectures that nobody trained are missing.
+
+    Raises:
+        AssertionError: if a method's weights do not sum to 1: the model would shrink or grow each round.
+    """
+    result: dict[str, Weights] = {}
+    name = type(method).__name__
+    for arch in sorted({archs[name] for name in reports}):
+        members = {name: report for name, report in reports.items() if archs[name] == arch}
+        weights, of_parameters = method.weights(members), method.parameter_weights(members)
+        _check_weights(f"{name}.weights", members, {client: [weight] for client, weight in weights.items()})
+        if of_parameters is not None:
+            _check_weights(f"{name}.parameter_weights", members, of_parameters)
+        result[arch] = Weights(members, weights, of_parameters, method.step_size(members))
+    return result
+
+
+def _check_weights(what: str, members: Mapping[str, Report], weights: Mapping[str, Sequence[float]]) -> None:
+    assert weights.keys() == members.keys(), f"{what} must weigh exactly {list(members)}"
+    for column in zip(*weights.values(), strict=True):
+        assert min(column) >= 0, f"{what} returned a negative weight: {weights}"
+        assert abs(sum(column) - 1) < 1e-9, f"{what} do not sum to 1: {weights}"
+
+
+class Aggregator:
+    """Sums what clients upload, into one buffer per architecture that lives as long as the federation.
+
+    Where weights are known when a round begins, each upload is added at once. Otherwise uploads wait in host memory.
+    Both give the same bits: the sums run over a rank's clients in the order in which they trained.
+
+    Where clients prune, the buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is that over the
+    clients that have it: ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody
+    has pruned, so that masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same
+    order at both places; there it is 1 up to rounding.) Statistics are not masked.
+
+    Args:
+        strategy: the collectives.
+        statistics: by architecture.
+        archs: client -> architecture, for all clients.
+        reduction: exact, or plain fp32.
+        device: where sums are made.
+        seed: of the run.
+        has_masks: whether uploads may have element masks.
+    """
+
+    def __init__(
+        self,
+        strategy: FederatedStrategy,
+        statistics: Mapping[str, BatchNormStatistics],
+        archs: Mapping[str, str],
+        reduction: Literal["exact", "fp32"],
+        device: torch.device,
+        seed: int,
+        has_masks: bool = False,
+    ) -> None:
+        self.strategy = strategy
+        self.statistics = statistics
+        self.archs = archs
+        self.is_exact = reduction == "exact"
+        self.seed = seed
+        self.has_masks = has_masks
+        self.dead: dict[str, Tensor] = {}
+        """architecture -> which shared parameters all of the last round's clients have pruned, bool
+        [num_shared_parameters]; their mean is 0 and means nothing"""
+        dtype = torch.float64 if self.is_exact else torch.float32
+        lengths = {a: s.num_shared + (s.span.start + 1) * has_masks for a, s in statistics.items()}
+        self._totals = {a: torch.zeros(length, dtype=dtype, device=device) for a, length in lengths.items()}
+        self._extras: dict[tuple[str, str], Tensor] = {}
+        self._shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+        self._waiting: dict[str, Upload] = {}
+        self._weights: Mapping[str, Weights] | None = None
+
+    @property
+    def limit(self) -> float:
+        """Largest value that a contribution may hold."""
+        return MAX_MAGNITUDE if self.is_exact else math.inf
+
+    def num_tensors(self, method: Method) -> dict[str, int]:
+        """Return client -> how many tensors the method measures (:meth:`Method.tensor_signals`), if it does."""
+        measured = self.archs.items() if method.has_tensor_signals else ()
+        return {name: len(self.statistics[arch].parameters) for name, arch in measured}
+
+    def begin(
+        self,
+        round_: int,
+        extras: Mapping[str, Mapping[str, tuple[int, ...]]],
+        weights: Mapping[str, Weights] | None = None,
+    ) -> None:
+        """Empty the sums.
+
+        Args:
+            round_: from 0.
+            extras: architecture -> name -> shape of what every client uploads beside its vector.
+            weights: by architecture, for all ranks' clients, if they are known already.
+        """
+        self.round = round_
+        self._weights = weights
+        self._waiting = {}
+        self.dead = {}
+        for total in self._totals.values():
+            total.zero_()
+        self._shapes = extras
+        self._extras = {
+            (arch, name): self._totals[arch].new_zeros(math.prod(shape))
+            for arch, shapes in extras.items()
+            for name, shape in shapes.items()
+        }
+
+    def encode(self, client: str, upload: Upload) -> Upload:
+        """Return what a client adds to the sums: its upload, or a changed copy of it."""
+        arch = self.archs[client]
+        shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
+        assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
+        assert upload.mask is None or self.has_masks, "has_masks declares no masks"
+        vector = self.statistics[arch].encode(upload.vector)
+        return upload if vector is upload.vector else replace(upload, vector=vector)
+
+    def add(self, client: str, contribution: Upload) -> None:
+        """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
+        if self._weights is None:
+            extras = {name: tensor.to("cpu", copy=True) for name, tensor in contribution.extras.items()}
+            mask = None if contribution.mask is None else contribution.mask.to("cpu", copy=True)
+            vector = contribution.vector.to("cpu", copy=True)
+            self._waiting[client] = replace(contribution, vector=vector, extras=extras, mask=mask)
+        else:
+            self._sum(client, contribution, self._weights[self.archs[client]])
+
+    def means(self, weights: Mapping[str, Weights]) -> dict[str, Tensor]:
+        """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
+
+        Args:
+            weights: by architecture, for all ranks' clients.
+        """
+        for arch, early in (self._weights or {}).items():
+            assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
+        for client, contribution in self._waiting.items():
+            self._sum(client, contribution, weights[self.archs[client]])
+        self._waiting = {}
+        return {arch: self._mean(arch) for arch in sorted(weights)}
+
+    def received(self, weights: Mapping[str, Weights]) -> dict[str, Received]:
+        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor."""
+        found = {}
+        for arch in sorted(weights):
+            extras = {}
+            for name, shape in sorted(self._shapes.get(arch, {}).items()):
+                total = self.strategy.sum_(self._extras[arch, name])
+                extras[name] = (total.div_(GRID) if self.is_exact else total).to(torch.float32).view(shape)
+            found[arch] = Received(weights[arch].reports, extras)
+        self._extras = {}
+        return found
+
+    def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
+        arch = self.archs[client]
+        total = self._totals[arch]
+        x = upload.vector.to(total.device)
+        if self.has_masks:
+            total, kept = total.split([len(x), len(total) - len(x)])
+            mask = torch.ones(len(kept), dtype=torch.bool, device=total.device)
+            if upload.mask is not None:
+                sent = upload.mask.to(total.device)
+                x = x.clone()
+                zero_pruned_(x[: len(sent)], sent)
+                if not upload.zeros_count:
+                    mask[:-1] = sent
+            self._add(kept, self._weight_of_parameters(client, weights), mask)
+        for span, weight in self._stretches(client, arch, weights):
+            self._add(total[span], weight, x[span])
+        for name, tensor in upload.extras.items():
+            self._add(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
+
+    def _weight_of_parameters(self, client: str, weights: Weights) -> float:
+        """Return the one weight of all parameters, where there are masks."""
+        if weights.parameters is None:
+            return weights.clients[client]
+        assert len(weights.parameters[client]) == 1, "weights of single tensors do not go together with masks"
+        return weights.parameters[client][0]
+
+    def _stretches(self, client: str, arch: str, weights: Weights) -> Iterator[tuple[slice, float]]:
+        """Yield (span, weight): one stretch if all of the client's upload has the same weight."""
+        statistics = self.statistics[arch]
+        own = statistics.weight(client, weights.clients, self.seed, self.round)
+        of_parameters = [weights.clients[client]] if weights.parameters is None else weights.parameters[client]
+        if len(of_parameters) > 1:
+            spans = (entry.span for entry in statistics.parameters)
+            yield from zip(spans, of_parameters, strict=True)
+        elif own == of_parameters[0]:
+            yield slice(None), own
+            return
+        else:
+            yield slice(statistics.span.start), of_parameters[0]
+        yield statistics.span, own
+
+    def _add(self, total: Tensor, weight: float, x: Tensor) -> None:
+        if self.is_exact:
+            accumulate(total, weight, x)
+        else:
+            total.add_(x, alpha=weight)
+
+    def _mean(self, arch: str) -> Tensor:
+        total = self.strategy.sum_(self._totals[arch])
+        if self.is_exact:
+            total.div_(GRID)
+        num_shared = self.statistics[arch].num_shared
+        mean = total[:num_shared]
+        if self.has_masks:
+            share = total[num_shared:-1] / total[-1]  # of the weights
+            self.dead[arch] = share == 0
+            mean[: len(share)].div_(share).masked_fill_(self.dead[arch], 0.0)
+        return self.statistics[arch].decode(mean).to(torch.float32)

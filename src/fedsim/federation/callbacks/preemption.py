@@ -1,0 +1,130 @@
+"""Ending a run when a scheduler or a user asks for it, so that at most the running round is lost."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lightning import LightningModule, Trainer
+
+from fedsim.core.errors import ConfigError, RunStoppedError
+from fedsim.core.versions import current_version
+from fedsim.federation.events import RoundCallback
+from fedsim.strategy.launch import requeue
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+    from fedsim.strategy.strategy import FederatedStrategy
+    from fedsim.training.client import BatchReport
+
+__all__ = ["Preemption"]
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Preemption(RoundCallback):
+    """Listens to signals while a fit runs, in place of Lightning's own handlers.
+
+    Those save, and broadcast, within the handler, wherever the rank happens to be. Here a handler only sets a flag. All
+    ranks agree on it when they meet, and the run ends after the round, with its checkpoint. If the rest of the round is
+    predicted to take longer than the time of grace, the round is abandoned and the last checkpoint stands.
+
+    SIGTERM and SIGUSR1 give ``grace`` seconds; Ctrl-C gives none, and pressed twice ends the process at once.
+
+    After SIGUSR1, which Slurm sends to a job whose time runs out (``--signal=USR1@300``), rank 0 asks Slurm to start
+    the job again. After SIGTERM it does not: whoever sends that starts the job again himself, or wants its end.
+
+    Args:
+        grace: seconds between the signal and the end that the sender allows, less what a checkpoint takes.
+        requeue: whether a job of Slurm is started again after SIGUSR1.
+    """
+
+    def __init__(self, grace: float = 120.0, requeue: bool = True) -> None:
+        if grace < 0:
+            raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
+        self.grace = grace
+        self.requeue = requeue
+        self._previous: dict[int, Any] = {}
+        self._costs: dict[str, float] = {}
+        self._clients: list[str] = []
+        self._started = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the signals over; Lightning has installed its handlers by now."""
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        self._strategy: FederatedStrategy = federation.strategy
+        self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
+        self._costs = federation.costs
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self._strategy.stop_signal == number:
+                raise KeyboardInterrupt
+            self._strategy.request_stop(number, time.monotonic())
+        elif self._strategy.stop_signal is None:
+            self._strategy.request_stop(number, time.monotonic() + self.grace)
+
+    def on_round_start(self, round_: int, clients: list[str]) -> None:
+        """Do not begin a round that would only be cut short."""
+        self._clients, self._started = clients, time.monotonic()
+        if self._strategy.stop_signal is not None:
+            self._strategy.abandon_round()
+
+    def on_client_batch(self, report: BatchReport) -> None:
+        """Give the round up if it cannot end in time."""
+        deadline = self._strategy.stop_deadline
+        if deadline is None:
+            return
+        costs = [self._costs[name] for name in self._clients]
+        position = self._clients.index(report.client)
+        share = (sum(costs[:position]) + report.share * costs[position]) / sum(costs)
+        now = time.monotonic()
+        if now + (now - self._started) * (1 - share) / share > deadline:
+            self._strategy.abandon_round()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save a last round at once: an evaluation that follows may take longer than the time of grace."""
+        if trainer.should_stop and self._strategy.stop_signal is not None and trainer.checkpoint_callbacks:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back."""
+        self._restore()
+        federation: Federation = pl_module  # type: ignore[assignment] # as above
+        if self._strategy.stop_signal is not None:
+            self._say_how_to_continue(trainer)
+        if federation.was_stopped:
+            self._ask_to_start_again(trainer, self._strategy.stop_signal)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._restore()
+        if isinstance(exception, RunStoppedError):
+            self._say_how_to_continue(trainer)
+            self._ask_to_start_again(trainer, exception.signum)
+
+    def _say_how_to_continue(self, trainer: Trainer) -> None:
+        last = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        if current_version(last) is not None:
+            log.info("continue with: fedsim fit --ckpt_path %s", trainer.default_root_dir)
+
+    def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
+        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:
+            requeue()
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,138 @@
+"""Progress on the screen: round, client, batch, loss, time left."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
+
+from fedsim.core.placement import Placement
+from fedsim.federation.events import RoundCallback
+from fedsim.training.client import BatchReport
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+
+__all__ = ["RoundProgress"]
+
+log = logging.getLogger(__name__)
+
+_MAX_NAMES = 12  # of clients in one line
+
+
+class RoundProgress(RoundCallback, ProgressBar):
+    """One bar over all rounds on a terminal, and one line per round.
+
+    Reading a loss waits for the device, so the bar looks at most every ``interval`` seconds.
+
+    Args:
+        interval: seconds between two updates of the bar.
+    """
+
+    def __init__(self, interval: float = 0.2) -> None:
+        super().__init__()
+        self.interval = interval
+        self._enabled = True
+        self._bar: tqdm[NoReturn] | None = None
+        self._clients: list[str] = []
+        self._round = 0
+        self._last = 0.0
+
+    def disable(self) -> None:
+        """Stay silent (Lightning calls this on all ranks but the first)."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Speak again."""
+        self._enabled = True
+
+    def on_placed(self, placement: Placement) -> None:
+        """Print who is where, and what several ranks can bring at best."""
+        if not self._enabled:
+            return
+        for rank in range(len(placement.loads)):
+            names = placement.hosted_by(rank)
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            log.info("rank %d hosts %s", rank, (", ".join(names[:_MAX_NAMES]) or "nobody") + more)
+        if len(placement.loads) > 1:
+            log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the bar, on terminals only."""
+        if self._enabled and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=max(trainer.max_epochs or 0, 0) or None,
+                initial=trainer.current_epoch,
+                unit="round",
+                bar_format="{l_bar}{bar:24}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]{postfix}",
+                dynamic_ncols=True,
+            )
+
+    def on_round_start(self, round_: int, clients: list[str]) -> None:
+        """Remember which clients of this rank are to come."""
+        self._round, self._clients = round_, clients
+
+    def on_client_batch(self, report: BatchReport) -> None:
+        """Move the bar."""
+        if self._bar is None or time.monotonic() - self._last < self.interval:
+            return
+        self._last = time.monotonic()
+        position = self._clients.index(report.client)
+        self._bar.n = self._round + (position + report.share) / len(self._clients)
+        self._bar.set_postfix_str(
+            f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}, "
+            f"loss {float(report.loss):.3f}"
+        )
+
+    def on_scoring(self, what: str) -> None:
+        """Say what is being scored."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"scoring {what}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print a line about the round."""
+        if not self._enabled:
+            return
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        metrics = {**federation.scores, **federation.round_metrics}
+        names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
+        names["time/simulated_seconds"] = "simulated seconds"
+        every = trainer.check_val_every_n_epoch or 1
+        if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
+            names[federation.evaluation.monitor] = federation.evaluation.monitor.replace("/", " ")
+        shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
+        busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
+        if 1 < len(busy) <= _MAX_NAMES:
+            shown += f", ranks busy {'/'.join(busy)} %"
+        self._say(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
+        if self._bar is not None:
+            self._bar.n = trainer.current_epoch + 1
+            self._bar.refresh()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error stands on a line of its own."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            log.info(line)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return nothing: the lines above say it."""
+        return {}

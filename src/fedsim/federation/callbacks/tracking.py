@@ -1,0 +1,270 @@
+"""What W&B gets beside the numbers that every logger gets: the run's identity, tables, curves, pictures.
+
+All names and their meaning: docs/tracking.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+import fedsim
+from fedsim._version import __version__
+from fedsim.core.errors import RunStoppedError
+from fedsim.core.files import replacing
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.preview import contact_sheet
+from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+
+__all__ = ["RUN_ID_FILE", "Tracking", "code_version", "end_run", "join_run", "public_config"]
+
+log = logging.getLogger(__name__)
+
+RUN_ID_FILE = "wandb_id"
+"""In the run directory: the id of the W&B run that a continued job continues."""
+
+_QUANTILES = (0, 25, 50, 75, 100)
+_OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
+_SHEET_DOMAINS = 8
+_SHEET_SIZE = (128, 64)
+
+
+class Tracking(Callback):
+    """Fills the run of every WandbLogger, on the first rank.
+
+    Args:
+        config: the resolved configuration.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the round the x-axis of everything, and say what runs."""
+        for run in _runs(trainer):
+            for name in ("epoch", "trainer/global_step"):  # of Lightning: the round, less one
+                run.define_metric(name, hidden=True)
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=True)
+            about = {**code_version(), "ranks": trainer.world_size}
+            run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the data, once per run."""
+        data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
+        if trainer.current_epoch > 0 or not isinstance(data, FederatedDataModule):
+            return
+        for run in _runs(trainer):
+            import wandb
+
+            try:
+                sheet = contact_sheet(data.list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
+            except Exception as error:  # the run is worth more than its picture
+                log.warning("no contact sheet for W&B: %s", error)
+                return
+            run.log({"data": wandb.Image(sheet), "round": 0})
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        for run in _runs(trainer):
+            clients = federation.round_table.of_clients(federation.trained)
+            few = len(federation.federated.clients) <= MAX_NAMES
+            run.log({**(_by_name(clients) if few else _spreads(clients)), "round": trainer.current_epoch + 1})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the evaluation's table and CMC curves."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        for run in _runs(trainer):
+            round_ = trainer.current_epoch + 1
+            scores = _table(federation.scores, round_)
+            row = {**scores, **_score_spreads(federation.scores), **_cmc(federation.evaluator.curves, round_)}
+            run.log({**row, "round": round_})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell W&B if the run was preempted."""
+        _mark_preempted(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Tell W&B if the run was preempted, in the middle of a round."""
+        if isinstance(exception, RunStoppedError):
+            _mark_preempted(trainer, pl_module)
+
+
+def join_run(logger: WandbLogger, folder: Path) -> None:
+    """Let a job's logger continue the W&B run whose id is kept in ``folder``, or begin one; call it on rank 0 only.
+
+    A run's files go below ``folder``, too, unless the logger has another ``save_dir``.
+
+    Args:
+        logger: before its first use.
+        folder: the run directory.
+    """
+    path, options = folder / RUN_ID_FILE, logger._wandb_init  # there is no public way to set an id later
+    if options.get("id") is None:
+        if not path.is_file():
+            with replacing(path) as partial:  # an agent of W&B names the run that it expects
+                partial.write_text(os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+        options["id"] = path.read_text().strip()
+    if options.get("anonymous") is None:
+        options.pop("anonymous", None)  # W&B warns of the word alone
+    if options.get("dir") in (None, "."):
+        options["dir"] = str(folder)
+    if options.get("name") is None and "WANDB_SWEEP_ID" not in os.environ:
+        options["name"] = os.environ.get("WANDB_NAME") or folder.name
+
+
+def end_run(code: int) -> None:
+    """Close this process's W&B run, if there is one.
+
+    Left to itself, W&B takes every end of the process but a traceback for a success.
+
+    Args:
+        code: the exit code of the process.
+    """
+    wandb = sys.modules.get("wandb")  # who has a run has imported it
+    if wandb is not None and wandb.run is not None:
+        wandb.run.finish(exit_code=code)
+
+
+def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as it may leave the machine: absolute paths are shortened to their last part.
+
+    >>> public_config({"run_dir": "/home/a/runs/b", "data": {"root": "/home/a/reid", "size": [64, 32]}})
+    {'data': {'root': 'reid', 'size': [64, 32]}}
+    """
+    kept = {name: _shorten(value) for name, value in config.items() if name not in _OF_ONE_START}
+    if isinstance(trainer := kept.get("trainer"), dict):
+        kept["trainer"] = {k: v for k, v in trainer.items() if k not in ("logger", "default_root_dir")}
+    return kept
+
+
+def code_version() -> dict[str, Any]:
+    """Return fedsim's version and, if its source is in a repository, the commit and whether files differ from it."""
+    version: dict[str, Any] = {"version": __version__}
+    source = Path(fedsim.__file__).parent
+    # an installed copy may lie, unknown to git, in the environment of somebody else's repository
+    if _git(source, "ls-files", "--error-unmatch", "__init__.py") is not None:
+        commit, changes = _git(source, "rev-parse", "HEAD"), _git(source, "status", "--porcelain", "--", ".")
+        version |= {"commit": commit, "changed": bool(changes)}
+    return version
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", folder, *args], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _shorten(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _shorten(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shorten(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _runs(trainer: Trainer) -> list[Any]:
+    """The W&B runs of this job: on the first rank, that is."""
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+
+
+def _mark_preempted(trainer: Trainer, pl_module: LightningModule) -> None:
+    """A sweep's server gives a preempted run to the next agent, which continues it."""
+    federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+    if federation.was_stopped and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
+        for run in _runs(trainer):
+            run.mark_preempting()
+
+
+def _by_name(clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    return {f"train/{name}/{metric}": value for name, values in clients.items() for metric, value in values.items()}
+
+
+def _spreads(clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for metric in dict.fromkeys(metric for values in clients.values() for metric in values):
+        row |= _spread(f"train/{metric}", [values[metric] for values in clients.values()])
+    return row
+
+
+def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:
+    """Quantiles and a histogram, in the place of a curve for each of many."""
+    import wandb
+
+    numbers = np.array([value for value in values if np.isfinite(value)])
+    if not len(numbers):
+        return {}
+    at = np.percentile(numbers, _QUANTILES).tolist()
+    quantiles = {f"spread/{name}/p{q}": value for q, value in zip(_QUANTILES, at, strict=True)}
+    return {**quantiles, f"spread/{name}/histogram": wandb.Histogram(numbers.tolist())}
+
+
+def _score_spreads(scores: Mapping[str, float]) -> dict[str, Any]:
+    """How the scores of single data sets are spread, where there are too many to name."""
+    named = few_names(scores)
+    groups: dict[str, list[float]] = {}
+    for key, value in scores.items():
+        if key not in named:
+            split, kind, _, metric = key.split("/")
+            groups.setdefault(f"{split}/{kind}/{metric}", []).append(value)
+    return {k: v for name, values in groups.items() for k, v in _spread(name, values).items()}
+
+
+def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
+    """Data set x model x metric, fractions of 1; of many data sets, the means."""
+    import wandb
+
+    rows: dict[tuple[str, str, str], dict[str, float]] = {}
+    for key, value in few_names(scores).items():
+        if key.count("/") == 3:
+            split, kind, domain, metric = key.split("/")
+            rows.setdefault((split, domain, kind), {})[metric] = value
+    if not rows:
+        return {}
+    metrics = [metric for metric in (*METRICS, *ACCURACIES) if any(metric in values for values in rows.values())]
+    columns: list[str | int] = ["round", "split", "data set", "model", *metrics]
+    data = [[round_, *row, *(values.get(metric) for metric in metrics)] for row, values in rows.items()]
+    return {"scores": wandb.Table(columns=columns, data=data)}
+
+
+def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
+    """One line plot per split and kind of model, with a line per data set; none where they are too many."""
+    import wandb
+
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (split, kind, domain), curve in curves.items():
+        groups.setdefault((split, kind), {})[domain] = curve
+    return {
+        f"cmc/{split}/{kind}": wandb.plot.line_series(
+            xs=list(range(1, 1 + len(next(iter(lines.values()))))),
+            ys=list(lines.values()),
+            keys=list(lines),
+            title=f"CMC, {split}, {kind} model, round {round_}",
+            xname="rank",
+        )
+        for (split, kind), lines in groups.items()
+        if len(lines) <= MAX_NAMES
+    }

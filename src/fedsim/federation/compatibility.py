@@ -1,0 +1,173 @@
+"""Lightning options that mean nothing, or something else, in a federation: refused by name, with the replacement."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
+
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.summary import ACCURACIES, METRICS
+from fedsim.strategy.strategy import FederatedStrategy
+
+__all__ = ["check_trainer", "naming_the_field", "warn_of_idle_ranks"]
+
+log = logging.getLogger(__name__)
+
+# what Lightning calls otherwise than the field of the trainer section that it is about
+_OTHER_WORDS = {
+    "accelerator": "gpu backend found|can not run on your system",
+    "devices": "You requested gpu|CUDA_VISIBLE_DEVICES",
+    "max_time": r"Timer\(duration=",
+}
+_REMEDIES = {
+    "accelerator": "set trainer.accelerator to cpu or auto",
+    "devices": "give a number of ranks from 1, or auto; on GPUs also a list of theirs",
+    "num_nodes": "leave it out, or give the number of machines, which Slurm or torchrun must start",
+    "strategy": "leave it out or use fedsim.strategy.FederatedStrategy",
+    "max_time": "give days:hours:minutes:seconds, such as 00:12:00:00",
+}
+
+
+@contextmanager
+def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name the field that Lightning's constructor of trainers refuses, which speaks of its own parts.
+
+    Args:
+        given: the trainer section.
+
+    Raises:
+        ConfigError: if Lightning raises; what other code raises in the block stays as it is.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+        if innermost.f_globals["__name__"].partition(".")[0] != "lightning":
+            raise
+        raise ConfigError(_refusal(str(error), given)) from error
+
+
+def _refusal(words: str, given: Mapping[str, Any]) -> str:
+    """Return a line about the first field that Lightning's words are about.
+
+    >>> _refusal("`num_nodes` must be a positive integer, but got 0.", {"devices": "auto", "num_nodes": 0})[:42]
+    'trainer.num_nodes: 0 cannot be used (`num_'
+    """
+    words = words.rstrip(".")
+    names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
+    names += re.findall(rf"\b({'|'.join(given)})\b", words)
+    if not names:
+        return f"trainer: {words}"
+    name = names[0]
+    remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    return f"trainer.{name}: {given[name]} cannot be used ({words}){remedy}"
+
+
+def check_trainer(
+    trainer: Trainer, has_validation: bool = True, metrics: Sequence[str] = (*METRICS, *ACCURACIES)
+) -> None:
+    """Raise ConfigError for the first option of ``trainer`` that fedsim does not support.
+
+    Args:
+        trainer: as configured.
+        has_validation: whether clients hold out validation data, without which nothing can watch ``val/*``.
+        metrics: what models are scored by.
+    """
+    limit = trainer.limit_train_batches
+    problems = {
+        f"gradient_clip_val: {trainer.gradient_clip_val} would clip the server's step; set model.client.grad_clip": (
+            trainer.gradient_clip_val is not None
+        ),
+        f"accumulate_grad_batches: {trainer.accumulate_grad_batches} would skip rounds; set model.client.accumulate": (
+            trainer.accumulate_grad_batches != 1
+        ),
+        f"limit_train_batches: {limit} must be an int, batches per client; for a share set data.limit_client_batches": (
+            isinstance(limit, float) and limit != 1.0
+        ),
+        f"limit_train_batches: {limit} trains nothing; use at least 1 batch per client": (
+            isinstance(limit, int) and limit < 1
+        ),
+        "overfit_batches: not supported; set data.limit_client_batches": (
+            trainer.overfit_batches != 0  # type: ignore[attr-defined] # set in Lightning's connector
+        ),
+        f"val_check_interval: {trainer.val_check_interval} is within a round; set trainer.check_val_every_n_epoch": (
+            trainer.val_check_interval not in (None, 1.0)
+        ),
+        f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is no number of rounds; give one from 1": (
+            trainer.check_val_every_n_epoch is None or trainer.check_val_every_n_epoch < 1
+        ),
+        f"precision: {trainer.precision} is not supported; use 32-true or bf16-mixed": (
+            trainer.precision not in ("32-true", "bf16-mixed")
+        ),
+    }
+    if not isinstance(trainer.strategy, FederatedStrategy):
+        raise ConfigError(
+            f"trainer.strategy: {type(trainer.strategy).__name__} is not supported; "
+            "leave it out or use fedsim.strategy.FederatedStrategy"
+        )
+    trainer.strategy.check()
+    if trainer.strategy._layer_sync is not None:
+        raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")
+    for problem, present in problems.items():
+        if present:
+            raise ConfigError(f"trainer.{problem}")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
+        if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
+            name = type(callback).__name__
+            raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
+        _check_saving(callback)
+        if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and callback.monitor is not None:
+            _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation, metrics)
+    if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
+
+
+def warn_of_idle_ranks(ranks: int, clients: int) -> None:
+    """Say that there are more ranks than clients: a client trains on one of them."""
+    if ranks > clients:
+        log.warning(
+            "trainer.devices: %d ranks, but only %d clients: the other ranks have nothing to train; %d are enough",
+            ranks, clients, clients,
+        )  # fmt: skip
+
+
+def _check_saving(callback: Callback) -> None:
+    """Raise ConfigError if ``callback`` saves in the middle of a round, or what cannot be continued."""
+    name, last = type(callback).__name__, "last.ckpt is at most one round old"
+    if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
+        raise ConfigError(f"trainer.callbacks: {name} would save half a round after an error; leave it out, {last}")
+    if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
+        raise ConfigError(
+            f"trainer.callbacks: {name}'s save_weights_only leaves out what a run needs to go on; "
+            "use fedsim export for the weights"
+        )
+
+
+def _check_monitor(who: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:
+    """Raise ConfigError if ``monitor`` is a test score, or nothing that a run logs."""
+    split, _, metric = monitor.partition("/")
+    main = "mAP" if "mAP" in metrics else metrics[0]
+    if split == "test":
+        raise ConfigError(
+            f"{who} would choose by {monitor}; monitor val/{main}, or oracle/{main} to say that test data were used"
+        )
+    if split == "val" and not has_validation:
+        raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or images")
+    scores = split in ("val", "oracle") and metric.rpartition("/")[2] in metrics
+    if not scores and split not in ("train", "client", "comm", "time"):
+        raise ConfigError(f"{who} monitors {monitor}, which no such run logs; monitor val/{main} or train/loss")

@@ -1,0 +1,246 @@
+"""What a run sends: bytes per client and round, counted from what is shared, and the seconds that would take.
+
+Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger counts what
+the formula leaves out, too: clients that do not answer, and what a method sends beside the model. What is pruned is not
+sent: :class:`Accounting` says how the rest is encoded. It counts simulated traffic, float32 without padding; what ranks
+exchange among themselves is dense, and something else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple
+
+from fedsim.core.flat import FlatParameters
+from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.hardware import Hardware
+from fedsim.federation.round_table import MaskReport
+from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
+from fedsim.methods.base import Method
+from fedsim.training.server import Server
+
+__all__ = ["Accounting", "Ledger", "Traffic"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """What is counted as sent, and how what is pruned is encoded."""
+
+    encoding: Encoding = "bitmap"
+    """of pruned parameters: the values that are left and a bit for each element; or 32 bits for the position of each
+    value; or all values, zeros and all; or the shortest. Whoever knows the mask gets only values"""
+    masks: Literal["changed", "every_upload"] = "changed"
+    """when a mask travels: if the receiver lacks it; or with every upload of a method that prunes, and never down
+    (paper 004's figures)"""
+    first_download: bool = True
+    """whether the first round's downloads count: of initial weights that everybody has, paper 004's do not"""
+
+
+class Traffic(NamedTuple):
+    """Bytes between the server and one client in one round."""
+
+    down: int
+    """shared tensors, to the client"""
+    up: int
+    """shared tensors, to the server"""
+    extra_down: int = 0
+    """whatever else, to the client"""
+    extra_up: int = 0
+    """whatever else, to the server"""
+
+    @property
+    def received(self) -> int:
+        """All that the client gets."""
+        return self.down + self.extra_down
+
+    @property
+    def sent(self) -> int:
+        """All that the server gets."""
+        return self.up + self.extra_up
+
+    @property
+    def extra(self) -> int:
+        """All but the shared tensors."""
+        return self.extra_down + self.extra_up
+
+    def unanswered(self) -> Traffic:
+        """What is left if the client's answer does not come, or does not count."""
+        return self._replace(up=0, extra_up=0)
+
+
+class Ledger:
+    """Counts the bytes of a run, alike on all ranks.
+
+    Args:
+        method: says what is sent beside the shared tensors.
+        server: which has a model of each architecture.
+        archs: client -> architecture, for all clients.
+        hardware: of the clients, for simulated seconds; None: there are none.
+        accounting: what counts.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        server: Server,
+        archs: Mapping[str, str],
+        hardware: Hardware | None = None,
+        accounting: Accounting = Accounting(),
+    ) -> None:
+        self._method = method
+        self._server = server
+        self._archs = archs
+        self._hardware = hardware
+        self._accounting = accounting
+        self._num_parameters = {arch: resident.flat.num_shared_elements for arch, resident in server.residents.items()}
+        self.kept: dict[str, int] = {}
+        """client -> shared parameters, counted by element, that the server sends it; whoever is missing gets all"""
+        self._note_server_masks()
+        self._model_bytes = {arch: resident.shared_bytes for arch, resident in server.residents.items()}
+        self.round: dict[str, Traffic] = {}
+        """client -> its traffic in the last round, of the clients that were selected"""
+        self.seconds: float | None = None
+        """simulated, of the last round; None without hardware"""
+        self.totals = {"down": 0, "up": 0, "extra": 0, "formula": 0}
+        """bytes since the run began; formula: 2 x model size x selected clients, summed over rounds (paper 003,
+        Section 3.5)"""
+
+    def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
+        """Return what clients receive and send in round ``round_``, from 0, if they answer and nothing is pruned."""
+        with self._server.in_round(round_):
+            of_arch = {arch: self._of_arch(arch) for arch in sorted({self._archs[name] for name in clients})}
+        if round_ == 0 and not self._accounting.first_download:
+            of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
+        return {name: of_arch[self._archs[name]] for name in clients}
+
+    def _of_arch(self, arch: str) -> Traffic:
+        size, method, server = self._model_bytes[arch], self._method, self._server
+        flat = server.residents[arch].flat
+        down, up = (
+            sum(_count(shape, flat) for shape in of(server, arch).values())
+            for of in (method.extras_down, method.extras_up)
+        )
+        measured = len(method.signal_names) + method.has_tensor_signals * len(flat.shared_parameters)
+        return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
+
+    def record(
+        self,
+        round_: int,
+        selected: Sequence[str],
+        images: Mapping[str, float],
+        masks: Mapping[str, MaskReport] | None = None,
+    ) -> None:
+        """Enter a round.
+
+        Args:
+            round_: from 0.
+            selected: clients that the server sent the model to.
+            images: client -> images that it trained on, of those whose updates count; the others' uploads did not
+                arrive.
+            masks: client -> what it has pruned, of those whose updates count, where clients prune.
+        """
+        masks = masks or {}
+        expected = {name: self._encoded(name, t, masks) for name, t in self.expected(round_, selected).items()}
+        self.kept |= {name: mask.kept for name, mask in masks.items()}
+        self._note_server_masks()
+        self.round = {name: t if name in images else t.unanswered() for name, t in expected.items()}
+        self.seconds = self.simulated_seconds(self.round, images)
+        for traffic in self.round.values():
+            self.totals["down"] += traffic.down
+            self.totals["up"] += traffic.up
+            self.totals["extra"] += traffic.extra
+        self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in selected)
+
+    def prunes(self, arch: str) -> bool:
+        """Whether clients prune models of an architecture, or the server does."""
+        return self._method.has_masks or self._method.server_mask(self._server, arch) is not None
+
+    def _encoded(self, name: str, traffic: Traffic, masks: Mapping[str, MaskReport]) -> Traffic:
+        """Return the traffic of a client that has pruned, or for which the server has."""
+        method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
+        if not self.prunes(self._archs[name]):
+            return traffic
+        always = accounting.masks == "every_upload"
+        down, up = self.kept.get(name, size), masks[name].kept if name in masks else size
+        # a client has its own mask; of the server's it may have missed some
+        down_bytes = sparse_bytes(size, down, accounting.encoding, always or method.has_masks or down == size)
+        up_bytes = sparse_bytes(size, up, accounting.encoding, not (always or (name in masks and masks[name].is_new)))
+        saved = dense_bytes(size)
+        return traffic._replace(
+            down=traffic.down and traffic.down - saved + down_bytes, up=traffic.up - saved + up_bytes
+        )
+
+    def _note_server_masks(self) -> None:
+        """See what the server sends in the next round, where it prunes."""
+        for arch in self._server.residents:
+            mask = self._method.server_mask(self._server, arch)
+            if mask is not None:
+                num_kept = self._num_parameters[arch] - int((~mask).count_nonzero())
+                self.kept |= {name: num_kept for name, its in self._archs.items() if its == arch}
+
+    def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
+        """Return how long a round takes on the clients' hardware: as long as its slowest client.
+
+        Args:
+            traffic: client -> its bytes.
+            images: client -> images that it trains on; whoever is missing trains on none.
+        """
+        if self._hardware is None:
+            return None
+        seconds_of = self._hardware.seconds
+        seconds = [seconds_of(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items()]
+        return max(seconds, default=0.0)
+
+    @property
+    def total(self) -> int:
+        """All bytes since the run began."""
+        return self.totals["down"] + self.totals["up"] + self.totals["extra"]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged: the last round's bytes, and those since the run began."""
+        metrics = self._named("comm", list(self.round.values()))
+        metrics |= {"comm/total_bytes": float(self.total), "comm/formula_bytes": float(self.totals["formula"])}
+        if self.kept and self.round:
+            densities = [self._density(name) for name in self.round]
+            metrics["comm/density"] = sum(densities) / len(densities)
+        if self.seconds is not None:
+            metrics["time/simulated_seconds"] = self.seconds
+        if len(self._archs) <= MAX_NAMES:
+            for name in self._archs:
+                metrics |= self._named(f"comm/{name}", [self.round[name]] if name in self.round else [])
+                if self.kept:
+                    metrics[f"comm/{name}/density"] = self._density(name)
+        return metrics
+
+    def _density(self, name: str) -> float:
+        """Share of the shared parameters that a client's model has left."""
+        size = self._num_parameters[self._archs[name]]
+        return self.kept.get(name, size) / size
+
+    def _named(self, prefix: str, traffic: Sequence[Traffic]) -> dict[str, float]:
+        sums = {"down": sum(t.down for t in traffic), "up": sum(t.up for t in traffic)}
+        if self.totals["extra"]:
+            sums["extra"] = sum(t.extra for t in traffic)
+        return {f"{prefix}/{name}_bytes": float(value) for name, value in sums.items()}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def load_totals(self, totals: Mapping[str, int] | None, kept: Mapping[str, int]) -> None:
+        """Continue from a checkpoint's :attr:`totals` and :attr:`kept`; None: it was written before there were any."""
+        self.kept = dict(kept)
+        if totals is None:
+            log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
+        else:
+            self.totals = dict(totals)
+
+
+def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
+    """How many numbers there are to be sent; in a vector of all shared parameters some only pad it."""
+    if shape == (flat.num_shared_parameters,):
+        return sum(entry.numel for entry in flat.shared_parameters)
+    return prod(shape)

@@ -1,0 +1,335 @@
+"""Noise on what clients and server send: an axis of its own, usable with every method.
+
+:class:`WhiteNoise` is paper 001's, which guarantees nothing. :class:`DifferentialPrivacy` bounds what one client can
+change, adds noise in proportion to that bound, and accounts for what the rounds add up to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.flat import Entry, FlatParameters
+from fedsim.core.messages import Report, Upload
+from fedsim.core.seeding import numpy_generator
+from fedsim.federation.selection import Selection
+from fedsim.methods.base import Method
+from fedsim.training.server import Server
+
+if TYPE_CHECKING:
+    from fedsim.federation.aggregation import Weights
+    from fedsim.training.client import Client
+
+__all__ = ["DifferentialPrivacy", "Privacy", "WhiteNoise", "clip_norm", "gaussian_epsilon"]
+
+
+class Privacy:
+    """Where a round can be made more private, hook by hook; by default nothing is changed."""
+
+    def prepare(self, method: Method, server: Server, selection: Selection) -> None:
+        """Learn what a federation does before its first round.
+
+        Raises:
+            ConfigError: if that breaks what this promises.
+        """
+
+    @contextmanager
+    def visit(self, client: Client, server: Server) -> Iterator[None]:  # noqa: ARG002 - hooks all have the same arguments
+        """Let ``server.model()`` be what ``client`` receives, while it visits."""
+        yield
+
+    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
+        """Return what leaves the client instead of ``upload``."""
+        return upload
+
+    def aggregated(
+        self,
+        server: Server,  # noqa: ARG002 - a hook's
+        means: Mapping[str, Tensor],
+        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+    ) -> Mapping[str, Tensor]:
+        """Return what the server steps towards instead of the means, alike on every rank.
+
+        Args:
+            server: with the global models as they were when the round began.
+            means: architecture -> weighted mean of what :meth:`uploaded` returned, float32 [num_shared];
+                architectures in which nobody returned an update are missing.
+            weights: architecture -> how its clients entered the mean.
+        """
+        return means
+
+    def metrics(self, rounds: int) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return what is logged after ``rounds`` rounds."""
+        return {}
+
+
+class WhiteNoise(Privacy):
+    """Gaussian noise of one size on the model (paper 001, Eqs. 14 and 15). This is NOT differential privacy.
+
+    Nothing is clipped, so no bound on a client's influence stands behind the noise; nothing is accounted for, and
+    nothing is guaranteed. Noise is added to parameters and running means. Running variances stay as they are: noise
+    could make them negative.
+
+    Args:
+        beta: its standard deviation, absolute; of 0.0005 the paper says that accuracy stays close to local training.
+        in_aggregation: Eq. (14): add noise to the mean, once per round. This alone is the paper's "Single".
+        in_download: Eq. (15): add noise to what each client receives, anew for each client and round. Both are the
+            paper's "Double".
+    """
+
+    def __init__(self, beta: float, in_aggregation: bool = True, in_download: bool = False) -> None:
+        if not 0 <= beta < math.inf:
+            raise ConfigError(f"model.privacy.beta: {beta} is not a number from 0")
+        if not (in_aggregation or in_download):
+            raise ConfigError(
+                "model.privacy: in_aggregation and in_download are both false, so no noise is added; "
+                "set one of them, or privacy to null"
+            )
+        self.beta = beta
+        self.in_aggregation = in_aggregation
+        self.in_download = in_download
+
+    @contextmanager
+    def visit(self, client: Client, server: Server) -> Iterator[None]:
+        """Eq. (15): the client, and all of its method, see the global model with noise."""
+        if not self.in_download or self.beta == 0:
+            yield
+            return
+        arch = client.resident.arch
+        generator = numpy_generator(server.seed, server.round, client.client_name, "noise in download")
+        noise = _noise(client.resident.flat, _noised(client.resident.flat), self.beta, generator)
+        with server.sending(arch, server.model(arch) + noise):
+            yield
+
+    def aggregated(
+        self,
+        server: Server,
+        means: Mapping[str, Tensor],
+        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+    ) -> Mapping[str, Tensor]:
+        """Eq. (14)."""
+        if not self.in_aggregation or self.beta == 0:
+            return means
+        result = {}
+        for arch, mean in means.items():
+            flat = server.residents[arch].flat
+            generator = numpy_generator(server.seed, server.round, arch, "noise in aggregation")
+            result[arch] = mean + _noise(flat, _noised(flat), self.beta, generator)
+        return result
+
+
+class DifferentialPrivacy(Privacy):
+    """Client-level (epsilon, delta)-differential privacy by clipping and Gaussian noise (DP-FedAvg).
+
+    Clients send how their shared parameters changed since the download, scaled to an L2 norm of at most ``clip``. What
+    is protected is all that a client contributes to the run, not a single image.
+
+    ``central`` (McMahan et al., ICLR 2018): the server adds noise of standard deviation ``noise_multiplier * clip`` to
+    the sum of the changes and divides by the number of clients that a round selects in expectation, whoever answers.
+    It protects against everybody who sees the global models; the server itself sees the changes and is trusted.
+    Two federations are neighbours if one lacks the contributions of one client.
+
+    ``local``: every client adds noise of this standard deviation to its own change, and the server averages over those
+    that answer. It protects against the server, too. Neighbours are any two data sets of one client, whose clipped
+    changes differ by at most ``2 * clip``.
+
+    Args:
+        clip: $C$, largest L2 norm of a client's change.
+        noise_multiplier: $z$, standard deviation of the noise over ``clip``.
+        delta: $delta$, probability with which the bound may fail; well below 1 / number of clients.
+        mode: who adds the noise.
+    """
+
+    def __init__(
+        self, clip: float, noise_multiplier: float, delta: float = 1e-5, mode: Literal["central", "local"] = "central"
+    ) -> None:
+        for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"model.privacy.{name}: {value} is not a positive number")
+        if not 0 < delta < 1:
+            raise ConfigError(f"model.privacy.delta: {delta} is not in (0, 1)")
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+        self.delta = delta
+        self.mode = mode
+        self._share = 1.0
+        self._probability: float | None = None
+
+    def prepare(self, method: Method, server: Server, selection: Selection) -> None:
+        """Refuse what would send more than the noise covers.
+
+        Raises:
+            ConfigError: if something else than parameters is sent, weights depend on the clients' data, the selection
+                may depend on them, or the accountant is not installed.
+        """
+        _import_accounting()
+        _check_what_is_sent(method, server)
+        _check_weights(method)
+        share = selection.expected_share(sum(server.num_clients.values()))
+        if share is None:
+            raise ConfigError(
+                f"model.selection: {type(selection).__name__} does not say how many clients it selects whatever "
+                "their data (expected_share); differential privacy needs AllClients, RandomFraction or PoissonSampling"
+            )
+        self._share = share
+        # who sends something is no secret from the server: the sampling hides nobody there
+        self._probability = selection.probability if self.mode == "central" else None
+
+    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
+        """Return the clipped change of the shared parameters; in mode ``local`` with noise."""
+        if upload.extras:
+            raise ConfigError(_extras(f"round {server.round + 1}: the method", ", ".join(upload.extras)))
+        change = clip_norm(upload.vector - server.model(client.resident.arch), self.clip)
+        if self.mode == "local":
+            change += self._noise(client.resident.flat, server, client.client_name)
+        return Upload(change)
+
+    def aggregated(
+        self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
+    ) -> Mapping[str, Tensor]:
+        """Return the global models plus the mean changes; in mode ``central`` with noise, even if nobody answered."""
+        if self.mode == "local":
+            return {arch: server.model(arch) + change for arch, change in means.items()}
+        result = {}
+        for arch, resident in server.residents.items():
+            expected = self._share * server.num_clients[arch]
+            total = self._noise(resident.flat, server, arch)
+            if arch in means:
+                total += len(weights[arch].clients) * means[arch]
+            result[arch] = server.model(arch) + total / expected
+        return result
+
+    def metrics(self, rounds: int) -> dict[str, float]:
+        """Return the epsilon that ``rounds`` rounds have spent."""
+        # two clipped changes are up to 2 * clip apart, so the noise of mode local counts half
+        multiplier = self.noise_multiplier / (2 if self.mode == "local" else 1)
+        return {"privacy/epsilon": gaussian_epsilon(multiplier, rounds, self.delta, self._probability)}
+
+    def _noise(self, flat: FlatParameters, server: Server, whose: str) -> Tensor:
+        generator = numpy_generator(server.seed, server.round, whose, f"{self.mode} differential privacy")
+        return _noise(flat, flat.shared_parameters, self.noise_multiplier * self.clip, generator)
+
+
+def clip_norm(change: Tensor, bound: float) -> Tensor:
+    """Scale ``change`` to an L2 norm of at most ``bound``, if it is longer.
+
+    Args:
+        change: float32 [n]; a value that is not finite stays visible as NaN.
+        bound: positive.
+
+    >>> clip_norm(torch.tensor([3.0, 4.0]), 1.0)
+    tensor([0.6000, 0.8000])
+    >>> clip_norm(torch.tensor([3.0, 4.0]), 10.0)
+    tensor([3., 4.])
+    """
+    norm = float(torch.linalg.vector_norm(change, dtype=torch.float64))
+    if norm <= bound:
+        return change.clone()
+    # the float32 result is rounded by up to 2**-24 of each entry, which must not lead beyond the bound
+    return (change.double() * (bound / norm * (1 - 2.0**-23))).float()
+
+
+def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probability: float | None = None) -> float:
+    """Return an upper bound on epsilon after ``rounds`` rounds with Gaussian noise, by Renyi divergences.
+
+    Mironov (CSF 2017); of a Poisson sample by Mironov, Talwar and Zhang (arXiv:1908.10530).
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the sensitivity.
+        rounds: how often noise was added.
+        delta: of the guarantee.
+        probability: with which each client takes part in a round, independently of everything else; None: always, or
+            in a way from which no amplification follows.
+
+    Raises:
+        ConfigError: if dp-accounting is not installed.
+    """
+    accounting, rdp = _import_accounting()
+    event = accounting.GaussianDpEvent(noise_multiplier)
+    bound = float(rdp.RdpAccountant().compose(event, rounds).get_epsilon(delta))
+    if probability is None:
+        return bound
+    sampled = accounting.PoissonSampledDpEvent(probability, event)
+    # a sample never tells more than everybody; with little noise the integer orders do not show it
+    return min(bound, float(rdp.RdpAccountant(_INTEGER_ORDERS).compose(sampled, rounds).get_epsilon(delta)))
+
+
+_INTEGER_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
+"""Renyi orders for samples: of others, the library computes slowly converging series, which may fail."""
+
+
+def _import_accounting() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError as error:
+        raise ConfigError(
+            "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
+        ) from error
+    return dp_accounting, rdp
+
+
+def _check_what_is_sent(method: Method, server: Server) -> None:
+    name = type(method).__name__
+    if method.measures:
+        raise ConfigError(
+            f"model.method: {name}, as it is configured, measures signals on the clients, which differential privacy "
+            "does not cover; choose a method or weighting without them"
+        )
+    if method.has_masks:
+        raise ConfigError(
+            f"model.method: {name} uploads which elements its clients prune, without noise; differential privacy needs "
+            "a method without masks of the clients"
+        )
+    if method.needs_public_images:
+        raise ConfigError(
+            f"model.method: {name}, as it is configured, needs public images, and differential privacy does not cover "
+            "what clients say about them; switch it off"
+        )
+    for arch, resident in server.residents.items():
+        if extras := method.extras_up(server, arch):
+            raise ConfigError(_extras(f"model.method: {name}", ", ".join(extras)))
+        if any(entry.kind == "buffer" for entry in resident.flat.shared_entries):
+            raise ConfigError(
+                "model.bn_stats: running statistics would be sent without noise, which voids differential privacy; "
+                "set bn_stats: local"
+            )
+
+
+def _check_weights(method: Method) -> None:
+    sizes = {"one": Report(1, {}), "other": Report(3, {})}
+    swapped = {"one": Report(3, {}), "other": Report(2, {})}
+    is_uniform = set(method.weights(sizes).values()) == set(method.weights(swapped).values()) == {0.5}
+    if not is_uniform or method.parameter_weights(sizes) or method.step_size(sizes) != method.step_size(swapped):
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, weighs clients by their data; differential "
+            "privacy needs equal weights: set weighting: uniform, or choose another method"
+        )
+
+
+def _extras(who: str, what: str) -> str:
+    return f"{who} uploads {what} beside the model, which differential privacy does not cover; choose another method"
+
+
+def _noised(flat: FlatParameters) -> list[Entry]:
+    """Shared parameters and running means."""
+    return [entry for entry in flat.shared_entries if entry.kind == "parameter" or "running_mean" in entry.name]
+
+
+def _noise(flat: FlatParameters, entries: Iterable[Entry], std: float, generator: np.random.Generator) -> Tensor:
+    """Draw N(0, std^2) for ``entries``, zeros elsewhere: float32 [num_shared] on the model's device.
+
+    By NumPy, whose numbers are the same on every machine: torch's depend on the kind of GPU and the instructions of
+    the CPU, and the server's replicas would drift apart.
+    """
+    noise = torch.zeros(flat.num_shared)
+    for entry in entries:
+        noise[entry.span] = torch.from_numpy(generator.standard_normal(entry.numel, dtype=np.float32))
+    return noise.mul_(std).to(flat.buffer.device)

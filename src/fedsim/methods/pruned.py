@@ -1,0 +1,139 @@
+"""What methods that prune have in common: which weights of a model may be pruned, and a client's mask.
+
+A client's mask is kept under the name ``mask``, bool [num_shared_parameters]; see :mod:`fedsim.functional.pruning`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Upload
+from fedsim.functional.normalise import normalise_images
+from fedsim.functional.pruning import zero_pruned_
+from fedsim.training.features import PLAIN, extract_features
+
+if TYPE_CHECKING:
+    from fedsim.core.flat import Entry
+    from fedsim.training.client import Client
+    from fedsim.training.flat_model import Resident
+
+__all__ = [
+    "check_pruning",
+    "full_mask",
+    "own_accuracy",
+    "proxy_accuracy",
+    "prunable_entries",
+    "prunable_layers",
+    "upload_masked",
+    "zero_pruned",
+]
+
+
+def check_pruning(target: float, step: float, accuracy_images: int | None) -> None:
+    """Raise ConfigError, naming the method's field, if a number cannot be right.
+
+    Args:
+        target: share of the prunable weights to be pruned in the end.
+        step: share that is pruned at a time.
+        accuracy_images: see :func:`own_accuracy`.
+    """
+    if not 0 <= target < 1:
+        raise ConfigError(f"model.method.target: {target} is not in [0, 1)")
+    if not 0 < step < 1:
+        raise ConfigError(f"model.method.step: {step} is not between 0 and 1")
+    if accuracy_images is not None and accuracy_images < 1:
+        raise ConfigError(f"model.method.accuracy_images: {accuracy_images} is less than 1; null takes all")
+
+
+def prunable_entries(resident: Resident, spare_stem: bool = False) -> list[Entry]:
+    """Return the shared weights of convolutions and linear layers, told by the modules' types, in the buffer's order.
+
+    Neither names nor numbers of dimensions tell: in ConvNeXt 93 % of the weights are linear layers', and its
+    three-dimensional ``layer_scale`` is none. Norms, biases and heads of the clients' own are never pruned.
+
+    Args:
+        resident: the model.
+        spare_stem: leave out the model's first convolution.
+    """
+    modules = dict(resident.model.named_modules())
+    kinds = {f"{path}.weight": module for path, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)}
+    stem = next((name for name, module in kinds.items() if isinstance(module, nn.Conv2d)), None)
+    spared = {stem} if spare_stem else set()
+    return [entry for entry in resident.flat.shared_parameters if entry.name in kinds.keys() - spared]
+
+
+def prunable_layers(resident: Resident, spare_stem: bool = False) -> list[slice]:
+    """Return where :func:`prunable_entries` lie in the vector of shared parameters."""
+    return [entry.span for entry in prunable_entries(resident, spare_stem)]
+
+
+def full_mask(resident: Resident) -> Tensor:
+    """Return the mask of a model that is not pruned: ones [num_shared_parameters]."""
+    return torch.ones(resident.flat.num_shared_parameters, dtype=torch.bool, device=resident.device)
+
+
+def zero_pruned(client: Client) -> Tensor:
+    """Apply the client's mask to the model on which it trains; return its shared parameters, a view."""
+    return zero_pruned_(client.resident.flat.shared[: len(client.kept["mask"])], client.kept["mask"])
+
+
+def upload_masked(client: Client, zeros_count: bool = False) -> Upload:
+    """Return the model with the client's mask; see :attr:`Upload.zeros_count`."""
+    mask = client.kept["mask"]
+    is_new = not torch.equal(mask, client.private_state()["kept.mask"].to(mask.device))
+    return Upload(client.resident.flat.shared, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
+
+
+def own_accuracy(client: Client, num_images: int | None = None) -> float:
+    """Return the share of training images that the client's model classifies right, in evaluation mode.
+
+    It measures how far the client has fitted its own data, by the labels that it has: no test image is looked at.
+    Images are not augmented. Where labels are clusters, it is the share of clustered images whose nearest proxy is of
+    their own cluster; before the first local epoch, clusters are found for it.
+
+    Args:
+        client: in its visit.
+        num_images: so many random images, anew in each round; None: all. With clusters it is always all.
+    """
+    return proxy_accuracy(client) if client.clusters else _head_accuracy(client, num_images)
+
+
+def proxy_accuracy(client: Client) -> float:
+    """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
+    assert client.pixels is not None
+    resident = client.resident
+    if client.visit.pseudo is None:
+        client.find_pseudo_labels()
+    pseudo = client.visit.pseudo
+    assert pseudo is not None
+    index = (pseudo.labels >= 0).nonzero().flatten()
+    if not len(index):
+        return 0.0
+    features = extract_features(resident.model, client.pixels, PLAIN, resident.device)
+    resident.model.train()
+    nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
+    guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
+    truth = pseudo.proxies.clusters[pseudo.labels[index].to(nearest.device)]
+    return float((guesses == truth).double().mean())
+
+
+@torch.no_grad()
+def _head_accuracy(client: Client, num_images: int | None) -> float:
+    assert client.pixels is not None
+    total = client.data.num_images
+    order = torch.arange(total)
+    if num_images is not None and num_images < total:
+        order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
+    batches = order.split(client.training_settings.batch_size)
+    client.resident.model.eval()
+    hits = torch.zeros((), dtype=torch.int64, device=client.device)
+    for index, images in zip(batches, client.pixels.batches(batches), strict=True):
+        guesses = client.forward(normalise_images(images)).logits.argmax(1)
+        hits += (guesses == client.labels[index].to(client.device)).sum()
+    client.resident.model.train()
+    return int(hits) / len(order)

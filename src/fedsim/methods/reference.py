@@ -1,0 +1,38 @@
+"""The model that a client has received, beside the one that it trains: what regularisers and weights compare with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsim.training.features import neck_features
+
+if TYPE_CHECKING:
+    from fedsim.training.client import Client
+
+__all__ = ["first_features", "received_features", "remember_received"]
+
+_ROLE = "received"
+_BATCH = 32
+"""Images by which a change is measured (FedCAPR's code)."""
+
+
+def remember_received(client: Client) -> None:
+    """Copy the client's model as it is now, before the first step, into a second one in evaluation mode."""
+    received = client.resident.replica(_ROLE)
+    received.whole.copy_(client.resident.whole)
+    received.model.eval()
+
+
+@torch.no_grad()
+def received_features(client: Client, images: Tensor) -> Tensor:
+    """Return what the received model's neck says of normalised images [B, 3, H, W]: [B, D]."""
+    return client.resident.replica(_ROLE).forward(images, client.visit.precision).features.neck
+
+
+def first_features(client: Client) -> tuple[Tensor, Tensor]:
+    """Return the features [B, D] of the first images in file order, not augmented: the received model's, and now."""
+    images = client.first_images(_BATCH)
+    return received_features(client, images), neck_features(client.resident, images, client.visit.precision)

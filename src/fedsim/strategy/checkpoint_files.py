@@ -1,0 +1,223 @@
+"""Checkpoints: directories that any number of ranks can write together and read apart.
+
+``NAME.ckpt/vN/`` holds
+
+- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops), what the method
+  keeps on the server and, under the key ``fedsim``, what it takes to read the rest: format, method, layouts, which
+  rank's files hold which client;
+- ``clients-R-I.safetensors``: the private states of the clients that rank R hosted, each tensor named CLIENT/NAME;
+- ``config.yaml``: the resolved configuration, if the run was started from the command line.
+
+Nothing in it is unpickled but tensors and plain types.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import flush_file
+from fedsim.core.store import STORABLE, bytes_of
+from fedsim.core.versions import current_version
+
+__all__ = [
+    "CONFIG_KEY",
+    "CONTENT_KEY",
+    "FORMAT",
+    "SERVER_KEY",
+    "STATES_KEY",
+    "find_version",
+    "read_checkpoint",
+    "read_states",
+    "relocate_callbacks",
+    "write_global",
+    "write_shards",
+]
+
+CONTENT_KEY = "fedsim"
+CONFIG_KEY = "fedsim_config"
+"""where the text of the resolved configuration travels to the writer"""
+SERVER_KEY = "fedsim_server"
+"""where what a method keeps on the server is: architecture -> name -> tensor"""
+STATES_KEY = "fedsim_states"
+"""where a rank's private states travel to the writer: an iterator over (client, state)"""
+FORMAT = 2
+
+_SHARD_BYTES = 2**29
+"""Private states held in memory while they are written."""
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
+    """Write everything but the clients' private states, and flush it."""
+    config = checkpoint.pop(CONFIG_KEY, None)
+    if config is not None:
+        (version / "config.yaml").write_text(config)
+        flush_file(version / "config.yaml")
+    try:
+        torch.save(checkpoint, version / "global.ckpt")
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError("is the disk full?") from error
+    flush_file(version / "global.ckpt")
+
+
+def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> int:
+    """Write the private states of one rank's clients, and flush them; only a few are in memory at a time.
+
+    Returns:
+        number of files.
+    """
+    files, waiting, size = 0, dict[str, Tensor](), 0
+    for client, state in states:
+        waiting |= {f"{client}/{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        size += sum(tensor.nbytes for tensor in state.values())
+        if size >= _SHARD_BYTES:
+            _write_shard(version / shard_name(rank, files), waiting)
+            files, waiting, size = files + 1, {}, 0
+    if waiting:
+        _write_shard(version / shard_name(rank, files), waiting)
+        files += 1
+    return files
+
+
+def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. The library's own writer takes two to three times as long as the disk.
+
+    Args:
+        path: the file.
+        tensors: contiguous, on the CPU.
+    """
+    ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors.values()))
+    header = {
+        name: {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
+        for (name, tensor), end in zip(tensors.items(), ends, strict=True)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        head = memoryview(struct.pack("<Q", len(text)) + text)
+        for view in (head, *(bytes_of(tensor) for tensor in tensors.values())):
+            while view:  # a single write takes at most 2 GB
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def shard_name(rank: int, index: int) -> str:
+    """Return the name of one of a rank's files."""
+    return f"clients-{rank}-{index}.safetensors"
+
+
+def find_version(path: Path) -> Path:
+    """Return the directory that holds a checkpoint's files.
+
+    Args:
+        path: the checkpoint, or one version of it.
+
+    Raises:
+        DataError: if there is no complete checkpoint.
+    """
+    version = path if (path / "global.ckpt").is_file() else current_version(path)
+    if version is None or not (version / "global.ckpt").is_file():
+        if path.is_file():
+            raise DataError(f"{path}: is a file; checkpoints of fedsim are directories (format {FORMAT})")
+        what = "holds no complete checkpoint" if path.is_dir() else "no such checkpoint"
+        raise DataError(f"{path}: {what}; look into the run directory's folder checkpoints")
+    return version
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read everything but the clients' private states, which :func:`read_states` reads one by one.
+
+    Raises:
+        DataError: if there is no checkpoint, or it is none of fedsim's.
+    """
+    version = find_version(path)
+    file = version / "global.ckpt"
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's readers raise many kinds for files that are something else
+        raise DataError(f"{file}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
+    content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(content, dict) or "format" not in content:
+        raise DataError(f"{file}: not a checkpoint of fedsim")
+    if content["format"] != FORMAT:
+        raise DataError(
+            f"{file}: is of format {content['format']}, this version reads format {FORMAT}; "
+            "use the version of fedsim that wrote it"
+        )
+    for name in _shards(content):
+        if not (version / name).is_file():
+            raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
+    result: dict[str, Any] = checkpoint
+    return result
+
+
+def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Read the private states of some clients; the rest of the files is not touched.
+
+    Args:
+        path: the checkpoint, or one version of it.
+        content: fedsim's part of it.
+        clients: names.
+
+    Returns:
+        client -> name -> tensor on the CPU.
+
+    Raises:
+        DataError: if a file cannot be read, or lacks a client.
+    """
+    version, wanted = find_version(path), set(clients)
+    ranks = {content["hosts"][client] for client in clients}
+    states: dict[str, dict[str, Tensor]] = {}
+    for name in _shards(content, ranks):
+        try:
+            with safe_open(version / name, framework="pt") as shard:
+                for key in shard.keys():  # noqa: SIM118 - it is no dict
+                    client, _, tensor = key.rpartition("/")
+                    if client in wanted:
+                        states.setdefault(client, {})[tensor] = shard.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{version / name}: cannot be read ({type(error).__name__}); is it complete?") from error
+    if missing := wanted - states.keys():
+        raise DataError(f"{version}: holds no private state of {min(missing)}; is it complete?")
+    return states
+
+
+def _shards(content: Mapping[str, Any], ranks: Iterable[int] | None = None) -> list[str]:
+    """List the files of some ranks' clients, or of all."""
+    counts: list[int] = content["files"]
+    chosen = range(len(counts)) if ranks is None else sorted(ranks)
+    return [shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
+
+
+def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """Let callbacks remember their files where they are now: the run directory may have been moved.
+
+    Args:
+        checkpoint: Lightning's dictionary; states of ModelCheckpoint callbacks are changed.
+        folder: where the checkpoint is.
+    """
+    for state in checkpoint.get("callbacks", {}).values():
+        old = state.get("dirpath") if isinstance(state, dict) else None
+        if not isinstance(old, str) or Path(old).name != folder.name:
+            continue
+        for key, value in state.items():
+            if isinstance(value, str) and value.startswith(old):
+                state[key] = str(folder) + value.removeprefix(old)
+            elif key == "best_k_models":
+                state[key] = {str(folder) + path.removeprefix(old): score for path, score in value.items()}
+
+
+# -- content -----------------------------------------------------------------------------------------------------------

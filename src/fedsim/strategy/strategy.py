@@ -1,0 +1,372 @@
+"""The Lightning strategy of federated training. It owns every collective; nothing else calls ``torch.distributed``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
+from fedsim.core.versions import begin_version, publish_version
+from fedsim.strategy.channel import ControlChannel, end_with_launcher
+from fedsim.strategy.checkpoint_files import (
+    CONTENT_KEY,
+    STATES_KEY,
+    find_version,
+    read_checkpoint,
+    relocate_callbacks,
+    write_global,
+    write_shards,
+)
+from fedsim.strategy.launch import check_address
+
+__all__ = ["FederatedStrategy"]
+
+T = TypeVar("T")
+
+_LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 that starts the others of its machine
+
+
+class FederatedStrategy(DDPStrategy):
+    """One process per device, without DistributedDataParallel: ranks train different clients and meet once a round.
+
+    NCCL carries sums between GPUs and gloo between CPUs; status travels over gloo always, because a waiting NCCL
+    collective occupies the GPU and trips its watchdog. While ranks are apart, a control channel tells them whether the
+    others live.
+
+    Args:
+        timeout: how long ranks may take to find each other at the start, and for a sum when all have come to it.
+        round_timeout: how long a rank waits for the others to finish their clients. One with small clients waits for
+            one with a large client, so this is long.
+        silence_timeout: how long a rank may give no sign of life until the others end.
+        connect_timeout: how long MASTER_ADDR may take to be a known name and to answer. A machine that answers, but on
+            which rank 0 has not come yet, is waited for as ``timeout`` says.
+        process_group_backend: nccl, gloo, or null for the device's own.
+        start_method: how processes start on one machine: popen runs the command line again.
+    """
+
+    def __init__(
+        self,
+        timeout: timedelta = timedelta(minutes=10),
+        round_timeout: timedelta = timedelta(days=1),
+        silence_timeout: timedelta = timedelta(minutes=5),
+        connect_timeout: timedelta = timedelta(seconds=20),
+        process_group_backend: str | None = None,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+    ) -> None:
+        super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
+        self.timeout = timeout
+        self.round_timeout = round_timeout
+        self.silence_timeout = silence_timeout
+        self.connect_timeout = connect_timeout
+        self.stop_signal: int | None = None
+        """the signal that asked the run to end after this round, if there was one"""
+        self.stop_deadline: float | None = None
+        """time.monotonic() after which this rank does not wait for the round's end"""
+        self._is_saving = False
+        self._patient: Any = None  # the group in which ranks wait for each other's clients
+        self._channel: ControlChannel | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError if a timeout cannot be right (the parser hides errors of a strategy's constructor)."""
+        for name in ("timeout", "round_timeout", "silence_timeout", "connect_timeout"):
+            if self.__dict__[name] <= timedelta():
+                raise ConfigError(f"trainer.strategy.{name}: {self.__dict__[name]} is no time")
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """Open the process groups and the control channel."""
+        super().setup_environment()
+        self.stop_signal = self.stop_deadline = None
+        if self._patient is None and self.world_size > 1:
+            self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
+        if self.world_size > 1:
+            silence = self.silence_timeout.total_seconds()
+            self._channel = ControlChannel(self._open_store(), self.global_rank, self.world_size, silence)
+            self._channel.start()
+            self.barrier("control channel")
+            self._channel.watch()
+
+    def setup_distributed(self) -> None:
+        """Join the other ranks; if they cannot be reached, say so by name."""
+        self.set_world_ranks()
+        if self.world_size > 1 and not dist.is_initialized():
+            assert self.cluster_environment is not None
+            host, port = self.cluster_environment.main_address, self.cluster_environment.main_port
+            # torchrun's agent may listen at this address, in place of rank 0
+            listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            check_address(host, port, listens, self.connect_timeout.total_seconds())
+        super().setup_distributed()
+
+    def _open_store(self) -> Any:
+        """Open a part of our own of the store at which ranks have found each other: no second port is needed."""
+        name = [secrets.token_hex(8)]
+        dist.broadcast_object_list(name, src=0, group=self._patient)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # torch exports these classes without saying so
+        store = dist.TCPStore(host, port, None, False, self.timeout, False)  # type: ignore[attr-defined] # see above
+        return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined] # as above
+
+    def _configure_launcher(self) -> None:
+        """Choose how processes start, and see to it that none outlives the one that started it."""
+        super()._configure_launcher()
+        assert self.cluster_environment is not None
+        if isinstance(self.cluster_environment, SLURMEnvironment):
+            self.cluster_environment.auto_requeue = False  # it would save in the midst of a round; Preemption does not
+            end_with_launcher(os.getppid())
+        elif "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_launcher(os.getppid())
+        elif not self.cluster_environment.creates_processes_externally:  # then this process will start the others
+            os.environ[_LAUNCHER] = str(os.getpid())
+        elif os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()) and self._start_method == "popen":
+            end_with_launcher(int(os.environ[_LAUNCHER]))
+
+    def configure_ddp(self) -> None:
+        """Leave the module unwrapped: gradients stay with their client."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let the other ranks hear of an error that no collective carried to them."""
+        super().on_exception(exception)
+        self._tell(exception)
+
+    def teardown(self) -> None:
+        """Close the control channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        super().teardown()
+
+    # -- while ranks are apart -----------------------------------------------------------------------------------------
+
+    def describe_activity(self, activity: str) -> None:
+        """Say what this rank does, for the messages of the others: one line."""
+        if self._channel is not None:
+            self._channel.activity = activity
+
+    def request_stop(self, signum: int, deadline: float | None = None) -> None:
+        """Ask all ranks to end after this round. Safe in a signal handler.
+
+        Args:
+            signum: the signal that asked.
+            deadline: time.monotonic() after which the round is not waited for.
+        """
+        self.stop_signal, self.stop_deadline = signum, deadline
+
+    def before_forced_end(self, act: Callable[[int], None]) -> None:
+        """Have ``act`` called with the signal's number if this process must end although its main thread is busy."""
+        if self._channel is not None:
+            self._channel.last_act = act
+
+    def poll(self) -> None:
+        """See whether this rank should go on with what it does; costs next to nothing.
+
+        Raises:
+            PeerError: another rank has failed, or gives no sign of life.
+            RunStoppedError: this rank or another has been asked to end, and the round takes too long.
+        """
+        if self._channel is not None:
+            self._channel.check()
+        late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
+        if late and not self._is_saving:  # a checkpoint is worth waiting for: the round is done
+            self.abandon_round()
+
+    def abandon_round(self) -> NoReturn:
+        """Leave the round on all ranks.
+
+        Raises:
+            RunStoppedError: always.
+        """
+        assert self.stop_signal is not None, "nobody asked to stop"
+        if self._channel is not None:
+            self._channel.abandon(self.stop_signal)
+        raise RunStoppedError(self.stop_signal)
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks in place."""
+        if tensor.numel() and self.world_size > 1:
+            self._wait(dist.all_reduce(tensor, async_op=True))
+        return tensor
+
+    def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
+        """Sum float64 CPU tables over all ranks in place, unless a rank has failed.
+
+        Every entry is filled by one rank and zero elsewhere, so the sum is exact.
+
+        Args:
+            tables: the same shapes on every rank.
+            error: what went wrong on this rank, if anything did.
+
+        Raises:
+            Exception: ``error`` itself on the ranks that failed.
+            PeerError: on the others.
+        """
+        if error is not None:
+            self._tell(error)
+            raise error
+        if self.world_size == 1:
+            return
+        # never empty: without tables this is where ranks wait for each other
+        payload = torch.cat([torch.zeros(1, dtype=torch.float64), *(table.flatten() for table in tables)])
+        self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))
+        sizes = [table.numel() for table in tables]
+        for table, part in zip(tables, payload[1:].split(sizes), strict=True):
+            table.copy_(part.view_as(table))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block that may fail on some ranks; afterwards all go on, or all raise. See :meth:`exchange`."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as e:  # whatever it is, the other ranks must hear of it
+            error = e
+        self.exchange([], error)
+
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """Overwrite a tensor by rank 0's, in place."""
+        if tensor.numel() and self.world_size > 1:
+            self._wait(dist.broadcast(tensor, src=0, async_op=True))
+        return tensor
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """Return the object of rank ``src``: plain types, between processes of one run."""
+        if self.world_size > 1:
+            self.exchange([])  # wait here, where the others' failures are heard
+        return super().broadcast(obj, src)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Lightning's signature
+        """Wait for all ranks."""
+        if self._patient is not None:
+            self.exchange([])
+
+    def _wait(self, work: Any) -> None:
+        """Wait for a collective, but not for ranks that will never come to it."""
+        start = time.monotonic()
+        while not work.is_completed():
+            self.poll()
+            time.sleep(min((time.monotonic() - start) / 50, 2e-3))  # late by 2 % at most
+        try:
+            work.wait()
+        except RuntimeError as error:  # a connection broke: who was it, and did it say why?
+            assert self._channel is not None
+            try:
+                self._channel.await_news()
+            except FedSimError as news:
+                raise news from error
+
+    def _tell(self, exception: BaseException) -> None:
+        if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
+            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
+            self._channel.fail(text)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any | None = None,  # noqa: ARG002 - Lightning's signature
+    ) -> None:
+        """Write a checkpoint directory, every rank its own clients' states (:mod:`fedsim.strategy.checkpoint_files`).
+
+        A kill at any moment leaves the old version or the new one.
+        """
+        self._is_saving = True
+        try:
+            partial = self._begin_version(Path(filepath))
+            try:
+                self._write_version(checkpoint, partial)
+            except FedSimError:
+                shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint would keep a full disk full
+                raise
+        finally:
+            self._is_saving = False
+
+    def _write_version(self, checkpoint: dict[str, Any], partial: Path) -> None:
+        states = checkpoint.pop(STATES_KEY, ())
+        files = torch.zeros(self.world_size, dtype=torch.float64)
+        with self._writing(partial):
+            files[self.global_rank] = write_shards(partial, self.global_rank, states)
+        self.exchange([files])
+        with self._writing(partial):
+            if self.is_global_zero:
+                checkpoint.get(CONTENT_KEY, {})["files"] = [int(n) for n in files]
+                write_global(partial, checkpoint)
+                self._publish(partial)
+
+    def _begin_version(self, folder: Path) -> Path:
+        """Make a partial version on rank 0, and see whether all ranks find it where rank 0 put it."""
+        token = ["", ""]
+        with self._writing(folder):
+            if self.is_global_zero:
+                partial = begin_version(folder)
+                token = [partial.name, secrets.token_hex(8)]
+                (partial / "token").write_text(token[1])
+        name, secret = self.broadcast(token)
+        partial = folder / str(name)
+        with self._writing(partial):
+            self._check_is_shared(partial, str(secret))
+        if self.is_global_zero:
+            (partial / "token").unlink()
+        return partial
+
+    def _check_is_shared(self, partial: Path, token: str) -> None:
+        try:
+            found = (partial / "token").read_text()
+        except OSError:
+            found = ""
+        if found != token:
+            raise DataError(
+                f"{partial.parent}: rank {self.global_rank} on {socket.gethostname()} does not see what rank 0 wrote; "
+                "put --run_dir on a file system that all machines share"
+            )
+
+    def _publish(self, partial: Path) -> None:
+        publish_version(partial)
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """Run a block that writes, on all ranks together; a full disk is an error of one line."""
+        with self.together():
+            try:
+                yield
+            except OSError as error:
+                raise DataError(f"{path}: the checkpoint cannot be written ({error}); the last one stays") from error
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
+        """Read everything but the clients' private states; those are read by the ranks that host them."""
+        found = ""
+        with self.together():
+            if self.is_global_zero:  # one rank chooses the version: a fit may be writing the next one
+                found = str(find_version(Path(checkpoint_path)))
+        version = Path(self.broadcast(found))
+        with self.together():
+            checkpoint = read_checkpoint(version)
+        checkpoint[CONTENT_KEY]["path"] = str(version)
+        relocate_callbacks(checkpoint, version.absolute().parent.parent)
+        return checkpoint
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Remove a checkpoint directory."""
+        path = Path(filepath)
+        if self.is_global_zero and path.exists():
+            doomed = path.with_name(path.name + ".tmp")
+            shutil.rmtree(doomed, ignore_errors=True)  # left over by a killed removal
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

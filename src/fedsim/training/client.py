@@ -1,0 +1,428 @@
+"""One virtual client: private images, private state, and the local training loop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from fedsim.core.allocator import is_out_of_memory
+from fedsim.core.errors import BadUpdateError, TrainingError
+from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
+from fedsim.core.store import STORABLE, ClientStore
+from fedsim.data.augmentation import Augmentation
+from fedsim.data.batches import grouped, identity_batches, limited, shuffled_batches
+from fedsim.data.federated import ClientData
+from fedsim.data.generated import Mixture
+from fedsim.data.images import Images
+from fedsim.data.pixels import Pixels
+from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.functional.normalise import normalise_images
+from fedsim.training.features import PLAIN, extract_features
+from fedsim.training.flat_model import Head, Output, Resident
+from fedsim.training.labels.source import CLUSTERS, grow_clusters, label_by_density, remember_clusters
+from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.settings import LocalTraining, Objective
+from fedsim.training.visit import Batch, BatchReport, Outcome, Visit
+
+__all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
+
+_KEPT = "kept."
+"""what names of tensors begin with that methods keep"""
+
+
+class Client(LightningModule):
+    """A participant of the federation.
+
+    Between its visits to the rank's resident model it is little more than a name: its private tensors wait in a store.
+
+    Args:
+        data: its images and labels, not decoded.
+        training: local epochs, batches, optimizer, rates.
+        objective: the supervised loss.
+        augmentation: of training images.
+        resident: the model of its architecture on this rank.
+        store: where its private state waits.
+        seed: of the run.
+        kept: what the method has a client remember before its first round.
+        limit_batches: see FederatedDataModule.limit_client_batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: ClientData,
+        training: LocalTraining,
+        objective: Objective,
+        augmentation: Augmentation,
+        resident: Resident,
+        store: ClientStore,
+        seed: int,
+        kept: Mapping[str, Tensor],
+        limit_batches: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.client_name = data.name
+        self.data = data
+        self.training_settings = training
+        self.objective = objective
+        self.augmentation = augmentation
+        self.resident = resident
+        self.store = store
+        self.seed = seed
+        self.limit_batches = limit_batches
+        self.num_classes = data.num_classes
+        self.kept: dict[str, Tensor] = {}
+        """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
+        self.round = 0
+        self.progress = (0, 0, 0)
+        """of the last visit; see :class:`Visit`"""
+        self.pixels: Pixels | None = None
+        """the training images, once they can be read"""
+        self.mixture: Mixture | None = None
+        """generated images, if there are any, once they can be read"""
+        self.labels = torch.from_numpy(data.labels)
+        """[n] int64"""
+        self.cameras = torch.from_numpy(data.train.camids)
+        """[n] int64"""
+        # at once, for all clients: memory that does not suffice is noticed before the first round
+        generator = torch_generator(seed, self.client_name, "head")
+        state = resident.initial_state(self.num_classes, generator)
+        store.write(self.client_name, {"state": state, **_named(kept)})
+        self.snapshot: Tensor | None = None
+        """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
+
+    def open_images(self, opened: Callable[[Images, str, torch.device], Pixels]) -> None:
+        """Open the training images, by ``opened``: see FederatedDataModule.open_train."""
+        data = self.data
+        self.pixels = opened(data.train.images, data.name, self.device)
+        if data.generated is not None:
+            pixels = opened(data.generated.images, f"{data.name}, generated", self.device)
+            self.mixture = Mixture(data.generated, pixels, self.num_classes)
+
+    # -- one round -----------------------------------------------------------------------------------------------------
+
+    def begin_round(self, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]) -> None:
+        """Load the private state and set every random stream of this visit.
+
+        Args:
+            round_: from 0.
+            work: share of the local work that gets done (stragglers: below 1).
+            precision: Lightning's name, ``32-true`` or ``bf16-mixed``.
+            listener: told about every batch.
+        """
+        self.round = round_
+        self.visit = Visit(
+            self.generator, self.augmentation.is_random, self.device, work=work, precision=precision, listener=listener
+        )
+        self.load()
+        seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
+        self.optimizer = self._make_ready(self.resident, "dropout")
+        self.snapshot = None
+
+    def trainable_replica(self, role: str) -> Resident:
+        """Return a further model, made ready for this visit as the resident one is, with a dropout stream of its own.
+
+        Its weights are what the last client left: load all of them. It steps by ``client.step(loss, optimizer=...)``
+        with its ``optimizer(client.training_settings)``.
+
+        Args:
+            role: what it is for; see :meth:`Resident.replica`.
+        """
+        replica = self.resident.replica(role)
+        self.visit.optimizers.append(self._make_ready(replica, f"dropout {role}"))
+        return replica
+
+    def _make_ready(self, resident: Resident, stream: str) -> LocalOptimizer:
+        """Prepare a model to train in this visit, whatever the last client has left; return its optimizer."""
+        resident.reset_counters()
+        if resident.model.has_dropout:
+            resident.model.set_generator(self.generator(stream, device=self.device))
+        resident.model.train()
+        optimizer = resident.optimizer(self.training_settings)
+        optimizer.reset(self.round)
+        return optimizer
+
+    def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
+        """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work.
+
+        Args:
+            epoch: from 0.
+            views: how many augmented versions of each image; the first is the same for any number.
+        """
+        assert self.pixels is not None
+        visit, device = self.visit, self.device
+        for optimizer in (self.optimizer, *visit.optimizers):
+            optimizer.begin_epoch(epoch)
+        share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
+        all_labels, order = self._epoch_plan() if share or not self.clusters else (self.labels, [])
+        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
+        count = visit.within_steps(epoch, count, self.training_settings)
+        groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
+        indices = [torch.cat(group) for group in groups]
+        position = 0
+        for group, index, (images, targets) in zip(groups, indices, self._read(indices), strict=True):
+            sizes = [len(batch) for batch in group]
+            labels = all_labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
+            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
+            augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
+            for label, target, image, *others in zip(labels, soft, *augmented, strict=True):
+                position += 1
+                visit.progress = (epoch, position, count)
+                yield Batch(image, label, tuple(others), target)
+
+    def forward(self, images: Tensor) -> Output:
+        """Run the client's model on normalised images [B, 3, H, W]."""
+        return self.resident.forward(images, self.visit.precision)
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """Return the supervised loss of a batch (scalar) and count it."""
+        return self.supervised_loss(self.forward(batch.images), batch)
+
+    def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
+        """Return the supervised loss (scalar) of what a model says about a batch.
+
+        It is that of pseudo-labels where identities are unknown.
+
+        ``counts`` says whether it enters the log.
+        """
+        if self.visit.pseudo is not None:
+            loss, guesses, truth = self.visit.pseudo.score(output.features.neck, batch.labels)
+            if counts:
+                self.visit.tally.add(loss.detach(), guesses, truth)
+            return loss
+        goal, labels = self.objective, batch.labels
+        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
+        loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
+        if goal.triplet > 0:
+            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
+            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
+        if counts:
+            self.visit.tally.add(loss.detach(), output.logits.argmax(1), labels)
+        return loss
+
+    def step(
+        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None
+    ) -> bool:
+        """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
+
+        Args:
+            loss: of the batch.
+            correct: changes the gradient of a step, before it is clipped.
+            optimizer: of a replica; None: the client's own, whose progress is reported.
+
+        Returns:
+            whether the optimizer stepped.
+        """
+        settings, stepped = self.training_settings, optimizer or self.optimizer
+        epoch, done, total = self.visit.progress
+        (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
+        steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
+        if steps:
+            if correct is not None:
+                correct()
+            if settings.grad_clip is not None:
+                nn.utils.clip_grad_norm_(stepped.parameters, settings.grad_clip)
+            stepped.step()
+        if stepped is not self.optimizer:
+            return steps
+        share = (epoch + done / max(total, 1)) / self.local_epochs
+        self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
+        return steps
+
+    def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
+        """Check what the visit came to, and store the private state.
+
+        Args:
+            contribution: what the client will add to the sums, on the device.
+            limit: largest value that these may hold.
+            keep_snapshot: whether to keep the local model for an evaluation.
+
+        Raises:
+            BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The client's state then
+                stays what it was before the round.
+        """
+        sent = [part for part in contribution if part.numel()]
+        parts = (*sent, self.resident.private, *filter(torch.is_floating_point, self.kept.values()))
+        bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
+        loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
+        if not all(math.isfinite(value) for value in (loss, *extremes)):
+            raise self.bad_update(
+                "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
+            )
+        if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
+            raise self.bad_update(
+                f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
+                "the learning rate",
+                "model.reduction to fp32",
+            )
+        self.store.write(self.client_name, {"state": self.resident.private, **_named(self.kept)})
+        self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
+        outcome = Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
+        found = self.visit.pseudo
+        return outcome if found is None else outcome._replace(clusters=found.num_clusters, clustered=found.share)
+
+    def leave(self) -> None:
+        """Let go of what only the visit needed, whether it counts or not."""
+        self.unload()
+        for optimizer in (self.optimizer, *self.visit.optimizers):
+            optimizer.release()  # its moments would occupy the device until the client's next round
+        self.progress = self.visit.progress
+        del self.visit  # tensors of every batch, random generators
+
+    def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
+        """If memory ran out, say in which batch, and what to do."""
+        if not is_out_of_memory(error):
+            return None
+        epoch, done, total = self.progress
+        size = self.training_settings.batch_size
+        return TrainingError(
+            f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "
+            f"out of memory with {size} images per batch; lower model.clients.{self.client_name}.batch_size "
+            f"({str(error).partition('.')[0]})"
+        )
+
+    def bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+        """Return an error that says what to do about an update that cannot count."""
+        return BadUpdateError(
+            f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
+            "or leave such updates out with model.on_bad_update: skip_client"
+        )
+
+    # -- what survives between rounds ----------------------------------------------------------------------------------
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Remember a copy of ``tensor`` between rounds and in checkpoints.
+
+        Raises:
+            ValueError: if name or type of the tensor cannot be stored.
+        """
+        if "/" in name or tensor.dtype not in STORABLE:
+            raise ValueError(f"{name}, {tensor.dtype}: give a name without a slash, and one of {list(STORABLE)}")
+        self.kept[name] = tensor.detach().clone()
+
+    def load(self) -> None:
+        """Put the private groups and the own head into the resident model, and fetch what the method keeps."""
+        stored = self.private_state()
+        self.resident.seat(self.num_classes)
+        self.resident.private.copy_(stored.pop("state"), non_blocking=True)
+        device = self.resident.device
+        # copies: methods may work in place, and the visit may not count
+        self.kept = {n.removeprefix(_KEPT): t.to(device, non_blocking=True, copy=True) for n, t in stored.items()}
+
+    def unload(self) -> None:
+        """Forget what :meth:`load` fetched."""
+        self.kept = {}
+
+    def private_state(self) -> dict[str, Tensor]:
+        """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
+        return self.store.read(self.client_name)
+
+    def load_private_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore :meth:`private_state`."""
+        self.store.write(self.client_name, state)
+
+    @property
+    def private(self) -> Tensor:
+        """The private groups of the model [num_private], without the own head, as they wait in the store."""
+        return self.private_state()["state"][: self.resident.initial_private.numel()]
+
+    @property
+    def head(self) -> Head | None:
+        """The own head as it waits in the store; None where heads are shared."""
+        if not self.resident.has_own_heads:
+            return None
+        return self.resident.head_of(self.private_state()["state"], self.num_classes)
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int, purpose: str, augmented: bool) -> Batch:
+        """Return ``count`` random images, or all if there are fewer, without moving the streams of training."""
+        assert self.pixels is not None
+        index = torch.randperm(self.data.num_images, generator=self.generator(f"{purpose} images"))[:count]
+        [images], labels = self.pixels.batches([index]), self.labels[index].to(self.device)
+        stream = self.generator(f"{purpose} augment", device=self.device)
+        return Batch(self.augmentation(images, stream) if augmented else normalise_images(images), labels)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a random stream of this client, round and purpose."""
+        return torch_generator(self.seed, self.round, self.client_name, purpose, device=device)
+
+    def first_images(self, count: int) -> Tensor:
+        """Return the first ``count`` images in file order, or all if there are fewer, without augmentation."""
+        assert self.pixels is not None
+        [images] = self.pixels.batches([torch.arange(min(count, self.data.num_images))])
+        return normalise_images(images)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether it trains on clusters of its images."""
+        return self.training_settings.clusters
+
+    @property
+    def local_epochs(self) -> int:
+        """E in this round."""
+        return self.training_settings.epochs_in(self.round)
+
+    def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield images and soft labels for positions in the epoch's labels."""
+        assert self.pixels is not None
+        rows = indices
+        if self.clusters:  # where images are replicated, several have one row
+            rows = [index % self.data.num_images for index in indices]
+        real = self.pixels.batches(rows)
+        if self.mixture is None:
+            return zip(real, itertools.repeat(None))
+        return self.mixture.mix(real, [self.labels[index] for index in rows], self.visit.generated_stream)
+
+    def _epoch_plan(self) -> tuple[Tensor, list[Tensor]]:
+        """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""
+        if not self.clusters:
+            return self.labels, self._epoch_order()
+        self.find_pseudo_labels()
+        pseudo = self.visit.pseudo
+        assert pseudo is not None
+        self.visit.found_clusters |= pseudo.num_clusters > 0
+        order = pseudo.batches(self.visit.batch_stream)
+        return pseudo.labels, limited(order, self.limit_batches)
+
+    def find_pseudo_labels(self) -> None:
+        """Cluster the images for the local epoch that begins; clusters that grow do so once in a round."""
+        training, visit = self.training_settings, self.visit
+        if training.cluster is not None:
+            visit.pseudo = label_by_density(self._plain_features(), self.cameras, training, training.cluster)
+        elif visit.pseudo is None:
+            assert training.bottom_up is not None
+            last = self.kept[CLUSTERS].cpu() if CLUSTERS in self.kept else None
+            features = None if last is None else self._plain_features()
+            labels = grow_clusters(features, last, self.data.num_images, training.bottom_up)
+            self.keep(CLUSTERS, labels)
+            visit.pseudo = remember_clusters(labels, self.resident, training, training.bottom_up)
+
+    def _plain_features(self) -> Tensor:
+        """Return what the model, in evaluation mode, says of all images [n, D], without augmentation."""
+        assert self.pixels is not None
+        features = extract_features(self.resident.model, self.pixels, PLAIN, self.resident.device)
+        self.resident.model.train()
+        if not features.isfinite().all():
+            raise self.bad_update("features are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
+        return features
+
+    def _epoch_order(self) -> list[Tensor]:
+        settings = self.training_settings
+        if settings.sampler == "identity":
+            order = identity_batches(self.labels, settings.batch_size, settings.num_instances, self.visit.batch_stream)
+        else:
+            order = shuffled_batches(
+                self.data.num_images, settings.batch_size, self.visit.batch_stream, settings.drop_partial
+            )
+        return limited(order, self.limit_batches)
+
+
+def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{_KEPT}{name}": tensor for name, tensor in kept.items()}

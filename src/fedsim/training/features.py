@@ -1,0 +1,116 @@
+"""From images to retrieval features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.data.pixels import Pixels
+from fedsim.functional.normalise import normalise_images
+from fedsim.models.reid import Features, ReIDModel
+from fedsim.training.flat_model import Resident
+
+__all__ = ["PLAIN", "Extraction", "extract_features", "neck_features", "run_batches", "shard_of"]
+
+
+class Extraction(Protocol):
+    """What extraction asks of its settings; :class:`~fedsim.evaluation.settings.Evaluation` is one."""
+
+    @property
+    def layer(self) -> Literal["neck", "pool"]:
+        """Which feature."""
+
+    @property
+    def flip(self) -> bool:
+        """Whether that of the mirror image is added."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images per forward pass."""
+
+
+@dataclass(frozen=True)
+class _Plain:
+    layer: Literal["neck", "pool"] = "neck"
+    flip: bool = False
+    batch_size: int = 64
+
+
+PLAIN: Extraction = _Plain()
+"""The neck's feature of the image as it is."""
+
+
+def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:
+    """Return a rank's share of a list of images: whole batches, every image on exactly one rank.
+
+    >>> [shard_of(10, 3, rank, 2) for rank in range(2)]
+    [slice(0, 6, None), slice(6, 10, None)]
+    """
+    batches = -(-num_images // batch_size)
+    first, last = (batches * r // world_size * batch_size for r in (rank, rank + 1))
+    return slice(min(first, num_images), min(last, num_images))
+
+
+@torch.no_grad()
+def extract_features(model: ReIDModel, images: Pixels, settings: Extraction, device: torch.device) -> Tensor:
+    """Run a model in evaluation mode; see :func:`run_batches`.
+
+    Args:
+        model: on ``device``.
+        images: n images; their batches are on ``device``.
+        settings: which layer, mirror images, batch size.
+        device: where the model is.
+
+    Returns:
+        float32 [n, D] on the device, not normalised.
+    """
+    model.eval()
+    return run_batches(lambda x: _layer(model(x), settings), images, model.width_of(settings.layer), settings, device)
+
+
+@torch.no_grad()
+def run_batches(
+    network: Callable[[Tensor], Tensor], images: Pixels, width: int, settings: Extraction, device: torch.device
+) -> Tensor:
+    """Run a network on a list of images, in float32.
+
+    Batch boundaries depend on the number of images only: matrix products with another number of rows may differ in
+    their last bits.
+
+    Args:
+        network: normalised images [B, 3, H, W] -> [B, D], in evaluation mode.
+        images: n images; their batches are on ``device``.
+        width: D.
+        settings: mirror images, whose outputs are added, and batch size.
+        device: where the network is.
+
+    Returns:
+        float32 [n, D] on the device.
+    """
+    features = torch.empty(len(images), width, device=device)
+    with torch.autocast(device.type, enabled=False):
+        order = torch.arange(len(images)).split(settings.batch_size)
+        for batch, out in zip(images.batches(order), features.split(settings.batch_size), strict=False):
+            x = normalise_images(batch)
+            out.copy_(network(x))
+            if settings.flip:
+                out += network(x.flip(-1))
+    return features
+
+
+@torch.no_grad()
+def neck_features(resident: Resident, images: Tensor, precision: str) -> Tensor:
+    """Return the neck's features [B, D] of normalised images, in evaluation mode; the mode is put back."""
+    was_training = resident.model.training
+    resident.model.eval()
+    features = resident.forward(images, precision).features.neck
+    resident.model.train(was_training)
+    return features
+
+
+def _layer(features: Features, settings: Extraction) -> Tensor:
+    return features.neck if settings.layer == "neck" else features.pool

@@ -1,0 +1,204 @@
+"""The model of one architecture that lives on a rank's device; clients are loaded into it one after another."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from fedsim.core.flat import FlatParameters, aligned
+from fedsim.functional.encodings import dense_bytes
+from fedsim.models.groups import BODY, TRUNK, Group
+from fedsim.models.reid import Features, ReIDModel, make_head
+from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.settings import LocalTraining, autocast
+
+__all__ = ["Head", "Output", "Resident"]
+
+
+class Head(NamedTuple):
+    """An identity head's tensors."""
+
+    weight: Tensor
+    """[Z, D]"""
+    bias: Tensor
+    """[Z]"""
+
+
+class Output(NamedTuple):
+    """What a model says about a batch."""
+
+    features: Features
+    logits: Tensor
+    """[B, Z]"""
+
+
+class Resident:
+    """A resident model, its flat buffer, the place of its guests' identity heads, and their optimizers.
+
+    The buffer is [shared | private | own head]: what is loaded for a client is one copy into each of its two parts, and
+    what it sends is one slice. The own head is absent where heads are shared and belong to the model.
+
+    Args:
+        arch: name of the architecture.
+        model: on its device.
+        shared: names of the tensors that are sent.
+        groups: tensor name -> group.
+        max_classes: identities of the largest label space among the clients.
+    """
+
+    def __init__(
+        self, arch: str, model: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
+    ) -> None:
+        self.arch = arch
+        self.model = model
+        self.groups = groups
+        self.has_own_heads = model.head is None
+        """whether heads belong to clients"""
+        self.flat = FlatParameters(model, shared.__contains__, self._head_room(max_classes))
+        self.initial_private = self.flat.private.clone()
+        """[num_private] what every client starts from"""
+        # without initial weights: a replica is made in the middle of a visit, whose random streams it must not move
+        self.head = model.head or skip_init(nn.Linear, model.num_features, 1, device=self.flat.buffer.device)
+        """the identity head: the shared one, or that of the client that was seated last"""
+        counters = [model.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
+        self._counters = [(counter, counter.clone()) for counter in counters]
+        self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
+        self._shared, self._max_classes = shared, max_classes
+        self._replicas: dict[str, Resident] = {}
+        self.seat(max_classes)
+
+    # -- the client that is loaded -------------------------------------------------------------------------------------
+
+    def seat(self, num_classes: int) -> None:
+        """Give the own head the size of a client's label space; its values are whatever lies in the buffer."""
+        self.num_classes = num_classes
+        if self.has_own_heads:
+            weight, bias = self._cut_head(self.flat.buffer[self.flat.num_model :], num_classes)
+            self.head.weight.data, self.head.bias.data = weight, bias
+            self.head.out_features = num_classes
+
+    @property
+    def private(self) -> Tensor:
+        """All that belongs to the seated client alone, [num_private + own head]: a view."""
+        return self.whole[self.flat.num_shared :]
+
+    @property
+    def whole(self) -> Tensor:
+        """The seated client's model with its own head: a view of the buffer."""
+        return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
+
+    def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Return what :attr:`private` is for a client that has not trained yet; a new tensor on the CPU.
+
+        Args:
+            num_classes: Z of the client.
+            generator: of its head's weights.
+        """
+        state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
+        state[: self.initial_private.numel()] = self.initial_private
+        if self.has_own_heads and num_classes:
+            head = make_head(self.model.num_features, num_classes, generator)
+            weight, bias = self.head_of(state, num_classes)
+            weight.copy_(head.weight.detach())
+            bias.copy_(head.bias.detach())
+        return state
+
+    def head_of(self, state: Tensor, num_classes: int) -> Head:
+        """Return the own head in a stored private state: views."""
+        return self._cut_head(state[self.initial_private.numel() :], num_classes)
+
+    def _cut_head(self, room: Tensor, num_classes: int) -> Head:
+        features = self.model.num_features
+        weight, start = room[: num_classes * features], aligned(num_classes * features)
+        return Head(weight.view(num_classes, features), room[start : start + num_classes])
+
+    def _head_room(self, num_classes: int) -> int:
+        """Elements that an own head takes, weight and bias."""
+        if not self.has_own_heads:
+            return 0
+        return aligned(num_classes * self.model.num_features) + aligned(num_classes)
+
+    def forward(self, images: Tensor, precision: str) -> Output:
+        """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
+        if precision == "32-true":
+            features = self.model(images)
+            return Output(features, self.head(features.neck))
+        with autocast(self.device, precision):
+            features = self.model(images)
+            logits = self.head(features.neck)
+        return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+
+    # -- further models ------------------------------------------------------------------------------------------------
+
+    def replica(self, role: str) -> Resident:
+        """Return a further model of this architecture beside this one, seated for the same client.
+
+        It is made when a rank first needs it, one for each role, and has a buffer, a head and optimizers of its own.
+        Its weights and its mode, training or evaluation, are what the last client left: set both in each visit.
+
+        Args:
+            role: what it is for, for example ``global`` or ``previous``.
+        """
+        if role not in self._replicas:
+            new = Resident(self.arch, copy.deepcopy(self.model), self._shared, self.groups, self._max_classes)
+            for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
+                its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
+            self._replicas[role] = new
+        self._replicas[role].seat(self.num_classes)
+        return self._replicas[role]
+
+    # -- what every visit needs ----------------------------------------------------------------------------------------
+
+    def reset_counters(self) -> None:
+        """Set integer buffers, such as num_batches_tracked, back: they are nobody's state."""
+        for counter, initial in self._counters:
+            counter.copy_(initial)
+
+    def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
+        """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
+        if id(settings) not in self._optimizers:
+            rest = [*self.model.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
+            groups = [list(self.model.backbone.named_parameters(prefix="backbone")), rest]
+            # with the settings themselves: while they live, nothing else gets their id
+            self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
+        return self._optimizers[id(settings)][1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.flat.buffer.device
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def checksum(self) -> int:
+        """48 bits of a hash of the model's weights: exact in float64."""
+        weights = self.flat.buffer[: self.flat.num_model].cpu().numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(weights, digest_size=6).digest(), "big")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of one transfer of the shared tensors: float32, without padding."""
+        return dense_bytes(sum(entry.numel for entry in self.flat.shared_entries))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole trunk is shared, so that the server has a model of its own: what fedsim export writes."""
+        return self.serves("pool")
+
+    def serves(self, layer: Literal["neck", "pool", "head"], others: frozenset[Group] = frozenset()) -> bool:
+        """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.
+
+        Args:
+            layer: the feature, or the classes.
+            others: groups that the server has though they are private.
+        """
+        if layer == "head" and self.has_own_heads:
+            return False
+        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer] | others
+        return all(entry.shared for entry in self.flat.entries if self.groups[entry.name] not in needless)

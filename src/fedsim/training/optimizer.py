@@ -1,0 +1,265 @@
+"""The optimizer of local training: made once, reset for each client, stepping few long vectors where it can."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.flat import FlatParameters, aligned
+from fedsim.training.settings import LocalTraining
+
+__all__ = ["ELEMENTWISE", "LocalOptimizer"]
+
+ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
+"""Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+
+_WORTHWHILE = 2
+"""Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class LocalOptimizer:
+    """What steps a client's model.
+
+    Two optimizers in one. The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters that
+    lie side by side in the flat buffer and have one learning rate, of which a model has two to four. Gradients are then
+    views of one buffer, too. It is used when the optimizer works element by element and every parameter got a gradient
+    in the visit's first batch: one without must not be decayed. Both give the same bits if every parameter gets a
+    gradient in every batch; a network that leaves layers out at random needs ``flat_step: false``.
+
+    Args:
+        settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
+        flat: the buffer in which the model's parameters lie; what lies elsewhere is in its reserve.
+        groups: two groups of named parameters: the trunk, and neck with head.
+    """
+
+    def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
+        self.settings = settings
+        self.flat = flat
+        self.groups = [[p for _, p in group if p.requires_grad and p.numel()] for group in groups]
+        self.parameters = [p for group in self.groups for p in group]
+        self._plain = _Resettable(settings, self.groups)
+        self._segments: list[_Segment] = []
+        self._flat_optimizer: _Resettable | None = None
+        segments = _segments(flat, self.groups)
+        joins = len(self.parameters) >= _WORTHWHILE * len(segments)
+        if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
+            self._segments = segments
+            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
+            self._flat_optimizer = _Resettable(settings, vectors)
+        self._views: list[Tensor] | None = None
+        self._has_stepped = False
+        self._round = 0
+        self.num_steps = 0
+        """in this visit"""
+
+    def reset(self, round_: int) -> None:
+        """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
+        self._round = round_
+        factor = self.settings.rate_factor(round_)
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                optimizer.reset(factor)
+        self.num_steps = 0
+        self.release()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take the learning rates of a local epoch, where those change within the round."""
+        if self.settings.long_round is not None:
+            factor = self.settings.rate_factor(self._round, epoch)
+            for optimizer in (self._plain, self._flat_optimizer):
+                if optimizer is not None:
+                    optimizer.scale(factor)
+
+    def release(self) -> None:
+        """Give the memory of moments and gradients back."""
+        self._views, self._has_stepped = None, False
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                optimizer.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of the trunk, and of neck and head."""
+        return [float(group["lr"]) for group in self._plain.groups]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Change :attr:`rates` in the middle of a visit."""
+        for optimizer in (self._plain, self._flat_optimizer):
+            if optimizer is not None:
+                for group, rate in zip(optimizer.groups, rates, strict=True):
+                    group["lr"] = rate
+
+    @property
+    def configured(self) -> Optimizer:
+        """The torch optimizer as the settings make it: to look at its class and options, not to step."""
+        return self._plain.optimizer
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether this visit's steps are flat; known after the first."""
+        return self._views is not None
+
+    def step(self) -> None:
+        """Step all parameters by their gradients, and clear those."""
+        if not self._has_stepped and self._can_be_flat():
+            self._flatten_gradients()
+        self._has_stepped = True
+        self.num_steps += 1
+        if self._views is None:
+            self._plain.step()
+            self._plain.optimizer.zero_grad()
+            return
+        assert self._flat_optimizer is not None
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.grad is not view or not parameter.requires_grad:  # somebody put another tensor in its place
+                if parameter.grad is None or not parameter.requires_grad:
+                    raise ConfigError(
+                        "model.client.flat_step: a parameter was frozen in the middle of a visit; set it to false"
+                    )
+                view.copy_(parameter.grad)
+                parameter.grad = view
+        self._flat_optimizer.step()
+        for gradient in self._segment_gradients:
+            gradient.zero_()
+
+    def add_to_gradients(self, vector: Tensor) -> None:
+        """Add to the gradients of the parameters that lie in the first ``len(vector)`` elements of the flat buffer.
+
+        Parameters without a gradient, and frozen ones, stay as they are.
+
+        Args:
+            vector: [n] in the order of the buffer, for example of its shared parameters; what it holds between
+                parameters does not matter.
+        """
+        for parameter in self.parameters:
+            place = self.flat.place_of(parameter)
+            if parameter.grad is not None and place < len(vector):
+                parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
+
+    def mean_gradient(self, start: Tensor) -> Tensor:
+        """Return ``(start - now) / (steps * rate)``: the visit's mean gradient, if plain SGD took the steps.
+
+        Args:
+            start: [n] the first elements of the flat buffer before the first step.
+
+        Returns:
+            [n]; 0 where nothing is trained.
+        """
+        mean = torch.zeros_like(start)
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            for parameter in group:
+                place = self.flat.place_of(parameter)
+                span = slice(place, place + parameter.numel())
+                if place < len(start) and rate > 0:
+                    mean[span] = (start[span] - self.flat.buffer[span]) / (self.num_steps * rate)
+        return mean
+
+    def _can_be_flat(self) -> bool:
+        return self._flat_optimizer is not None and all(
+            p.grad is not None and p.grad.layout is torch.strided for p in self.parameters
+        )
+
+    def _flatten_gradients(self) -> None:
+        """Move the first batch's gradients into one buffer, of which all later ones are views."""
+        gradients = self.flat.gradients.zero_()
+        self._views = []
+        for parameter in self.parameters:
+            offset = self.flat.place_of(parameter)
+            view = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+            assert parameter.grad is not None  # _can_be_flat() saw to it
+            view.copy_(parameter.grad)
+            parameter.grad = view
+            self._views.append(view)
+        for segment in self._segments:
+            begin, end = segment.span()
+            segment.vector.data = self.flat.buffer[begin:end]
+            segment.vector.grad = gradients[begin:end]
+        self._segment_gradients = [gradients[slice(*segment.span())] for segment in self._segments]
+
+
+class _Segment:
+    """Parameters that lie side by side in the flat buffer and have one learning rate."""
+
+    def __init__(self, group: int, start: int, parameters: list[nn.Parameter]) -> None:
+        self.group = group
+        self.start = start
+        self.parameters = parameters
+        self.vector = nn.Parameter(torch.empty(0, device=parameters[0].device))
+
+    def span(self) -> tuple[int, int]:
+        """First and last element; own heads differ in length from client to client."""
+        return self.start, self.start + sum(aligned(p.numel()) for p in self.parameters)
+
+
+def _segments(flat: FlatParameters, groups: Sequence[Sequence[nn.Parameter]]) -> list[_Segment]:
+    places = [(flat.place_of(p), g, p) for g, group in enumerate(groups) for p in group]
+    segments: list[_Segment] = []
+    for offset, group, parameter in sorted(places, key=lambda place: place[0]):
+        last = segments[-1] if segments else None
+        if last is not None and last.group == group and last.span()[1] == offset:
+            last.parameters.append(parameter)
+        else:
+            segments.append(_Segment(group, offset, [parameter]))
+    return segments
+
+
+class _Resettable:
+    """A torch optimizer that can go back to its beginning."""
+
+    def __init__(self, settings: LocalTraining, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        self._settings, self._parameters = settings, groups
+        self._make()
+        own_rates = (None, settings.head_lr)
+        self._rates = [group["lr"] if own is None else own for group, own in zip(self.groups, own_rates, strict=True)]
+        self._options = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.groups]
+        # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
+        self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
+        self._bare_step = inspect.unwrap(type(self.optimizer).step)
+
+    def _make(self) -> None:
+        """Make the optimizer; it steps the groups that have parameters, and on a CPU need not look for better ways."""
+        self.optimizer: Optimizer = self._settings.optimizer([{"params": list(group)} for group in self._parameters])
+        self.groups = self.optimizer.param_groups
+        """one for each in the constructor's ``groups``"""
+        self.optimizer.param_groups = [group for group in self.groups if group["params"]]
+        for group in self.optimizer.param_groups:
+            if group.get("foreach", 0) is None and not group.get("fused") and all(p.is_cpu for p in group["params"]):
+                group["foreach"] = False  # what torch would choose at each step
+
+    def reset(self, factor: float) -> None:
+        """Start anew, with ``factor`` on all learning rates."""
+        if self._can_be_cleared:
+            self.optimizer.state.clear()
+        else:
+            self._make()
+        for group, options in zip(self.groups, self._options, strict=True):
+            group.update(options)
+        self.scale(factor)
+
+    def scale(self, factor: float) -> None:
+        """Set all learning rates to ``factor`` times what they are configured as."""
+        for group, rate in zip(self.groups, self._rates, strict=True):
+            group["lr"] = factor * rate
+
+    def step(self) -> None:
+        """Take a step, of torch's own optimizers without their profiling wrapper: it takes as long as a small step."""
+        if self._can_be_cleared:
+            with torch.no_grad():
+                self._bare_step(self.optimizer)
+        else:
+            self.optimizer.step()
+
+    def clear(self) -> None:
+        """Drop moments."""
+        if self._can_be_cleared:
+            self.optimizer.state.clear()

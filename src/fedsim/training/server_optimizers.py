@@ -1,0 +1,74 @@
+"""Adaptive server optimizers: FedAdagrad, FedYogi and FedAdam (Reddi et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["FedAdagrad", "FedAdam", "FedYogi"]
+
+
+class _AdaptiveServer(Optimizer):
+    """Adaptive federated optimization (Reddi et al., ICLR 2021, Algorithm 2). No bias correction, as in the paper.
+
+    The pseudo-gradient is ``-Delta_t``, so the step descends.
+
+    Args:
+        params: the global vectors.
+        lr: $eta$, server learning rate.
+        betas: $beta_1, beta_2$.
+        tau: $tau$, degree of adaptivity; also the start of v (v_{-1} = tau^2).
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override] # torch overloads it
+        """Take one server step (the overloads of torch's annotation do not matter here)."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, group["lr"], group["betas"], group["tau"])
+        return loss
+
+    def _step_one(self, x: Tensor, lr: float, betas: tuple[float, float], tau: float) -> None:
+        beta1, beta2 = betas
+        state = self.state[x]
+        if not state:
+            state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, tau**2)
+        assert x.grad is not None
+        state["m"].mul_(beta1).add_(x.grad, alpha=1 - beta1)  # m_t
+        self._second_moment(state["v"], x.grad.square(), beta2)  # v_t
+        x.addcdiv_(state["m"], state["v"].sqrt().add_(tau), value=-lr)  # x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+
+    def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:
+        raise NotImplementedError
+
+
+class FedAdagrad(_AdaptiveServer):
+    """``v_t = v_{t-1} + Delta_t^2``."""
+
+    def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:  # noqa: ARG002 - Adagrad has no beta2
+        v.add_(squared)
+
+
+class FedYogi(_AdaptiveServer):
+    """``v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2)``."""
+
+    def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:
+        v.sub_((1 - beta2) * squared * torch.sign(v - squared))
+
+
+class FedAdam(_AdaptiveServer):
+    """``v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2``."""
+
+    def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:
+        v.mul_(beta2).add_(squared, alpha=1 - beta2)

@@ -1,0 +1,265 @@
+"""Groups of settings as they appear in configs. Frozen: a run never changes what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from fedsim.core.errors import ConfigError
+from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
+from fedsim.models.backbones import Backbone
+from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
+
+__all__ = ["ClientOverride", "LocalTraining", "LongRound", "Objective", "Schedule"]
+
+
+def _default_optimizer(params: Iterable[Any]) -> Optimizer:
+    """FedReIDBench's (paper 003's code): SGD with Nesterov momentum, trunk rate 0.005."""
+    return SGD(params, lr=0.005, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The client learning rate as a function of the global round."""
+
+    kind: Literal["constant", "step", "cosine"] = "constant"
+    """constant; times gamma every ``step`` rounds; or half a cosine over ``rounds``"""
+    step: int = 40
+    """rounds between two drops of ``step``"""
+    gamma: float = 0.1
+    """factor of each drop of ``step``"""
+    drops: int | None = None
+    """at most so many drops of ``step``; null: no end"""
+    rounds: int = 100
+    """length of ``cosine``"""
+    warmup: int = 0
+    """rounds of linear warm-up before all that"""
+    warmup_start: float = 0.01
+    """factor at round 0 of the warm-up"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name in ("step", "rounds"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.warmup < 0:
+            raise ConfigError(f"{where}.warmup: {self.warmup} is less than 0")
+        if self.drops is not None and self.drops < 0:
+            raise ConfigError(f"{where}.drops: {self.drops} is less than 0; use null for no end")
+
+    def factor(self, round_: int) -> float:
+        """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
+        warm = warmup_factor(round_, self.warmup, self.warmup_start)
+        if self.kind == "step":
+            last = round_ if self.drops is None else min(round_, self.step * self.drops)
+            return warm * step_factor(last, self.step, self.gamma)
+        return warm * (cosine_factor(round_, self.rounds) if self.kind == "cosine" else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The supervised loss of local training: cross-entropy plus, if its weight is positive, batch-hard triplet.
+
+    Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
+    """
+
+    cross_entropy: float = 1.0
+    """weight of the cross-entropy"""
+    label_smoothing: float = 0.0
+    """share of the target spread over all identities"""
+    triplet: float = 0.0
+    """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
+    margin: float = 0.3
+    """of the triplet loss"""
+    squared: bool = False
+    """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
+    triplet_on: Literal["neck", "pool"] = "neck"
+    """the features it acts on; ``pool`` with a bnneck"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"model.objective.label_smoothing: {self.label_smoothing} is not in [0, 1)")
+        for name in ("cross_entropy", "triplet"):
+            if self.__dict__[name] < 0:
+                raise ConfigError(f"model.objective.{name}: {self.__dict__[name]} is negative")
+        if self.cross_entropy == self.triplet == 0:
+            raise ConfigError("model.objective: cross_entropy and triplet are both 0; nothing would be learnt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRound:
+    """One round with other local epochs: FedCAPR's code trains 50 in the last of its 20 rounds."""
+
+    round: int
+    """which, from 1"""
+    local_epochs: int
+    """E in that round"""
+    schedule: Schedule = field(default_factory=Schedule)
+    """of learning rates over the local epochs of that round, on top of the round's own factor"""
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field, if a number cannot be right."""
+        for name in ("round", "local_epochs"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        self.schedule.check(f"{where}.schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does in a round."""
+
+    local_epochs: int = 1
+    """E: passes over the client's images"""
+    local_steps: int | None = None
+    """optimizer steps after which the round ends, if E epochs have more; null: none"""
+    batch_size: int = 32
+    """B: images per batch"""
+    sampler: Literal["shuffle", "identity"] = "shuffle"
+    """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
+    num_instances: int = 4
+    """K: images per identity of ``sampler: identity``, or per proxy of ``cluster``"""
+    drop_partial: bool = False
+    """drop a last batch with fewer than B images (FedReIDBench's code does)"""
+    accumulate: int = 1
+    """batches per optimizer step"""
+    grad_clip: float | None = None
+    """largest gradient norm; null does not clip"""
+    optimizer: OptimizerCallable = field(default=_default_optimizer)
+    """starts anew for each client and round; its rate is the trunk's"""
+    flat_step: bool = True
+    """step all parameters as a few long vectors, where the optimizer works element by element (SGD, Adam and their
+    kin): the same bits, less overhead. Set it to false for a network that leaves layers out of some batches."""
+    head_lr: float | None = None
+    """learning rate of neck and head; null takes the trunk's"""
+    schedule: Schedule = field(default_factory=Schedule)
+    """learning rate over rounds"""
+    cluster: Clustering | None = None
+    """train on clusters of the images instead of their identities, which nobody reads then; null: on identities"""
+    bottom_up: BottomUp | None = None
+    """the same with clusters that grow from round to round; in the place of ``cluster``"""
+    long_round: LongRound | None = None
+    """a round that is longer than the others; null: none"""
+
+    @property
+    def clusters(self) -> bool:
+        """Whether the client trains on clusters instead of identities."""
+        return self.cluster is not None or self.bottom_up is not None
+
+    def epochs_in(self, round_: int) -> int:
+        """Return E in round ``round_``, from 0."""
+        if self.long_round is not None and self.long_round.round == round_ + 1:
+            return self.long_round.local_epochs
+        return self.local_epochs
+
+    def rate_factor(self, round_: int, epoch: int = 0) -> float:
+        """Return the factor on every learning rate in a local epoch of a round, both from 0."""
+        factor = self.schedule.factor(round_)
+        if self.long_round is not None and self.long_round.round == round_ + 1:
+            factor *= self.long_round.schedule.factor(epoch)
+        return factor
+
+    @property
+    def passes(self) -> int:
+        """Passes over the client's images in a usual round: what a round costs."""
+        return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
+
+    @property
+    def trunk_lr(self) -> float:
+        """The optimizer's own learning rate."""
+        return float(self.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"])
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
+        for name in ("local_epochs", "num_instances", "accumulate"):
+            if self.__dict__[name] < 1:
+                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        if self.local_steps is not None and self.local_steps < 1:
+            raise ConfigError(f"{where}.local_steps: {self.local_steps} is less than 1; use null for whole epochs")
+        try:
+            self.optimizer([nn.Parameter(torch.zeros(1))])
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{where}.optimizer: {error}") from error
+        self.schedule.check(f"{where}.schedule")
+        if self.long_round is not None:
+            self.long_round.check(f"{where}.long_round")
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
+        self._check_batches(where)
+        self._check_clusters(where)
+
+    def _check_batches(self, where: str) -> None:
+        if self.batch_size < 2:
+            raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
+        if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
+            raise ConfigError(
+                f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
+            )
+
+    def _check_clusters(self, where: str) -> None:
+        if self.bottom_up is not None:
+            self.bottom_up.check(f"{where}.bottom_up")
+            if self.cluster is not None:
+                raise ConfigError(f"{where}.bottom_up: takes the place of cluster; set one of them to null")
+        if self.cluster is not None:
+            self.cluster.check(f"{where}.cluster")
+            if self.num_instances < 2:
+                raise ConfigError(f"{where}.num_instances: {self.num_instances} is less than 2, what cluster needs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOverride:
+    """Settings of one client that differ from the others'; null keeps the common value."""
+
+    backbone: Backbone | nn.Module | None = None
+    """a network of its own; averaged with clients of the same architecture only"""
+    local_epochs: int | None = None
+    """see LocalTraining"""
+    local_steps: int | None = None
+    """see LocalTraining"""
+    batch_size: int | None = None
+    """see LocalTraining"""
+    sampler: Literal["shuffle", "identity"] | None = None
+    """see LocalTraining"""
+    num_instances: int | None = None
+    """see LocalTraining"""
+    drop_partial: bool | None = None
+    """see LocalTraining"""
+    accumulate: int | None = None
+    """see LocalTraining"""
+    grad_clip: float | None = None
+    """see LocalTraining"""
+    optimizer: OptimizerCallable | None = None
+    """see LocalTraining"""
+    head_lr: float | None = None
+    """see LocalTraining"""
+    cluster: ClusterOverride | None = None
+    """where this client clusters otherwise, or is the only one that does"""
+    bottom_up: BottomUp | None = None
+    """see LocalTraining"""
+
+    def apply(self, common: LocalTraining) -> LocalTraining:
+        """Return the common settings with this client's own in their place."""
+        own = _given(self)
+        own.pop("backbone", None)
+        if self.cluster is not None:
+            own["cluster"] = replace(common.cluster or Clustering(), **_given(self.cluster))
+        return replace(common, **own)
+
+
+def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
+    """Return the fields that are not null."""
+    return {f.name: override.__dict__[f.name] for f in fields(override) if override.__dict__[f.name] is not None}
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
+    # without the cache: it would keep casts of weights that another client's have replaced in place
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed", cache_enabled=False)

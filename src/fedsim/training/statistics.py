@@ -1,0 +1,81 @@
+"""Running statistics of batch normalisation on the server: the setting ``model.bn_stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.core.seeding import derive_seed
+from fedsim.functional.statistics import central_variance, second_moments
+from fedsim.models.groups import STATISTICS, Group
+from fedsim.training.flat_model import Resident
+
+__all__ = ["BatchNormStatistics", "StatisticsPolicy", "shared_names"]
+
+
+StatisticsPolicy = Literal["mean", "first", "pooled", "local", "recalibrate"]
+
+
+def shared_names(groups: Mapping[str, Group], shared: frozenset[Group], policy: StatisticsPolicy) -> frozenset[str]:
+    """Return the names of the tensors that are sent: those of shared groups, without statistics that stay local."""
+    kept = shared - STATISTICS if policy == "local" else shared
+    return frozenset(name for name, group in groups.items() if group in kept and group is not Group.COUNTER)
+
+
+class BatchNormStatistics:
+    """What happens to running means and variances on the server: the setting ``bn_stats``.
+
+    ``mean``: averaged with the aggregation weights, like parameters. ``first``: those of one random participant (what
+    FedReIDBench's official code does, silently). ``pooled``: the variance of the pooled data, by the law of total
+    variance. ``local``: they never leave the client. ``recalibrate``: re-estimated on public images after averaging.
+
+    Args:
+        policy: one of these.
+        resident: the architecture's layout.
+    """
+
+    def __init__(self, policy: StatisticsPolicy, resident: Resident) -> None:
+        self.policy = policy
+        flat = resident.flat
+        self.span = slice(flat.num_shared_parameters, flat.num_shared)
+        """where the shared statistics lie"""
+        self.parameters = flat.shared_parameters
+        """what lies before them"""
+        self.num_shared = flat.num_shared
+        """length of the shared vector"""
+        entries = {e.name: e for e in flat.shared_entries if e.kind == "buffer"}
+        pairs = [
+            (e, entries[n.replace("running_mean", "running_var")]) for n, e in entries.items() if "running_mean" in n
+        ]
+        device = flat.buffer.device
+        self.means = _indices((mean.span for mean, _ in pairs), device)
+        self.variances = _indices((variance.span for _, variance in pairs), device)
+
+    def encode(self, vector: Tensor) -> Tensor:
+        """Return what a client contributes [num_shared]: under ``pooled``, second moments instead of variances."""
+        if self.policy == "pooled":
+            vector = vector.clone()
+            vector[self.variances] = second_moments(vector[self.means], vector[self.variances])
+        return vector
+
+    def decode(self, mean: Tensor) -> Tensor:
+        """Turn the weighted mean of encoded vectors into statistics, in the precision of ``mean`` (float64)."""
+        if self.policy == "pooled":
+            mean = mean.clone()
+            mean[self.variances] = central_variance(mean[self.means], mean[self.variances])
+        return mean
+
+    def weight(self, client: str, weights: Mapping[str, float], seed: int, round_: int) -> float:
+        """Return the weight of a client's statistics; under ``first`` 1 for the chosen participant, else 0."""
+        if self.policy != "first":
+            return weights[client]
+        names = list(weights)
+        return float(client == names[derive_seed(seed, round_, "first statistics") % len(names)])
+
+
+def _indices(spans: Iterable[slice], device: torch.device) -> Tensor:
+    parts = [torch.arange(span.start, span.stop, device=device) for span in spans]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)

@@ -1,0 +1,154 @@
+"""Every shipped config parses and builds a federation."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+
+from fedsim.__main__ import main
+from fedsim.data import datamodule
+from fedsim.data.datamodule import FederatedDataModule
+from small import refuse
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "configs" / "data"
+CONFIGS = sorted(
+    path
+    for path in (ROOT / "configs").rglob("*.yaml")
+    if path.parent.name not in ("sweeps", "generators") and "papers" not in path.parts  # tests of their own
+)
+
+
+def completing_options(content):
+    options = []
+    if "backbone" not in content.get("model", {}):
+        options += ["--model.backbone=SmallCNN"]
+    if "method" not in content.get("model", {}):
+        options += ["--model.method=FedPav"]
+    if content.get("data", {}).get("source", {}) == {}:
+        options += ["--data.source=SyntheticReID"]
+    return options
+
+
+@pytest.fixture(scope="module")
+def standins(tmp_path_factory):
+    """A folder for the stand-ins of all dry runs: each is drawn once."""
+    return tmp_path_factory.mktemp("standins")
+
+
+@pytest.fixture(autouse=True)
+def _one_folder(standins, monkeypatch):
+    monkeypatch.setattr(datamodule, "TemporaryDirectory", lambda prefix: SimpleNamespace(name=str(standins)))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT / "configs")))
+def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree):
+    content = yaml.safe_load(path.read_text())
+    options = completing_options(content)
+    if "MarketFolders" in path.read_text():
+        options += [f"--data.source.root={market_tree}", "--model.client.batch_size=4", "--data.val=none"]
+    if "root: data}" in path.read_text() or "root: data," in path.read_text():  # the papers' data sets
+        options += ["--data.dry_run=true"]
+    if "IMAGENET1K" in path.read_text():
+        options += ["--model.backbone.weights=null", "--model.client.batch_size=4"]
+    options += ["--run_dir", str(tmp_path / "run"), "--trainer.accelerator=cpu"]
+    code = main(["describe", "--config", str(path), *options])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    assert "What is shared" in output.out
+    assert re.search(r"bytes down per round, at most +[\d,]+", output.out)
+
+
+def test_there_are_configs():
+    assert len(CONFIGS) >= 20
+
+
+EIGHT = ("msmt17", "market1501", "cuhk03np", "prid2011", "cuhk01", "viper", "3dpes", "ilids")
+FOUR = ("dukemtmc", "market1501", "cuhk03np", "msmt17")
+PRESETS = {  # clients, and unseen data sets
+    "fedreidbench": ((EIGHT[0], "dukemtmc", *EIGHT[1:]), ()),
+    "fedreidbench_eight": (EIGHT, ()),
+    "fedreidbench_by_camera": (tuple(f"market1501-cam{i}" for i in range(1, 7)), ()),
+    "fedreidbench_by_identity": (tuple(f"market1501-part{i}" for i in range(1, 7)), ()),
+    "ska": (FOUR, ("viper", "ilids", "grid", "prid2011")),
+    "fedreid": (FOUR, ("viper", "ilids", "3dpes", "caviar4reid", "grid", "cuhksysu")),
+    "waref": (("market1501", "cuhk03np", "prid2011", "cuhk01", "cuhk02", "viper", "3dpes", "ilids", "grid"), ()),
+    "waref_two": (("3dpes", "ilids"), ()),
+    "fedklpr": (("dukemtmc", "market1501", "ilids", "cuhk03np", "prid2011", "viper", "cuhk01", "3dpes"), ()),
+    "cifar10": (tuple(f"cifar10-part{i}" for i in range(1, 5)), ()),
+}
+OTHERS = {"market_layout", "synthetic"}
+
+
+def data_of(*args):
+    """The data module that a config and options describe."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(FederatedDataModule, "data")
+    return parser.instantiate(parser.parse_args(list(map(str, args))))["data"]
+
+
+def described(args):
+    federated = data_of("--config", *args, "--data.dry_run=true").federated
+    return tuple(client.name for client in federated.clients), federated
+
+
+def test_every_preset_is_tested():
+    assert {path.stem for path in DATA.glob("*.yaml")} == set(PRESETS) | OTHERS
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_presets_have_the_papers_clients_and_unseen_data_sets(name):
+    clients, unseen = PRESETS[name]
+    found, federated = described([DATA / f"{name}.yaml"])
+    assert found == clients
+    assert federated.unseen == unseen
+    assert all(client.val is None for client in federated.clients)
+    for test in unseen:  # on ten random splits, where the data set has no test set of its own
+        assert len(federated.tests[test].splits) == (0 if test == "cuhksysu" else 10)
+
+
+def test_cuhk03np_is_a_federation_of_its_own():
+    options = ("--data.source=CUHK03NP", "--data.source.root=data")
+    cameras, _ = described([DATA / "fedreidbench_by_camera.yaml", *options])
+    assert cameras == ("cuhk03np-cam1", "cuhk03np-cam2")
+    parts, _ = described([DATA / "fedreidbench_by_identity.yaml", *options, "--data.parts=2"])
+    assert parts == ("cuhk03np-part1", "cuhk03np-part2")
+
+
+def test_a_public_set_is_added_as_the_config_says():
+    path = DATA / "fedreidbench_eight.yaml"
+    (option,) = re.findall(r"--data\.source\+='(.*)'", path.read_text())
+    clients, federated = described([path, f"--data.source+={option}", "--data.public=cuhk02"])
+    assert clients == EIGHT == tuple(federated.tests)
+    assert federated.public_name == "cuhk02"
+
+
+def test_real_files_of_duke_are_refused_in_one_line_that_says_what_to_do(standins, tmp_path, capsys):
+    described([DATA / "fedreidbench.yaml"])  # draws the files
+    text = (DATA / "fedreidbench.yaml").read_text().replace("root: data", f"root: {standins}")
+    (tmp_path / "nine.yaml").write_text(text)
+    line = refuse(capsys, "data", "manifest", "--config", tmp_path / "nine.yaml", "--output", tmp_path / "m.csv")
+    assert "DukeMTMC-reID was withdrawn by its owners" in line
+    assert "configs/data/fedreidbench_eight.yaml" in line
+    assert "set this to true in a copy of the config" in line
+    acknowledged = text.replace("DukeMTMC, init_args: {", "DukeMTMC, init_args: {i_know_duke_is_withdrawn: true, ")
+    (tmp_path / "nine.yaml").write_text(acknowledged)
+    assert main(["data", "manifest", "--config", str(tmp_path / "nine.yaml"), "--output", str(tmp_path / "m.csv")]) == 0
+    assert "9 clients" in capsys.readouterr().out
+
+
+def test_fedreidbench_trains_without_the_data(tmp_path, capsys):
+    options = ["--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.dry_run=true", "--data.size=[32,16]",
+               "--data.limit_client_batches=1", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2",
+               "--trainer.accelerator=cpu", "--run_dir", str(tmp_path)]  # fmt: skip
+    configs = ["--config", str(DATA / "fedreidbench.yaml"), "--config", str(DATA.parent / "methods" / "fedpav.yaml")]
+    assert main(["fit", *configs, *options]) == 0
+    final = json.loads((tmp_path / "summary.json").read_text())["final"]
+    assert final["round"] == 2
+    scored = {key.split("/")[2] for key in final["metrics"] if key.startswith("test/global/")}
+    assert scored == {*PRESETS["fedreidbench"][0], "seen"}

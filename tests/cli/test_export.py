@@ -1,0 +1,146 @@
+"""``fedsim export`` of pruned models: dense and sparse files hold what the federation has."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedsim.__main__ import main
+from fedsim.core.errors import DataError
+from fedsim.core.sparse_file import read_sparse, write_sparse
+from fedsim.functional import sparse_bytes
+from fedsim.methods import FedDIP, LotteryFL
+from fedsim.strategy.checkpoint_files import read_checkpoint
+from small import fit, make_model, named, refuse
+
+
+@pytest.fixture(scope="module")
+def lottery(tmp_path_factory):
+    """Clients that prune, with running statistics of their own; and the checkpoint."""
+    path = tmp_path_factory.mktemp("lottery") / "last.ckpt"
+    model = fit(make_model(LotteryFL(start_accuracy=0.0, step=0.6), bn_stats="local"))
+    model.trainer.save_checkpoint(path)
+    return model, path
+
+
+@pytest.fixture(scope="module")
+def dip(tmp_path_factory):
+    """A server that prunes, and the checkpoint."""
+    path = tmp_path_factory.mktemp("dip") / "last.ckpt"
+    model = fit(make_model(FedDIP(initial=0.5, reconfig_interval=1)))
+    model.trainer.save_checkpoint(path)
+    return model, path
+
+
+def exported(capsys, *args):
+    capsys.readouterr()
+    assert main(["export", *map(str, args)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_client_s_file_holds_its_personal_model(lottery, tmp_path, capsys):
+    model, checkpoint = lottery
+    output = tmp_path / "town1.safetensors"
+    text = exported(capsys, "--ckpt_path", checkpoint, "--output", output, "--client", "town1", "--sparse", "true")
+    client = model.clients["town1"]
+    client.load()
+    model.method.personalise(client, model.server)
+    expected = {
+        name.removeprefix("backbone."): tensor.clone()
+        for name, tensor in client.resident.model.state_dict().items()
+        if tensor.is_floating_point()
+    }
+    mask = client.kept["mask"]
+    client.unload()
+    dense, sparse = load_file(output), read_sparse(tmp_path / "town1.sparse.safetensors")
+    assert dense.keys() == sparse.keys() == expected.keys()
+    assert any("running_mean" in name for name in dense)
+    for name, tensor in expected.items():
+        assert torch.equal(dense[name], tensor), name
+        assert torch.equal(sparse[name], tensor), name
+    assert mask.float().mean() < 0.5
+    sizes = [(tmp_path / f"town1{suffix}.safetensors").stat().st_size for suffix in ("", ".sparse")]
+    assert sizes[1] < 0.6 * sizes[0]
+    for size in sizes:
+        assert f"{size:,} bytes" in text
+    assert "not the network faster" in text
+
+
+def test_a_sparse_file_is_as_long_as_its_encoding(dip, tmp_path, capsys):
+    model, checkpoint = dip
+    exported(capsys, "--ckpt_path", checkpoint, "--output", tmp_path / "m.safetensors", "--sparse", "true")
+    path = tmp_path / "m.sparse.safetensors"
+    found, expected = read_sparse(path), named(model)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name.removeprefix("backbone.")], tensor)
+    mask = model.server.kept["smallcnn"]["mask"]
+    payload = 0
+    for entry in model.residents["smallcnn"].flat.shared_entries:
+        own = mask[entry.span]
+        is_pruned = entry.kind == "parameter" and not own.all()
+        payload += sparse_bytes(entry.numel, int(own.sum()), "bitmap") if is_pruned else 4 * entry.numel
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    assert path.stat().st_size == 8 + header + payload
+
+
+def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, capsys):
+    lottery, dip = lottery[1], dip[1]
+    output = tmp_path / "x.safetensors"
+    for checkpoint, options, expected in (
+        (dip, ["--client", "town0"], "clients of FedDIP do not prune"),
+        (lottery, ["--client", "twon0"], "there is no client twon0; choose from town0, town1, town2"),
+        (lottery, [], "no global model to export"),  # statistics are the clients' own
+        (dip, ["--arch", "resnet"], "choose one of the checkpoint's architectures: smallcnn"),
+    ):
+        assert expected in refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", output, *options)
+    assert not output.exists()
+
+
+def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
+    model = fit(make_model(LotteryFL(target=0.0)), rounds=1)
+    model.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
+    assert "nothing is pruned here" in refuse(capsys, "export", *args, "--sparse", "true")
+    assert exported(capsys, *args).strip() == ""
+    assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
+    assert "kept" in read_checkpoint(tmp_path / "last.ckpt")["fedsim"]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1,), (8,), (3, 3), (2, 5, 1), (65,)])
+def test_what_is_written_is_read(tmp_path, shape):
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randn(shape, generator=generator)
+    tensor.view(-1)[0] = 0.0  # a zero that is not pruned
+    masks = {"some": torch.rand(shape, generator=generator) < 0.5, "none": torch.zeros(shape).bool()}
+    tensors = {name: tensor * mask for name, mask in masks.items()} | {"dense": tensor}
+    write_sparse(tensors, masks, tmp_path / "m")
+    found = read_sparse(tmp_path / "m")
+    assert found.keys() == tensors.keys()
+    for name, expected in tensors.items():
+        assert torch.equal(found[name], expected)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"m: cannot be read"):
+        read_sparse(path)
+    save_file({"w": torch.ones(3)}, path)
+    with pytest.raises(DataError, match="is not a sparse file"):
+        read_sparse(path)
+    metadata = {"format": "fedsim sparse 1", "shapes": json.dumps({"w": [9]})}
+    whole = {"bitmap/w": torch.tensor([128, 128], dtype=torch.uint8), "values/w": torch.ones(2)}
+    save_file(whole, path, metadata)
+    assert read_sparse(path)["w"].tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 1]
+    for broken in (
+        {"values/w": torch.ones(2)},
+        whole | {"values/w": torch.ones(3)},
+        whole | {"bitmap/w": torch.tensor([128], dtype=torch.uint8)},
+    ):
+        save_file(broken, path, metadata)
+        with pytest.raises(DataError, match="tensor w is damaged"):
+            read_sparse(path)

@@ -1,0 +1,152 @@
+"""Mistakes that fedsim does not see itself, but Lightning, the parser or the disk: one line, exit code 2."""
+
+import pytest
+import torch
+from lightning import Trainer
+
+from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError
+from fedsim.federation.compatibility import naming_the_field
+from small import refuse
+
+
+@pytest.mark.parametrize("below", ["", "/sub", "/sub/sub"])
+def test_a_run_directory_that_cannot_be_is_found_out_before_training(capsys, tiny, below):
+    folder = f"{tiny}{below}"  # tiny is a file
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", folder)
+    assert f"run_dir: {folder} cannot be a folder" in line
+    assert "name another" in line
+
+
+def test_so_is_one_that_the_system_refuses(capsys, tiny):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", "/proc/fedsim")
+    assert "run_dir: /proc/fedsim cannot be a folder" in line
+
+
+def test_so_is_that_of_a_sweep(capsys, tiny, write_sweep):
+    line = refuse(capsys, "sweep", write_sweep(), "--local", "--run_dir", tiny)
+    assert f"--run_dir: {tiny} cannot be a folder" in line
+
+
+# what only Lightning knows: its words, with the field before them
+OF_THE_TRAINER = [
+    ("devices=-2", "trainer.devices: -2", "a number of ranks from 1, or auto"),
+    ("devices=two", "trainer.devices: two", "a number of ranks from 1, or auto"),
+    ("devices=0", "trainer.devices: 0", "a number of ranks from 1, or auto"),
+    ("accelerator=cuuda", "trainer.accelerator: cuuda", "set trainer.accelerator to cpu or auto"),
+    ("strategy=ddpp", "trainer.strategy: ddpp", "FederatedStrategy"),
+    ("num_nodes=0", "trainer.num_nodes: 0", "leave it out"),
+    ("max_epochs=-3", "trainer.max_epochs: -3", "non-negative integer"),
+    ("max_time=soon", "trainer.max_time: soon", "00:12:00:00"),
+    ("limit_val_batches=-1", "trainer.limit_val_batches: -1", "has to be in [0.0, 1.0]"),
+    ("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: 0", "give one from 1"),
+    ("check_val_every_n_epoch=-2", "trainer.check_val_every_n_epoch: -2", "give one from 1"),
+    ("check_val_every_n_epoch=null", "trainer.check_val_every_n_epoch: None", "give one from 1"),
+]
+
+
+@pytest.mark.parametrize(("option", "field", "remedy"), OF_THE_TRAINER, ids=[case[0] for case in OF_THE_TRAINER])
+def test_what_lightning_refuses_names_the_field(capsys, tiny, tmp_path, option, field, remedy):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--trainer.{option}")
+    assert field in line
+    assert remedy in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_describe_refuses_devices_too(capsys, tiny):
+    assert "trainer.devices: -2 cannot be used" in refuse(capsys, "describe", "--config", tiny, "--trainer.devices=-2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["gpu", "cuda", "mps"])
+def test_an_accelerator_that_is_not_there(capsys, tiny, tmp_path, name):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--trainer.accelerator={name}")
+    assert f"trainer.accelerator: {name} cannot be used" in line
+    assert "set trainer.accelerator to cpu or auto" in line
+
+
+def test_only_what_lightning_raises_is_a_wrong_setting():
+    given = {"devices": "auto", "accelerator": "cpu"}
+    with pytest.raises(ConfigError, match=r"^trainer\.accelerator: cpu cannot"), naming_the_field(given):
+        Trainer(accelerator="cuuda")
+    with pytest.raises(TypeError, match="devices of a defect"), naming_the_field(given):
+        raise TypeError("devices of a defect")
+
+
+# -- what the parser says ----------------------------------------------------------------------------------------------
+
+OF_THE_PARSER = [
+    ("--seed_everything=-5", "seed_everything: -5 is not a number from 0 to 4294967295"),
+    ("--seed_everything=4294967296", "seed_everything: 4294967296 is not a number from 0 to 4294967295"),
+    ("--seed_everything=abc", "seed_everything: expected a number from 0 to 4294967295, got abc"),
+    ("--data.size=64", "data.size: expected a height and a width, such as [64, 32], got 64"),
+    ("--data.size=64x32", "data.size: expected a height and a width, such as [64, 32], got 64x32"),
+    ("--data.size=[64]", "data.size: expected a height and a width, such as [64, 32], got [64]"),
+    ("--trainer.precision=17", "trainer.precision: expected 32-true or bf16-mixed, got 17"),
+    ("--trainer.logger=nolog", "trainer.logger: there is no class nolog; give the class_path of one"),
+    ("--trainer.max_epochs=many", "trainer.max_epochs: expected int or null, got many"),
+    ("--model.client.optimizer=Adamm", "model.client.optimizer: there is no class Adamm"),
+    ("--model.client.optimizer=torch.optim.Adamm", "model.client.optimizer: there is no class torch.optim.Adamm"),
+    ("--model.client.optimizer=nowhere.Adam", "model.client.optimizer: there is no class nowhere.Adam"),
+    ("--model.client.optimizer.lr=nan", "model.client.optimizer.lr: expected float or Tensor, got nan"),
+    ("--model.clients={town0: 5}", "model.clients: expected the fields of each client, such as {town0: {batch_size"),
+    ("--model.clients={town0: {batch_size: x}}", "model.clients.batch_size: expected int or null, got x"),
+    ("--model.method=5", "model.method: there is no class 5; choose from Ditto"),
+    ("--data.source.clients=x", "data.source.clients: expected int, got x"),
+    ("--trainer.strategy.connect_timeout=x", 'd days, h:m:s" but got "x"'),
+    ("--model.client=5", "model.client: is a section; give its fields"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "words"), OF_THE_PARSER, ids=[case[0] for case in OF_THE_PARSER])
+def test_what_the_parser_refuses_is_said_in_full(capsys, tiny, tmp_path, option, words):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
+    assert words in line
+    for noise in ("Subtypes", "Given value", "class '", "..."):
+        assert noise not in line
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--size=64", "size: expected a height and a width, such as [64, 32], got 64"),
+     ("--clients=town0", "clients: expected a list of names, such as '[town0]', got town0"),
+     ("--networks=5", "networks: is a section")],
+)  # fmt: skip
+def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
+    assert words in refuse(capsys, "augment", "fit", "--config", tiny, "--output", tmp_path / "out", option)
+
+
+# -- config files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("trainer: 5", "trainer: is a section, with fields below it, and not 5"),
+     ("data: 5", "data: is a section, with fields below it, and not 5"),
+     ("model: 5", "model: is a section, with fields below it, and not 5"),
+     ("model: {client: [1]}", "model.client: is a section, with fields below it, and not [1]"),
+     ("model: {client: {schedule: 3}}", "model.client.schedule: is a section, with fields below it, and not 3"),
+     ("data: {augmentation: [1]}", "data.augmentation: is a section, with fields below it, and not [1]"),
+     ("trainer:", "trainer: this section is empty; write its fields below it, or remove it"),
+     ("model: {client: }", "model.client: this section is empty; write its fields below it, or remove it")],
+)  # fmt: skip
+def test_a_section_of_a_later_file_that_is_none_names_file_and_field(capsys, tiny, tmp_path, content, words):
+    later = tmp_path / "later.yaml"
+    later.write_text(content)
+    for last in (["--config", later], [f"--config={later}"]):
+        assert f"{later}: {words}" in refuse(capsys, "fit", "--config", tiny, *last, "--run_dir", tmp_path / "run")
+
+
+def test_commands_about_data_see_it_too(capsys, tmp_path):
+    config = tmp_path / "data.yaml"
+    config.write_text("data: 5")
+    line = refuse(capsys, "data", "preview", "--config", config, "--output", tmp_path / "sheet.png")
+    assert f"{config}: data: is a section" in line
+
+
+def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
+    section, config = tmp_path / "trainer.yaml", tmp_path / "later.yaml"
+    section.write_text("{max_epochs: 7, accelerator: cpu, devices: 1}")
+    config.write_text(f"trainer: {section}")
+    assert main(["describe", "--config", str(tiny), "--config", str(config)]) == 0
+    assert "bytes of 7 rounds" in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""Which checkpoint of a run directory a command takes, and what it says about it."""
+
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from fedsim.__main__ import main
+from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint, rounds_done
+from fedsim.core.errors import DataError
+from fedsim.core.placement import place
+from fedsim.federation.callbacks import RoundProgress
+from fedsim.federation.compatibility import warn_of_idle_ranks
+from fedsim.strategy.checkpoint_files import read_checkpoint
+from small import refuse
+from tiny_run import TINY
+
+
+def call(*args):
+    assert main([str(arg) for arg in args]) == 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three rounds, of which only the second was evaluated, and so is the best."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "config.yaml").write_text(TINY)
+    call("fit", "--config", folder / "config.yaml", "--run_dir", folder / "run", "--trainer.check_val_every_n_epoch=2")
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy", symlinks=True)
+
+
+def said(caplog, start):
+    return [message for message in caplog.messages if message.startswith(start)]
+
+
+def test_a_command_says_which_checkpoint_it_takes(run, caplog, capsys):
+    best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    for given, command, expected in (
+        (run, "test", f"checkpoint {best}: round 2, best by val/mAP"),
+        (best, "validate", f"checkpoint {best}: round 2, best by val/mAP"),
+        (last, "predict", f"checkpoint {last}: round 3, last"),
+    ):
+        caplog.clear()
+        call(command, "--ckpt_path", given)
+        assert said(caplog, "checkpoint ") == [expected]
+
+
+def test_without_a_best_one_the_last_is_taken(copy):
+    folder = copy / "checkpoints"
+    assert checkpoint_at(copy) == folder / "best.ckpt"
+    assert checkpoint_at(copy, fitting=True) == folder / "last.ckpt"
+    shutil.rmtree(folder / "best.ckpt")
+    assert checkpoint_at(copy) == folder / "last.ckpt"
+    (folder / "last.ckpt").rename(folder / "mine.ckpt")  # of a ModelCheckpoint of the user's
+    content = read_checkpoint(checkpoint_at(copy))
+    assert describe_checkpoint(folder / "mine.ckpt", content) == f"checkpoint {folder / 'mine.ckpt'}: round 3"
+    shutil.rmtree(folder / "mine.ckpt")
+    with pytest.raises(DataError, match="there is no checkpoint"):
+        checkpoint_at(copy)
+
+
+def test_export_takes_a_run_directory(run, tmp_path, caplog):
+    names = {"run": run, "best": run / "checkpoints" / "best.ckpt", "last": run / "checkpoints" / "last.ckpt"}
+    for name, given in names.items():
+        call("export", "--ckpt_path", given, "--output", tmp_path / name)
+    tensors = {name: load_file(tmp_path / name)["conv1.weight"] for name in names}
+    assert tensors["run"].equal(tensors["best"])
+    assert not tensors["run"].equal(tensors["last"])
+    best = f"checkpoint {names['best']}: round 2, best by val/mAP"
+    assert said(caplog, "checkpoint ") == [best, best, f"checkpoint {names['last']}: round 3, last"]
+
+
+def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
+    last = copy / "checkpoints" / "last.ckpt"
+    config = (copy / "config.yaml").read_text()
+    expected = f"trainer.max_epochs: 2, but {last} has 3 rounds already"
+    assert expected in refuse(capsys, "fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", 2)
+    assert (copy / "config.yaml").read_text() == config
+    expected = f"nothing to train: {last} is of round 3, the last; to go on, raise trainer.max_epochs"
+    for rounds, messages in ((3, [expected]), (4, [])):
+        caplog.clear()
+        call("fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", rounds)
+        assert said(caplog, "nothing to train") == messages
+        assert rounds_done(read_checkpoint(last)) == rounds
+
+
+def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
+    warning = "trainer.devices: 5 ranks, but only 4 clients: the other ranks have nothing to train; 4 are enough"
+    args = ("fit", "--config", run.parent / "config.yaml", "--run_dir", run, "--trainer.devices")
+    for devices, expected in ((4, []), (5, [warning])):
+        caplog.clear()
+        assert "holds a run already" in refuse(capsys, *args, devices)  # before other ranks are started
+        assert said(caplog, "trainer.devices") == expected
+
+
+def test_a_rank_without_clients_hosts_nobody(caplog):
+    caplog.set_level("INFO", logger="fedsim")
+    RoundProgress().on_placed(place({"a": 1.0}, 2))
+    assert caplog.messages[:2] == ["rank 0 hosts a", "rank 1 hosts nobody"]
+
+
+def test_as_many_ranks_as_clients_are_right(caplog):
+    warn_of_idle_ranks(ranks=1, clients=1)
+    assert caplog.messages == []

@@ -1,0 +1,50 @@
+"""Federated runs on real images, where they lie beside the project: Omniglot and Grocery in Market-1501 layout."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dist,
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the image sets in {DATA}"),
+]
+
+
+def final_scores(run):
+    return json.loads((run / "summary.json").read_text())["final"]["metrics"]
+
+
+def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
+    subprocess.run([sys.executable, DATA / "omniglot_market.py", tmp_path / "omniglot"], check=True)
+    scores = {}
+    for rounds in (1, 6):
+        run = tmp_path / f"run{rounds}"
+        options = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}", "--run_dir", run]
+        source = f"--data.source.root={tmp_path / 'omniglot'}"
+        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
+        scores[rounds] = final_scores(run)
+    clients = {key.split("/")[2] for key in scores[6] if key.startswith("test/global/")} - {"seen", "unseen"}
+    assert len(clients) == 8
+    assert scores[6]["test/global/unseen/mAP"] > scores[1]["test/global/unseen/mAP"] + 0.1
+
+
+def test_grocery_trains_with_identity_batches_and_triplets(fedsim, root, tmp_path):
+    with tarfile.open(DATA / "grocery_market.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = next(path.parent for path in tmp_path.rglob("fruit"))
+    run = tmp_path / "run"
+    fedsim("fit", "--config", root / "configs" / "grocery.yaml", f"--data.source.root={folder}", "--run_dir", run,
+           "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--model.client.sampler=identity",
+           "--model.objective.triplet=1.0", "--model.objective.triplet_on=pool",
+           "--data.limit_client_batches=4")  # fmt: skip
+    scores = final_scores(run)
+    assert {key.split("/")[2] for key in scores if key.startswith("test/global/")} == {
+        "fruit", "packages", "vegetables", "seen",
+    }  # fmt: skip

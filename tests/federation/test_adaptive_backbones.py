@@ -1,0 +1,304 @@
+"""Backbones that follow rewards (paper 002): the rule against plain loops, switches, ranks, checkpoints, errors."""
+
+import csv
+import random
+
+import pytest
+import torch
+
+from failing import run_on_ranks
+from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError
+from fedsim.federation.adaptive_backbones import AdaptiveBackbones, next_rungs
+from fedsim.federation.selection import UCB
+from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
+from fedsim.models import Neck, SmallCNN
+from fedsim.training.settings import ClientOverride
+from small import fit, make_data, make_model, vector
+
+NECK = Neck(kind="linear", dim=16, dropout=0.0)
+WIDTHS = (4, 6, 8)
+METHODS = (WeightedPav(), SKA())
+"""Without and with something that clients keep from the start."""
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_next_rungs_are_the_plain_loop(seed):
+    draw = random.Random(seed)
+    clients = "abcdefghi"[: draw.randint(3, 9)]
+    rewards = {c: draw.randint(0, 4) / 4 for c in clients}  # few values, so that clients tie
+    rungs, caps = {c: draw.randint(1, 3) for c in clients}, {c: draw.randint(1, 3) for c in clients}
+    rungs = {c: min(rungs[c], caps[c]) for c in clients}
+    third = len(clients) // 3
+    expected = {}
+    for c in clients:
+        above = sum(rewards[other] > rewards[c] for other in clients)
+        below = sum(rewards[other] < rewards[c] for other in clients)
+        in_top, in_bottom = above < third, below < third
+        expected[c] = rungs[c]
+        if in_top and not in_bottom and rungs[c] < caps[c]:
+            expected[c] += 1
+        if in_bottom and not in_top and rungs[c] > 1:
+            expected[c] -= 1
+    assert next_rungs(rewards, rungs, caps, 1 / 3) == expected
+
+
+def test_nobody_moves_without_a_difference():
+    rungs = dict.fromkeys("abc", 2)
+    assert next_rungs(dict.fromkeys("abc", 0.5), rungs, dict.fromkeys("abc", 3), 1 / 3) == rungs
+    assert next_rungs({"a": 0.0, "b": 1.0}, rungs, dict.fromkeys("abc", 3), 1 / 3) == rungs  # a third of two
+    assert next_rungs({}, rungs, dict.fromkeys("abc", 3), 1 / 3) == rungs
+
+
+# -- switches ----------------------------------------------------------------------------------------------------------
+
+
+def ladder(**options):
+    torch.manual_seed(1)
+    return AdaptiveBackbones(ladder=[SmallCNN(width=width) for width in WIDTHS], **options)
+
+
+def adaptive(method=None, every=2, selection=None, **options):
+    """All clients begin on the second rung."""
+    torch.manual_seed(2)
+    settings = {"backbone": SmallCNN(width=6), "neck": NECK, "selection": selection or UCB(3)}
+    settings["adaptive_backbones"] = ladder(every=every, caps=options.pop("caps", {}))
+    return make_model(method or WeightedPav(), **settings | options)
+
+
+def states(model):
+    return {name: client.private_state() for name, client in model.clients.items()}
+
+
+def everything(model):
+    found = {f"global {arch}": vector(model, arch) for arch in model.residents}
+    return found | {f"{c}/{n}": t for c, tensors in states(model).items() for n, t in tensors.items()}
+
+
+def width_of(model, client):
+    return model.residents[model.archs[client]].model.backbone.conv1.out_channels
+
+
+def reward(model):
+    """Before the third round: nothing for town0, all for town2."""
+    model.selection.load_state_dict({"H": {"town0": 0, "town1": 1, "town2": 2}, "N": dict.fromkeys(model.archs, 2)})
+    model.server.round = 2
+
+
+def test_a_switch_keeps_the_classifier_and_nothing_else():
+    model = fit(adaptive(), rounds=2)
+    before = {name: [t.clone() for t in client.head] for name, client in model.clients.items()}
+    assert model.archs == dict.fromkeys(model.archs, "smallcnn")  # not yet
+    reward(model)
+    stays = states(model)["town1"]["state"].clone()
+    model.ladder.adapt(model.server, model.method, model.clients)
+    assert [width_of(model, f"town{i}") for i in range(3)] == [4, 6, 8]
+    assert torch.equal(states(model)["town1"]["state"], stays)
+    assert model.server.num_clients == {"smallcnn": 1, model.archs["town0"]: 1, model.archs["town2"]: 1}
+    for name in ("town0", "town2"):
+        client, resident = model.clients[name], model.residents[model.archs[name]]
+        assert client.resident is resident
+        assert torch.equal(client.private, resident.initial_private)
+        for old, new in zip(before[name], client.head, strict=True):
+            assert torch.equal(old, new)
+        assert old.abs().sum() > 0
+        client.load()
+        model.method.download(client, model.server)
+        assert torch.equal(resident.flat.shared, vector(model, model.archs[name]))
+
+
+@pytest.mark.parametrize("method", [Scaffold(), Ditto(), SKA()])
+def test_what_a_method_keeps_begins_anew(method):
+    model = fit(adaptive(method), rounds=2)
+    assert all("kept." in "".join(state) for state in states(model).values())
+    reward(model)
+    for resident in model.residents.values():
+        resident.flat.buffer.fill_(7.0)  # whoever was here last
+    model.ladder.adapt(model.server, model.method, model.clients)
+    for name in ("town0", "town2"):
+        kept = {n.removeprefix("kept."): t for n, t in states(model)[name].items() if n != "state"}
+        resident = model.residents[model.archs[name]]
+        resident.flat.shared.copy_(vector(model, resident.arch))
+        resident.flat.private.copy_(resident.initial_private)
+        expected = method.initial_kept(resident)
+        assert kept.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in kept.items())
+
+
+@pytest.mark.parametrize("method", [Scaffold(), Ditto()])
+def test_methods_that_keep_something_go_on_after_a_switch(method):
+    model = fit(adaptive(method, selection=Fixed(3)), rounds=4)
+    assert [width_of(model, f"town{i}") for i in range(3)] == [4, 4, 8]
+    assert all(torch.isfinite(tensor).all() for tensor in everything(model).values())
+
+
+class Fixed(UCB):
+    """town2 is rewarded in the first two rounds, then town0."""
+
+    def _rewards(self, round_, weights, seed):
+        return {"town2" if round_ < 2 else "town0": 1.0}
+
+
+def test_backbones_follow_rewards():
+    seen = []
+
+    class Watched(WeightedPav):
+        def download(self, client, server):
+            super().download(client, server)
+            assert torch.equal(client.resident.flat.shared, server.model(client.resident.arch))
+            seen.append((server.round, client.client_name, client.resident.model.backbone.conv1.out_channels))
+
+    model = fit(adaptive(Watched(), selection=Fixed(3)), rounds=7)
+    by_round = {t: {c: w for round_, c, w in seen if round_ == t} for t in range(7)}
+    middle = {"town0": 6, "town1": 6, "town2": 6}
+    assert by_round[0] == by_round[1] == middle
+    # mean rewards 0, 0, 1: town2 up, the others down
+    assert by_round[2] == by_round[3] == {"town0": 4, "town1": 4, "town2": 8}
+    # 1/2, 0, 1/2: the first and the last tie at the top
+    assert by_round[4] == by_round[5] == {"town0": 6, "town1": 4, "town2": 8}
+    # 2/3, 0, 1/3
+    assert by_round[6] == {"town0": 8, "town1": 4, "town2": 8}
+    assert {k: v for k, v in model.round_metrics.items() if k.startswith("backbone/")} == {
+        "backbone/town0": 3, "backbone/town1": 1, "backbone/town2": 3,
+    }  # fmt: skip
+    assert all(model.ledger.round[c].down == model.residents[model.archs[c]].shared_bytes for c in model.archs)
+
+
+def test_caps_hold():
+    model = fit(adaptive(selection=Fixed(3), caps={"town2": 2}), rounds=3)
+    assert [width_of(model, f"town{i}") for i in range(3)] == [4, 4, 6]
+
+
+def test_models_are_scored_on_the_architectures_that_clients_have_now():
+    data = make_data(val="identities", val_fraction=0.3)
+    model = fit(adaptive(selection=Fixed(3)), data, rounds=3, limit_val_batches=1.0, check_val_every_n_epoch=1)
+    assert width_of(model, "town2") == 8
+    assert set(model.scores) >= {f"val/{kind}/town2/mAP" for kind in ("local", "personalised")}
+
+
+def play_on_two(folder):
+    """What each of two ranks does."""
+    for method in METHODS:
+        model = fit(adaptive(method, selection=Fixed(3)), rounds=5, devices=2)
+        torch.save(everything(model), folder / f"{type(method).__name__}{model.strategy.global_rank}.pt")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_two_ranks_give_the_bits_of_one(tmp_path):
+    run_on_ranks(play_on_two, tmp_path)
+    for method in METHODS:
+        one, found = everything(fit(adaptive(method, selection=Fixed(3)), rounds=5)), {}
+        for rank in range(2):
+            found |= torch.load(tmp_path / f"{type(method).__name__}{rank}.pt", weights_only=True)
+        assert found.keys() == one.keys()
+        for key, tensor in one.items():
+            assert torch.equal(tensor, found[key]), (method, key)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_continues_after_a_switch_in_the_same_bits(method, tmp_path):
+    whole = fit(adaptive(method, selection=Fixed(3)), rounds=6)
+    for rounds in (2, 3, 5):  # right before a switch, after one, after two
+        path = tmp_path / f"{rounds}.ckpt"
+        fit(adaptive(method, selection=Fixed(3)), rounds=rounds).trainer.save_checkpoint(path)
+        resumed = fit(adaptive(method, selection=Fixed(3)), rounds=6, ckpt_path=path)
+        assert resumed.archs == whole.archs
+        assert resumed.server.num_clients == whole.server.num_clients
+        a, b = everything(whole), everything(resumed)
+        assert a.keys() == b.keys()
+        for key, tensor in a.items():
+            assert torch.equal(tensor, b[key]), (rounds, key)
+
+
+ADAPTIVE = """
+model:
+  method: WeightedPav
+  selection: {class_path: UCB, init_args: {count: 4, reward: soft}}
+  neck: {kind: linear, dim: 16}
+  adaptive_backbones:
+    every: 1
+    caps: {town0: 1}
+    ladder:
+      - {class_path: SmallCNN, init_args: {width: 8}}
+      - {class_path: SmallCNN, init_args: {width: 10}}
+"""
+
+
+def test_a_config_can_say_it(tiny, tmp_path, capsys):
+    config = tmp_path / "adaptive.yaml"
+    config.write_text(ADAPTIVE)
+    options = ["--config", str(tiny), "--config", str(config), "--run_dir", str(tmp_path / "run")]
+    assert main(["describe", *options]) == 0
+    assert "smallcnn2" in capsys.readouterr().out
+    assert main(["fit", *options]) == 0
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rungs = [row["backbone/town0"] for row in csv.DictReader(file) if row["backbone/town0"]]
+    assert rungs == ["1.0"] * 3
+    assert main(["test", *options, "--ckpt_path=last"]) == 0
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def rungs(*widths):
+    return [SmallCNN(width=width) for width in widths]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ladder": rungs(4)}, "ladder: 1 backbones leave no choice"),
+        ({"ladder": rungs(4, 4)}, "ladder: two backbones are the same"),
+        ({"ladder": rungs(4, 6), "every": 0}, "every: 0"),
+        ({"ladder": rungs(4, 6), "share": 0.6}, "share: 0.6"),
+        ({"ladder": rungs(4, 6), "caps": {"town0": 3}}, "caps.town0: 3 is no rung; they are 1 to 2"),
+    ],
+)
+def test_wrong_numbers(options, says):
+    with pytest.raises(ConfigError, match=rf"model\.adaptive_backbones\.{says}"):
+        AdaptiveBackbones(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"selection": None}, "needs rewards, which AllClients has not; use UCB"),
+        ({"backbone": SmallCNN(width=5)}, r"ladder: lacks the backbone that client town0 begins with"),
+        ({"caps": {"north": 1}}, "there is no client north; choose from town0"),
+        ({"caps": {"town1": 1}}, r"caps\.town1: it begins on rung 2"),
+        ({"neck": Neck(kind="bnneck")}, "embeddings of equal width"),
+        ({"method": FedAvg()}, "does not share the head"),
+    ],
+)
+def test_settings_that_do_not_go_together(options, says):
+    caps = options.pop("caps", {})
+    settings = {"method": WeightedPav(), "backbone": SmallCNN(width=6), "neck": NECK, "selection": UCB(3)} | options
+    settings = {name: value for name, value in settings.items() if value is not None}
+    model = make_model(settings.pop("method"), **settings, adaptive_backbones=ladder(caps=caps))
+    with pytest.raises(ConfigError, match=rf"model\.adaptive_backbones.*{says}"):
+        model.assemble(make_data(), 0, 1, torch.device("cpu"))
+
+
+def test_clients_can_begin_on_different_rungs():
+    own = {"town1": ClientOverride(backbone=SmallCNN(width=8))}
+    model = adaptive(clients=own)
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    assert model.ladder.rungs == {"town0": 2, "town1": 3, "town2": 2}
+    assert len(model.residents) == 3
+
+
+def test_a_checkpoint_of_backbones_that_stay_is_of_another_run(tmp_path):
+    def model(adapts):
+        own = {"town1": ClientOverride(backbone=SmallCNN(width=8))}
+        adaptive_backbones = AdaptiveBackbones(ladder=rungs(6, 8)) if adapts else None
+        settings = {"backbone": SmallCNN(width=6), "neck": NECK, "selection": UCB(3), "clients": own}
+        return make_model(WeightedPav(), **settings, adaptive_backbones=adaptive_backbones)
+
+    path = tmp_path / "stays.ckpt"
+    fit(model(adapts=False), rounds=1).trainer.save_checkpoint(path)
+    with pytest.raises(ConfigError, match=r"ckpt_path: model\.adaptive_backbones"):
+        fit(model(adapts=True), ckpt_path=path)

@@ -1,0 +1,343 @@
+"""What methods may do beyond the plain round: extras, weights per tensor, step sizes, replicas, changed gradients."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.core.exact import exact_weighted_sum
+from fedsim.core.messages import Report, Upload
+from fedsim.methods import FedAvg, FedPav
+from fedsim.training.server import Server
+from fedsim.training.server_optimizers import FedAdam
+from fedsim.training.settings import ClientOverride, LocalTraining
+from small import LR, fit, make_data, make_model, named, vector
+
+# -- extras ------------------------------------------------------------------------------------------------------------
+
+
+class Sending(FedAvg):
+    """Every client sends the sum of its labels and its first shared weights; the server remembers the last means."""
+
+    def extras_up(self, server, arch):
+        return {"labels": (), "weights": (2, 3)} if server.round != 1 else {}
+
+    def upload(self, client, server):
+        extras = {"labels": client.labels.sum().float(), "weights": client.resident.flat.shared[:6].view(2, 3).clone()}
+        sent.setdefault((server.round, client.client_name), extras)
+        return Upload(client.resident.flat.shared, extras if server.round != 1 else {})
+
+    def server_step(self, server):
+        for arch, received in server.received.items():
+            for name, mean in received.extras.items():
+                server.keep(arch, name, mean)
+
+
+sent = {}
+
+
+@pytest.mark.parametrize("options", [{}, {"on_bad_update": "skip_client"}, {"reduction": "fp32"}])
+def test_the_server_gets_the_plain_means_of_extras(options):
+    sent.clear()
+    model = fit(make_model(Sending(), **options), rounds=3)
+    for name in ("labels", "weights"):
+        values = [extras[name].double() for (round_, _), extras in sent.items() if round_ == 2]
+        assert len(values) == 3
+        mean = model.server.kept["smallcnn"][name]
+        assert mean.shape == values[0].shape
+        torch.testing.assert_close(mean.double(), sum(values) / 3, rtol=1e-6, atol=1e-7)
+        if not options:
+            assert torch.equal(mean, exact_weighted_sum([1 / 3] * 3, values).float())
+
+
+def test_extras_are_means_within_an_architecture():
+    from fedsim.models import SmallCNN
+
+    sent.clear()
+    model = fit(make_model(Sending(), clients={"town1": ClientOverride(backbone=SmallCNN(width=6))}), rounds=1)
+    assert float(model.server.kept["smallcnn2"]["labels"]) == float(sent[0, "town1"]["labels"])
+    assert model.server.num_clients == {"smallcnn": 2, "smallcnn2": 1}
+    assert list(model.server.received["smallcnn"].reports) == ["town0", "town2"]
+
+
+def test_rounds_without_extras_keep_what_is_kept():
+    model = fit(make_model(Sending()), rounds=2)
+    assert model.server.received["smallcnn"].extras == {}
+    assert set(model.server.kept["smallcnn"]) == {"labels", "weights"}
+
+
+@pytest.mark.parametrize("extras", [{"labels": torch.zeros(2)}, {}])
+def test_extras_are_what_was_declared(extras):
+    class Wrong(Sending):
+        def upload(self, client, server):
+            return Upload(client.resident.flat.shared, extras)
+
+    with pytest.raises(AssertionError, match="extras_up declares"):
+        fit(make_model(Wrong()), rounds=1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 5000.0])
+def test_extras_that_cannot_be_summed_are_bad_updates(value):
+    class Bad(Sending):
+        def upload(self, client, server):
+            upload = super().upload(client, server)
+            upload.extras["weights"][0, 0] = value if client.client_name == "town1" else 0
+            return upload
+
+    with pytest.raises(TrainingError, match="client town1, round 1"):
+        fit(make_model(Bad()), rounds=1)
+    assert fit(make_model(Bad(), on_bad_update="skip_client"), rounds=1).trained == ["town0", "town2"]
+
+
+# -- weights per tensor, step sizes ------------------------------------------------------------------------------------
+
+
+class Split(FedPav):
+    """Even tensors are the first client's alone, odd ones the mean over the others."""
+
+    has_tensor_signals = True
+
+    def tensor_signals(self, client, server):
+        first = client.client_name == "town0"
+        return [float((i % 2 == 0) == first) for i, _ in enumerate(client.resident.flat.shared_parameters)]
+
+    def parameter_weights(self, reports):
+        totals = [sum(column) for column in zip(*(report.tensor_signals for report in reports.values()), strict=True)]
+        return {name: [s / t for s, t in zip(r.tensor_signals, totals, strict=True)] for name, r in reports.items()}
+
+    def upload(self, client, server):
+        uploads[client.client_name] = client.resident.flat.shared.clone()
+        return super().upload(client, server)
+
+
+uploads = {}
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fp32"])
+def test_weights_per_tensor(reduction):
+    model = fit(make_model(Split(), reduction=reduction), rounds=1)
+    flat = model.residents["smallcnn"].flat
+    sizes = {c.name: c.num_images for c in model.federated.clients}
+    for entry in flat.shared_entries:
+        parts = {name: x[entry.span].double() for name, x in uploads.items()}
+        if entry.kind == "buffer":
+            expected = sum(n * parts[name] for name, n in sizes.items()) / sum(sizes.values())
+        elif flat.shared_parameters.index(entry) % 2 == 0:
+            expected = parts["town0"]
+        else:
+            expected = (parts["town1"] + parts["town2"]) / 2
+        torch.testing.assert_close(vector(model)[entry.span].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_per_tensor_that_do_not_sum_to_one_are_a_defect():
+    class Wrong(FedPav):
+        def parameter_weights(self, reports):
+            return {name: [0.5, 0.5] for name in reports}
+
+    with pytest.raises(AssertionError, match="parameter_weights do not sum to 1"):
+        fit(make_model(Wrong()), rounds=1)
+
+
+class Far(FedPav):
+    """Goes twice as far as the mean."""
+
+    def step_size(self, reports):
+        return 2.0
+
+
+@pytest.mark.parametrize("optimizer", [None, partial(torch.optim.SGD, lr=1.0)])
+def test_step_sizes_move_parameters_and_leave_statistics_at_the_mean(optimizer):
+    start = make_model(FedPav())
+    start.assemble(make_data(), 0, 1, torch.device("cpu"))
+    theta, mean = vector(start).double(), vector(fit(make_model(FedPav()), rounds=1)).double()
+    model = fit(make_model(Far(), server_optimizer=optimizer), rounds=1)
+    span = model.statistics["smallcnn"].span
+    torch.testing.assert_close(vector(model)[span].double(), mean[span], rtol=0, atol=0)
+    parameters = slice(span.start)
+    expected = (2 * mean - theta)[parameters]
+    torch.testing.assert_close(vector(model)[parameters].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_step_sizes_scale_what_a_server_optimizer_sees():
+    # Adam's step hardly depends on the gradient's length
+    plain, far = (fit(make_model(m, server_optimizer=FedAdam), rounds=1) for m in (FedPav(), Far()))
+    assert not torch.equal(vector(plain), vector(far))
+    torch.testing.assert_close(vector(plain), vector(far), rtol=0, atol=0.02)
+
+
+# -- replicas ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_is_another_model_of_the_same_layout():
+    model = make_model(FedPav())
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    resident = model.residents["smallcnn"]
+    resident.seat(3)
+    replica = resident.replica("old")
+    assert resident.replica("old") is replica is not resident.replica("new")
+    assert replica.num_classes == 3
+    assert replica.flat.entries == resident.flat.entries
+    assert replica.whole.shape == resident.whole.shape
+    replica.flat.check()
+    replica.whole.copy_(resident.whole)
+    images = torch.randn(4, 3, 32, 16)
+    for mode in (True, False):
+        a, b = (r.model.train(mode) and r.forward(images, "32-true") for r in (resident, replica))
+        assert torch.equal(a.logits, b.logits)
+    before = resident.flat.buffer.clone()
+    replica.flat.buffer.zero_()
+    assert torch.equal(resident.flat.buffer, before)
+    resident.seat(2)
+    assert resident.replica("old").whole.shape == resident.whole.shape
+
+
+def test_counters_of_a_replica_go_back_to_the_beginning():
+    model = make_model(FedPav())
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    resident = model.residents["smallcnn"]
+    resident.model.train()(torch.randn(4, 3, 32, 16))
+    replica = resident.replica("late")
+    replica.reset_counters()
+    assert {int(b) for n, b in replica.model.named_buffers() if "num_batches" in n} == {0}
+    assert {int(b) for n, b in resident.model.named_buffers() if "num_batches" in n} == {1}
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+class Pulling(FedAvg):
+    """Adds a constant to all shared gradients: with SGD without momentum, each step moves by -lr more."""
+
+    def before_step(self, client, server):
+        flat = client.resident.flat
+        client.optimizer.add_to_gradients(torch.full((flat.num_shared_parameters,), 1e-3))
+        changed.append(client.client_name)
+
+
+changed = []
+
+
+def plain_sgd(params):
+    return torch.optim.SGD(params, lr=LR)
+
+
+def train(method, flat_step=True, **options):
+    training = LocalTraining(batch_size=8, optimizer=plain_sgd, flat_step=flat_step, **options)
+    return fit(make_model(method, client=training), rounds=1)
+
+
+@pytest.mark.parametrize("share_head", [True, False])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"grad_clip": 0.5, "local_epochs": 2}])
+def test_changed_gradients_give_the_same_bits_in_flat_and_plain_steps(share_head, options):
+    flat, plain = (train(Pulling(share_head=share_head), flat_step, **options) for flat_step in (True, False))
+    assert torch.equal(vector(flat), vector(plain))
+    assert not torch.equal(vector(flat), vector(train(FedAvg(share_head=share_head), **options)))
+
+
+def test_gradients_change_once_per_step_whatever_is_accumulated():
+    changed.clear()
+    model = train(Pulling(), accumulate=3)
+    steps = {name: client.optimizer.num_steps for name, client in model.clients.items()}
+    assert set(changed) == set(steps)
+    for c in model.federated.clients:
+        batches = -(-c.num_images // 8) - (c.num_images % 8 == 1)
+        assert changed.count(c.name) == -(-batches // 3)
+
+
+def test_changed_gradients_are_clipped():
+    class Exploding(FedAvg):
+        def before_step(self, client, server):
+            client.optimizer.add_to_gradients(torch.full((client.resident.flat.num_shared_parameters,), 1e6))
+
+        def after_step(self, client, server):
+            start = server.model("smallcnn")[: client.resident.flat.num_shared_parameters]
+            moved.append(float((client.resident.flat.shared[: len(start)] - start).norm()))
+
+    moved = []
+    train(Exploding(), grad_clip=1.0)
+    assert moved[0] == pytest.approx(LR, rel=1e-3)  # one step with a gradient of length 1
+
+
+class Averaging(FedAvg):
+    """Asks for the mean gradient of the visit, and adds up the gradients themselves."""
+
+    def before_step(self, client, server):
+        gradients.append({p: p.grad.clone() for p in client.optimizer.parameters})
+
+    def signals(self, client, server):
+        if client.client_name == "town0":
+            start = server.model("smallcnn")[: client.resident.flat.num_shared_parameters]
+            means.append(client.optimizer.mean_gradient(start))
+            places.append({p: client.resident.flat.place_of(p) for p in client.optimizer.parameters})
+        return {}
+
+
+gradients, means, places = [], [], []
+
+
+@pytest.mark.parametrize("share_head", [True, False])
+def test_the_mean_gradient_of_plain_sgd(share_head):
+    gradients.clear()
+    means.clear()
+    places.clear()
+    model = train(Averaging(share_head=share_head), head_lr=0.2)
+    steps = model.clients["town0"].data.num_images // 8 + (model.clients["town0"].data.num_images % 8 > 1)
+    for p, place in places[0].items():
+        expected = sum(g[p] for g in gradients[:steps]) / steps
+        if place < len(means[0]):
+            found = means[0][place : place + p.numel()].view_as(p)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-5)
+
+
+# -- public images -----------------------------------------------------------------------------------------------------
+
+
+def test_public_batches_are_the_same_for_whoever_asks_and_new_in_each_round():
+    model = make_model(FedPav())
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    server: Server = model.server
+    server.public_images = torch.randint(0, 256, (10, 3, 32, 16), dtype=torch.uint8)
+    for augmented in (False, True):
+        first, again = (list(server.public_batches(4, augmented)) for _ in range(2))
+        assert [len(index) for index, _ in first] == [4, 4, 2]
+        assert sorted(torch.cat([index for index, _ in first]).tolist()) == list(range(10))
+        for (i, x), (j, y) in zip(first, again, strict=True):
+            assert torch.equal(i, j)
+            assert torch.equal(x, y)
+        server.round += 1
+        assert [i.tolist() for i, _ in server.public_batches(4, augmented)] != [i.tolist() for i, _ in first]
+
+
+def test_methods_that_need_public_images_say_so():
+    class Needing(FedPav):
+        needs_public_images = True
+
+    with pytest.raises(ConfigError, match=r"model\.method: Needing.*needs public images; set data\.public"):
+        fit(make_model(Needing()))
+
+
+def test_signals_and_weights_are_logged():
+    class Measuring(FedPav):
+        signal_names = ("size",)
+
+        def signals(self, client, server):
+            return {"size": float(client.data.num_images)}
+
+        def weights(self, reports):
+            total = sum(report.signals["size"] for report in reports.values())
+            return {name: report.signals["size"] / total for name, report in reports.items()}
+
+    model = fit(make_model(Measuring()), rounds=1)
+    sizes = {c.name: c.num_images for c in model.federated.clients}
+    for name, n in sizes.items():
+        assert model.round_metrics[f"train/{name}/size"] == n
+        assert model.round_metrics[f"train/{name}/weight"] == n / sum(sizes.values())
+    assert torch.equal(vector(model), vector(fit(make_model(FedPav()), rounds=1)))
+
+
+def test_reports_carry_numbers_of_tensors():
+    assert Report(3, {}).tensor_signals == ()
+    model = fit(make_model(Split()), rounds=1)
+    report = model.server.received["smallcnn"].reports["town0"]
+    assert len(report.tensor_signals) == len([n for n in named(model) if "running" not in n])

@@ -1,0 +1,326 @@
+"""W&B without a network: what a job leaves in its .wandb file, read back with W&B's own tool."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("wandb", reason="W&B is not installed")
+
+from lightning.pytorch.loggers import WandbLogger
+
+import fedsim
+from failing import is_of_a_launcher
+from fedsim.cli.run_directory import default_run_dir, prepare_for_fit
+from fedsim.data import SyntheticReID
+from fedsim.evaluation import summary
+from fedsim.evaluation.ranking import MAX_RANK
+from fedsim.evaluation.summary import METRICS, few_names
+from fedsim.federation import ledger, round_table
+from fedsim.federation.callbacks import Tracking, tracking
+from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
+from fedsim.methods import FedPav
+from small import fit, make_data, make_model
+from tiny_run import TINY
+from wandb_tools import logs
+
+ROOT = Path(__file__).parents[2]
+TOWNS = [f"town{i}" for i in range(4)]
+LOGGER = ["--config", "configs/loggers/wandb.yaml"]
+EVERY_ROUND = ["--trainer.check_val_every_n_epoch=1"]
+
+
+@pytest.fixture(scope="module")
+def runs(fedsim, tmp_path_factory):
+    """One job on one rank and one on two: number of ranks -> (run directory, its logs)."""
+    folder = tmp_path_factory.mktemp("tracked")
+    (folder / "tiny.yaml").write_text(TINY)
+    found = {}
+    for ranks in (1, 2):
+        run = folder / f"on{ranks}"
+        fedsim("fit", "--config", folder / "tiny.yaml", *LOGGER, *EVERY_ROUND, "--trainer.max_epochs=2",
+               "--run_dir", run, f"--trainer.devices={ranks}")  # fmt: skip
+        found[ranks] = run, logs(run)
+    return found
+
+
+@pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])
+def run(request, runs):
+    """A job's run directory and its only log."""
+    folder, [log] = runs[request.param]
+    return folder, log
+
+
+def test_a_job_is_one_run_whatever_its_number_of_ranks(run):
+    folder, log = run
+    assert len(list(folder.rglob("*.wandb"))) == 1
+    assert log.id == (folder / RUN_ID_FILE).read_text()
+    about = log.of("run")[0]
+    assert (about["project"], about["display_name"]) == ("fedsim", folder.name)
+    assert log.of("exit")[0].get("exit_code", 0) == 0
+
+
+def test_the_round_is_the_x_axis_of_everything(run):
+    _, log = run
+    everything = [record for record in log.of("metric") if record.get("glob_name") == "*"][-1]
+    assert everything["step_metric"] == "round"
+    assert [row["round"] for row in log.history] == sorted(row["round"] for row in log.history)
+    assert {row["round"] for row in log.history} == {0, 1, 2}  # 0: before training
+
+
+def test_what_is_logged_is_what_metrics_csv_holds(run):
+    folder, log = run
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = {(float(row["epoch"]) + 1, key): float(value) for row in rows for key, value in row.items() if value}
+    found = {(row["round"], key): value for row in log.history for key, value in row.items()}
+    for (round_, key), value in expected.items():
+        if key not in ("epoch", "step"):
+            assert found[round_, key] == pytest.approx(value, rel=1e-6), key
+    final = json.loads((folder / "summary.json").read_text())
+    assert log.last("val/mAP") == pytest.approx(final["final"]["metrics"]["val/mAP"])
+    up = sum(row["comm/up_bytes"] for row in log.history if "comm/up_bytes" in row)
+    assert up == final["bytes_up"] > 0
+
+
+def test_clients_are_logged_by_name_and_add_up(run):
+    _, log = run
+    for round_ in (1, 2):
+        row = {k: v for item in log.history if item["round"] == round_ for k, v in item.items()}
+        images = np.array([row[f"train/{town}/images"] for town in TOWNS])
+        for metric in ("loss", "accuracy"):
+            values = np.array([row[f"train/{town}/{metric}"] for town in TOWNS])
+            assert np.average(values, weights=images) == pytest.approx(row[f"train/{metric}"], rel=1e-6)
+        assert all(row[f"train/{town}/seconds"] > 0 for town in TOWNS)
+
+
+def test_the_table_holds_every_score(run):
+    folder, log = run
+    scores = json.loads((folder / "summary.json").read_text())["final"]["metrics"]
+    rows = log.table("scores")
+    assert {(row["split"], row["data set"], row["model"]) for row in rows} >= {
+        ("val", "town0", "local"), ("test", "new1", "global"), ("test", "seen", "personalised"),
+    }  # fmt: skip
+    found = {f"{r['split']}/{r['model']}/{r['data set']}/{metric}": r[metric] for r in rows for metric in METRICS}
+    assert found == pytest.approx({key: value for key, value in scores.items() if key.count("/") == 3})
+    assert {row["round"] for row in rows} == {2}
+
+
+def test_curves_agree_with_the_scores(run):
+    folder, log = run
+    scores = json.loads((folder / "summary.json").read_text())["final"]["metrics"]
+    for kind, domains in (("global", [*TOWNS, "new0", "new1"]), ("local", TOWNS), ("personalised", TOWNS)):
+        points = log.table(f"cmc/test/{kind}_table")
+        for domain in domains:
+            curve = {point["step"]: point["lineVal"] for point in points if point["lineKey"] == domain}
+            assert sorted(curve) == list(range(1, MAX_RANK + 1))
+            assert [curve[r] for r in range(1, 51)] == sorted(curve.values())
+            for rank in (1, 5, 10):
+                assert curve[rank] == pytest.approx(scores[f"test/{kind}/{domain}/rank{rank}"])
+
+
+def test_the_data_are_shown_once(run):
+    folder, log = run
+    [path] = (folder / "wandb").glob("*run-*/files/media/images/*.png")
+    assert [row["round"] for row in log.history if "data.path" in row] == [0]
+    with Image.open(path) as sheet:
+        assert sheet.size[1] > 6 * 100  # six data sets
+
+
+def test_config_and_code_version_are_there_and_no_folder_of_this_machine(run):
+    folder, log = run
+    config = log.config
+    assert config["model"]["client"]["batch_size"] == 8
+    assert config["data"]["size"] == [32, 16]
+    about = config["fedsim"]
+    assert (about["version"], about["ranks"]) == (fedsim.__version__, int(folder.name[-1]))
+    if "commit" in code_version():
+        assert re.fullmatch("[0-9a-f]{40}", about["commit"])
+        assert about["changed"] in (True, False)
+    assert str(folder.parent) not in json.dumps(config)
+    assert "logger" not in config["trainer"]
+
+
+def test_scores_do_not_depend_on_the_number_of_ranks(runs):
+    def numbers(log):
+        rows = [{k: v for k, v in row.items() if k.split("/")[0] in ("round", "train", "val", "test", "comm")}
+                for row in log.history]  # fmt: skip
+        return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+    assert numbers(runs[1][1][0]) == numbers(runs[2][1][0])
+
+
+# -- a run that is cut short, and goes on ------------------------------------------------------------------------------
+
+
+def start(*args):
+    command = [sys.executable, "-m", "fedsim", "fit", *args]
+    # without what fits in this process have left there
+    environment = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
+    return subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def await_version(run, number):
+    """Wait until the checkpoint of some round is complete."""
+    current, deadline = run / "checkpoints" / "last.ckpt" / "current", time.monotonic() + 90
+    while not (current.exists() and int(current.read_text()[1:]) >= number) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return int(current.read_text()[1:])
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_readable_and_its_continuation_is_the_same_run(tiny, tmp_path):
+    run = tmp_path / "run"
+    process = start("--config", tiny, *LOGGER, *EVERY_ROUND, "--trainer.max_epochs=10000", "--run_dir", run)
+    reached = await_version(run, 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    [killed] = logs(run)
+    assert killed.of("exit") == []  # the mark of a crash
+    assert max(row["round"] for row in killed.history) >= 2
+    process = start("--ckpt_path", run)
+    await_version(run, reached + 3)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    first, second = logs(run)
+    assert first.id == second.id == (run / RUN_ID_FILE).read_text()
+    assert second.of("exit")[0]["exit_code"] == 128 + signal.SIGTERM
+    assert [record["type"] for record in second.records].count("preempting") == 1  # so a server repeats a sweep's draw
+    rounds = [{row["round"] for row in log.history if "train/loss" in row} for log in (first, second)]
+    assert rounds[0] | rounds[1] == set(range(1, 1 + max(rounds[1])))  # no gap
+    assert len(rounds[0] & rounds[1]) <= 2  # those without a checkpoint
+    assert not any("data.path" in row for row in second.history)
+
+
+def test_only_a_fresh_start_is_a_new_run(tmp_path, monkeypatch):
+    def joined():
+        logger = WandbLogger(project="fedsim")
+        join_run(logger, tmp_path)
+        return logger._wandb_init
+
+    first = joined()
+    assert first["id"] == joined()["id"] == (tmp_path / RUN_ID_FILE).read_text()
+    assert (first["dir"], first["name"], first["resume"]) == (str(tmp_path), tmp_path.name, "allow")
+    prepare_for_fit(tmp_path, False, str(tmp_path / "checkpoints" / "last.ckpt"))  # continued
+    assert joined()["id"] == first["id"]
+    prepare_for_fit(tmp_path, False, None, restart=True)  # killed before its first checkpoint
+    assert joined()["id"] == first["id"]
+    (tmp_path / "summary.json").write_text("{}")
+    prepare_for_fit(tmp_path, True, None)
+    second = joined()
+    assert second["id"] != first["id"]
+    prepare_for_fit(tmp_path, False, None)  # what was there is no run
+    monkeypatch.setenv("WANDB_RUN_ID", "named-by-an-agent")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    assert (joined()["id"], joined()["name"]) == ("named-by-an-agent", None)
+    assert default_run_dir("fedsim.methods.FedPav", 3) == "runs/sweep-abc/named-by-an-agent"
+    monkeypatch.delenv("WANDB_SWEEP_ID")
+    assert default_run_dir("fedsim.methods.FedPav", 3) == "runs/fedpav-seed3"
+
+
+def test_what_the_user_chose_stays(tmp_path):
+    logger = WandbLogger(project="mine", id="abc", name="title", save_dir="elsewhere")
+    join_run(logger, tmp_path)
+    assert {name: logger._wandb_init[name] for name in ("id", "name", "dir", "project")} == {
+        "id": "abc", "name": "title", "dir": "elsewhere", "project": "mine",
+    }  # fmt: skip
+    assert not (tmp_path / RUN_ID_FILE).exists()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_key_the_job_says_what_to_do(fedsim, tiny, tmp_path, monkeypatch, ranks):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
+    options = ["--config", tiny, *LOGGER, "--run_dir", tmp_path / "run", f"--trainer.devices={ranks}"]
+    result = fedsim("fit", *options, check=False, timeout=100)
+    assert result.returncode == 2, result.stderr
+    assert "WANDB_MODE=offline" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# -- many clients ------------------------------------------------------------------------------------------------------
+
+
+class Recorder(WandbLogger):
+    """Keeps what would be logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.settings = [], {}
+
+    @property
+    def experiment(self):
+        """Stand for a W&B run."""
+        config = SimpleNamespace(update=lambda values, allow_val_change: self.settings.update(values))
+        return SimpleNamespace(log=self.rows.append, define_metric=lambda *args, **kwargs: None, config=config)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Take three for many."""
+    for module in (tracking, summary, round_table, ledger):
+        monkeypatch.setattr(module, "MAX_NAMES", 2)
+
+
+def test_of_many_clients_quantiles_are_logged_and_no_names(few):
+    logger = Recorder()
+    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.25), val="identities", val_fraction=0.3)
+    model = fit(make_model(FedPav()), data, logger=logger, limit_val_batches=1.0, check_val_every_n_epoch=1,
+                callbacks=[Tracking({"data": {}})])  # fmt: skip
+    names = {name for row in logger.rows for name in row}
+    assert not [name for name in names if "town" in name or "new0" in name]
+    row = {k: v for row in logger.rows for k, v in row.items()}
+    losses = [values["loss"] for values in model.round_table.of_clients(model.trained).values()]
+    assert len(losses) == 3
+    assert [row[f"spread/train/loss/p{q}"] for q in (0, 50, 100)] == pytest.approx(sorted(losses))
+    scores = [model.scores[f"val/global/town{i}/mAP"] for i in range(3)]
+    assert [row[f"spread/val/global/mAP/p{q}"] for q in (0, 50, 100)] == pytest.approx(sorted(scores))
+    assert sum(row["spread/train/loss/histogram"].histogram) == 3
+    assert row["val/mAP"] == pytest.approx(np.mean(scores))
+    assert {line[2] for line in row["scores"].data} == {"seen"}
+    # the rest of the run still knows every score
+    assert float(model.trainer.callback_metrics["val/global/town1/mAP"]) == pytest.approx(scores[1])
+
+
+def test_few_names_keeps_all_of_few_and_the_means_of_many():
+    many = {f"test/global/d{i}/mAP": 0.5 for i in range(51)}
+    means = {"test/global/seen/mAP": 0.5, "val/mAP": 0.5}
+    assert few_names(many | means) == means
+    few = dict(list(many.items())[1:]) | means
+    assert few_names(few) == few
+
+
+def test_curves_follow_the_last_evaluation():
+    model = fit(make_model(FedPav()), make_data(val="identities", val_fraction=0.3), limit_val_batches=1.0)
+    curves, scores = model.evaluator.curves, model.scores
+    assert {split for split, _, _ in curves} == {"val"}  # test sets were not scored
+    assert len([key for key in curves if key[1] == "local"]) == 3
+    for (split, kind, domain), curve in curves.items():
+        for rank in (1, 5, 10):
+            assert curve[rank - 1] == pytest.approx(scores[f"{split}/{kind}/{domain}/rank{rank}"])
+
+
+def test_absolute_paths_stay_here(monkeypatch):
+    config = {"data": {"source": [{"root": "/home/a/reid"}, {"root": "data/reid"}]}, "run_dir": "x",
+              "trainer": {"logger": 1, "max_epochs": 2}}  # fmt: skip
+    assert public_config(config) == {
+        "data": {"source": [{"root": "reid"}, {"root": "data/reid"}]}, "trainer": {"max_epochs": 2},
+    }  # fmt: skip
+    assert config["trainer"]["logger"] == 1
+    monkeypatch.setattr(tracking, "_git", lambda *args: None)  # an installed copy
+    assert set(code_version()) == {"version"}

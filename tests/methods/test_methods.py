@@ -1,0 +1,297 @@
+"""Every method: the same bits on one rank and on two, and after a pause; what it reduces to; what it does not move."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from failing import run_on_ranks
+from fedsim.data import Augmentation, SyntheticReID
+from fedsim.federation.selection import RandomFraction
+from fedsim.methods import (
+    MOON,
+    SKA,
+    Distillation,
+    Ditto,
+    FedAtt,
+    FedAvg,
+    FedBN,
+    FedCAPR,
+    FedDIP,
+    FedKLPR,
+    FedNova,
+    FedPav,
+    FedProx,
+    FedReID,
+    FedReIDFineTune,
+    FedSGD,
+    FedUReID,
+    Local,
+    LotteryFL,
+    PFedMe,
+    Scaffold,
+    SubFedAvg,
+    WeightedPav,
+)
+from fedsim.models import Neck
+from fedsim.training.labels import BottomUp, Clustering
+from fedsim.training.settings import LocalTraining
+from small import fit, make_data, make_model, vector
+
+METHODS = {
+    "FedPav-cdw": FedPav(weighting="cdw"),
+    "FedPav-cdw-eval-kd": FedPav(weighting="cdw", cdw_mode="eval", distillation=Distillation(lr=0.01)),
+    "FedPav-kd": FedPav(distillation=Distillation(every=2, epochs=2, view="seeded_train", target_norm="teacher")),
+    "FedSGD": FedSGD(),
+    "FedAtt": FedAtt(),
+    "FedProx": FedProx(mu=0.1),
+    "FedProx-trunk": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
+    "MOON": MOON(),
+    "FedBN": FedBN(),
+    "FedBN-head": FedBN(share_head=True),
+    "Scaffold": Scaffold(global_lr=0.8),
+    "FedNova": FedNova(),
+    "Ditto": Ditto(),
+    "PFedMe": PFedMe(inner_steps=2),
+    "FedReID": FedReID(),
+    "FedReID-text": FedReID(aggregated=0.5, views="same"),
+    "FedReID-code": FedReID(start_mix=0.5, expert_from="global", views="same"),
+    "FedReID-head": FedReID(share_head=True, share_neck=True),
+    "FedReIDFineTune": FedReIDFineTune(mapping_epochs=2),
+    "SKA": SKA(),
+    "SKA-before": SKA(personal="before_aggregation", attn_local=False),
+    "WeightedPav": WeightedPav(),
+    "WeightedPav-invert": WeightedPav(invert=True, share_neck=True),
+    "SKA-LSN-avg": SKA(dual=False, unseen="avg", avg_every=2),
+    "LotteryFL": LotteryFL(start_accuracy=0.0, step=0.3),
+    "SubFedAvg": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
+    "FedDIP": FedDIP(rounds=3, initial=0.3, reconfig_interval=2, lam=0.01, lam_steps=3),
+    "FedCAPR": FedCAPR(reg_last_camera_only=True),
+    "FedKLPR": FedKLPR(reg_from=1, crr=False, step=0.3),
+    "FedKLPR-zeros-clusters": FedKLPR(reg_from=1, sas=False, min_accuracy=0.0, plateau=1.0, tolerance=1.0),
+    "FedAvg-clusters": FedAvg(),
+    "LotteryFL-clusters": LotteryFL(start_accuracy=0.0, step=0.3),
+    "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
+    "FedProx-clusters": FedProx(mu=0.1),
+    "FedCAPR-clusters": FedCAPR(),
+    "FedUReID": FedUReID(precision=0.1, update=0.3),
+    "FedUReID-bottom-up": FedUReID(update=0.3),
+}
+EPOCHS = {"SubFedAvg": 2}
+CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
+
+
+def test_every_method_is_tried():
+    assert {type(method) for method in METHODS.values()} | {FedAvg, Local} == set(_final_methods())
+
+
+def _final_methods():
+    import fedsim.methods
+    from fedsim.methods.base import Method
+
+    members = [getattr(fedsim.methods, name) for name in fedsim.methods.__all__]
+    return [cls for cls in members if issubclass(cls, Method)]
+
+
+# -- any number of ranks, and pauses -----------------------------------------------------------------------------------
+
+
+def play(name, devices, rounds, ckpt_path=None):
+    """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
+    cluster = CLUSTERING if name.endswith("-clusters") else None
+    bottom_up = BottomUp(merge=0.3) if name.endswith("-bottom-up") else None
+    training = LocalTraining(
+        batch_size=8, local_epochs=EPOCHS.get(name.removesuffix("-clusters"), 1),
+        optimizer=partial(torch.optim.SGD, lr=0.05), cluster=cluster, bottom_up=bottom_up,
+    )  # fmt: skip
+    model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
+    data = make_data(
+        SyntheticReID(clients=3, unseen=1, scale=0.2), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
+        public="new0",
+    )  # fmt: skip
+    return fit(model, data, rounds, devices=devices, ckpt_path=ckpt_path)
+
+
+def everything(model):
+    """All that is left when a run ends."""
+    arch = "smallcnn"
+    kept = {f"server/{name}": tensor for name, tensor in model.server.kept[arch].items()}
+    private = {f"{c}/{n}": t for c, client in model.clients.items() for n, t in client.private_state().items()}
+    return {"global": vector(model)} | kept | private
+
+
+def play_two_rounds(folder):
+    """What each of two ranks does."""
+    for name in METHODS:
+        play(name, devices=2, rounds=2).trainer.save_checkpoint(folder / f"{name}.ckpt")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two rounds of every method on two ranks."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    run_on_ranks(play_two_rounds, folder)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoints, name):
+    whole, continued = play(name, 1, 3), play(name, 1, 3, ckpt_path=checkpoints / f"{name}.ckpt")
+    a, b = everything(whole), everything(continued)
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
+    start = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2))
+    start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
+    key = "global" if len(a["global"]) else "town0/state"
+    assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_masks])
+def test_what_is_tried_with_masks_prunes(name):
+    masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).clients.values()]
+    pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}
+    assert pruned, "nobody has pruned"
+    if not name.startswith("LotteryFL"):  # whose first masks are those of the same initial model
+        assert len(pruned) == sum(not bool(mask.all()) for mask in masks)
+
+
+# -- what methods reduce to --------------------------------------------------------------------------------------------
+
+
+def states(model):
+    return {name: client.private_state()["state"] for name, client in model.clients.items()}
+
+
+def assert_same(a, b):
+    """Compare global models and private states bit for bit."""
+    assert torch.equal(vector(a), vector(b))
+    for name, state in states(a).items():
+        assert torch.equal(state, states(b)[name])
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds"),
+    [
+        (FedProx(mu=0.0), 2),
+        (MOON(mu=0.0), 2),
+        (MOON(), 1),  # nobody has a previous model
+        (Ditto(), 2),  # the personal models disturb nothing
+        (FedSGD(steps=None, share_head=False), 2),
+        (FedPav(), 2),
+        (FedPav(distillation=Distillation(every=3)), 2),
+    ],
+    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "FedSGD", "FedPav", "FedPav-kd"],
+)
+def test_methods_without_what_sets_them_apart_are_fedavg(method, rounds):
+    data = make_data(public="new0", augmentation=Augmentation(pad=2))
+    plain = fit(
+        make_model(FedAvg(share_head=False), neck=Neck(dim=8)), make_data(augmentation=Augmentation(pad=2)), rounds
+    )
+    assert_same(fit(make_model(method, neck=Neck(dim=8)), data, rounds), plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "weighting"),
+    [
+        (LotteryFL(target=0.0, start_accuracy=0.0), "uniform"),
+        (SubFedAvg(target=0.0), "uniform"),
+        (FedDIP(target=0.0, lam=0.0), "size"),
+    ],
+    ids=["LotteryFL", "SubFedAvg", "FedDIP"],
+)
+def test_methods_that_prune_nothing_are_fedavg(method, weighting):
+    client = LocalTraining(batch_size=8, local_epochs=2, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    plain = fit(make_model(FedAvg(share_head=False, weighting=weighting), client=client))
+    assert_same(fit(make_model(method, client=client)), plain)
+
+
+def test_scaffold_begins_as_fedavg():
+    rounds = [fit(make_model(Scaffold()), rounds=n) for n in (1, 2)]
+    plain = [fit(make_model(FedAvg(share_head=False, weighting="uniform")), rounds=n) for n in (1, 2)]
+    assert_same(rounds[0], plain[0])
+    assert not torch.equal(vector(rounds[1]), vector(plain[1]))
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    equal, unequal = make_data(limit_client_batches=2), make_data()
+    assert_same(fit(make_model(FedNova()), equal), fit(make_model(FedAvg(share_head=False)), equal))
+    assert not torch.equal(
+        vector(fit(make_model(FedNova()), unequal)), vector(fit(make_model(FedAvg(share_head=False)), unequal))
+    )
+
+
+def test_a_single_step_is_fedsgd():
+    one_batch = make_data(limit_client_batches=1)
+    plain = fit(make_model(FedAvg()), one_batch)
+    assert_same(fit(make_model(FedSGD(steps=1))), plain)
+    assert not torch.equal(vector(plain), vector(fit(make_model(FedSGD(steps=2)))))
+
+
+def test_private_necks_stay_private():
+    model = fit(make_model(FedAvg(share_head=False, share_neck=False), neck=Neck(dim=8)))
+    names = {entry.name for entry in model.residents["smallcnn"].flat.shared_entries}
+    assert names
+    assert all(name.startswith("backbone.") for name in names)
+
+
+def test_fedbn_shares_no_norm():
+    for share_head in (False, True):
+        model = fit(make_model(FedBN(share_head=share_head), neck=Neck(dim=8)), rounds=1)
+        resident = model.residents["smallcnn"]
+        shared = {entry.name for entry in resident.flat.shared_entries}
+        norms = {
+            f"{path}.{name}"
+            for path, module in resident.model.named_modules()
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+            for name, _ in [*module.named_parameters(), *module.named_buffers()]
+        }
+        assert norms
+        assert not norms & shared
+        assert ("head.weight" in shared) == ("neck.0.weight" in shared) == share_head
+        assert not model.evaluator.has_global
+        start = make_model(FedBN(share_head=share_head), neck=Neck(dim=8))
+        start.assemble(make_data(), 0, 1, torch.device("cpu"))
+        assert not torch.equal(vector(model), vector(start))
+
+
+# -- a fixed point -----------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """A backbone without running statistics."""
+
+    out_channels = 4
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        return self.conv(images)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
+        MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
+        FedReID(aggregated=0.5),
+        FedCAPR(), FedUReID(),
+    ],
+    ids=lambda method: type(method).__name__,
+)  # fmt: skip
+def test_equal_uploads_are_a_fixed_point_of_every_weighting(method):
+    backbone = Plain()
+
+    def model():
+        still = LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.0))
+        return make_model(method, backbone=backbone, neck=Neck(kind="none", dropout=0.0), client=still)
+
+    start = model()
+    start.assemble(make_data(), 0, 1, torch.device("cpu"))
+    # exact sums have a grid of 2**-40
+    torch.testing.assert_close(vector(fit(model()), "plain"), vector(start, "plain"), rtol=0, atol=2**-39)

@@ -1,0 +1,68 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II) against loops with c and c_i by name of tensor."""
+
+import copy
+
+import pytest
+import torch
+
+from fedsim.core.errors import ConfigError
+from fedsim.federation.selection import RandomFraction
+from fedsim.methods import Scaffold
+from fedsim.training.settings import LocalTraining
+from plain_loops import LR, Federation, assert_close, mean_of, play, sgd
+from small import fit, make_model
+
+
+@pytest.mark.parametrize("global_lr", [1.0, 0.5])
+def test_algorithm_1(global_lr):
+    federation, selection = Federation(), RandomFraction(0.6)  # two of three clients in each round
+    names = [client.name for client in federation.clients]
+    zeros = {n: torch.zeros_like(p) for n, p in federation.model.named_parameters()}
+    c, own = dict(zeros), {name: dict(zeros) for name in names}
+    rounds, asked = 4, []
+    for t in range(rounds):
+        chosen = selection.select(t, names, 0)
+        asked.append(chosen)
+        states, changes = [], []
+        x = {n: p.detach().clone() for n, p in federation.model.named_parameters()}
+        for client in [k for k in federation.clients if k.name in chosen]:
+            model, c_i = copy.deepcopy(federation.model), own[client.name]
+            batches = client.batches(t)
+            sgd(model, client.head, batches, correct=lambda n, p, c_i=c_i: c[n] - c_i[n])  # line 10
+            y = {n: p.detach() for n, p in model.named_parameters()}
+            new = {n: c_i[n] - c[n] + (x[n] - y[n]) / (len(batches) * LR) for n in x}  # line 12, option II
+            changes.append({n: new[n] - c_i[n] for n in x})
+            own[client.name] = new
+            states.append(model.state_dict())
+        mean = mean_of(states, [1 / len(states)] * len(states))
+        for n in x:
+            mean[n] = x[n] + global_lr * (mean[n] - x[n])  # lines 16 and 17
+            c[n] = c[n] + len(chosen) / len(names) * sum(change[n] for change in changes) / len(changes)
+        federation.model.load_state_dict(mean)
+    assert len({tuple(chosen) for chosen in asked}) > 1
+    found = play(Scaffold(global_lr=global_lr), rounds, selection=selection)
+    assert_close(found, federation, tolerance=1e-5)
+    control, flat = found.server.kept["smooth"]["control"], found.residents["smooth"].flat
+    for entry in flat.shared_parameters:
+        torch.testing.assert_close(control[entry.span].view(entry.shape).double(), c[entry.name], rtol=0, atol=2e-5)
+        for name, client in found.clients.items():
+            mine = client.private_state()["kept.control"][entry.span].view(entry.shape).double()
+            torch.testing.assert_close(mine, own[name][entry.name], rtol=0, atol=2e-5)
+
+
+def test_what_goes_both_ways_is_declared():
+    model = play(Scaffold(), 1)
+    shape = (model.residents["smooth"].flat.num_shared_parameters,)
+    assert Scaffold().extras_down(model.server, "smooth") == {"control": shape}
+    assert Scaffold().extras_up(model.server, "smooth") == {"control": shape}
+
+
+def test_a_step_size_must_be_positive():
+    with pytest.raises(ConfigError, match=r"model\.method\.global_lr"):
+        Scaffold(global_lr=0.0)
+
+
+def test_steps_that_are_no_gradients_are_refused():
+    training = LocalTraining(batch_size=8, optimizer=torch.optim.Adam)
+    with pytest.raises(ConfigError, match=r"model\.client\.optimizer: Scaffold"):
+        fit(make_model(Scaffold(), client=training), rounds=1)

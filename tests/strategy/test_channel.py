@@ -1,0 +1,94 @@
+"""The control channel, on a store in this process."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from fedsim.core.errors import PeerError
+from fedsim.strategy.channel import ControlChannel
+
+
+class Shelf:
+    """A key-value store."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def multi_get(self, keys):
+        return [self.values[key] for key in keys]
+
+
+def pair(silence):
+    shelf = Shelf()
+    channels = [ControlChannel(shelf, rank, 2, silence) for rank in range(2)]
+    for channel in channels:
+        channel.start()
+    return channels
+
+
+def test_rank_0_does_not_wait_for_goodbyes_of_the_dead():
+    zero, _ = pair(silence=1.0)  # the other one never gives another sign of life
+    zero.watch()
+    closing = threading.Thread(target=zero.close, daemon=True)
+    closing.start()
+    closing.join(timeout=10)
+    assert not closing.is_alive()
+
+
+def test_rank_0_waits_for_goodbyes_of_the_living():
+    zero, one = pair(silence=60.0)
+    for channel in (zero, one):
+        channel.watch()
+    closing = threading.Thread(target=zero.close, daemon=True)
+    closing.start()
+    time.sleep(1.5)
+    assert closing.is_alive()
+    one.check()  # nothing is wrong
+    one.close()
+    closing.join(timeout=10)
+    assert not closing.is_alive()
+
+
+def test_a_failure_is_heard_with_rank_and_activity():
+    zero, one = pair(silence=60.0)
+    for channel in (zero, one):
+        channel.watch()
+    one.activity = "round 3, client town1"
+    one.fail("no more paper")
+    with pytest.raises(PeerError, match="rank 1 stopped in round 3, client town1: no more paper"):
+        zero.check()
+    zero.close()
+    one.close()
+
+
+def test_a_rank_that_ended_is_named_with_its_activity():
+    zero, one = pair(silence=60.0)
+    one.activity = "round 3, client town1"
+    one.start()  # its last sign of life
+    zero.watch()
+    time.sleep(1)
+    with pytest.raises(PeerError, match="rank 1 ended without a word, or did not answer in time, in round 3, client"):
+        zero.await_news()
+    zero.close()
+
+
+def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatch):
+    ends = []
+    monkeypatch.setattr("fedsim.strategy.channel._die", lambda message, code=2: ends.append((message, code)))
+    monkeypatch.setattr("fedsim.strategy.channel._PATIENCE", 0.5)
+    zero, one = pair(silence=60.0)
+    zero.last_act = lambda signum: ends.append(signum)
+    zero.watch()
+    one.watch()
+    one.abandon(signal.SIGUSR1)
+    deadline = time.monotonic() + 10
+    while len(ends) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ends[:2] == [signal.SIGUSR1, ("stopped by SIGUSR1", 128 + signal.SIGUSR1)]
+    zero.close()
+    one.close()

@@ -1,0 +1,167 @@
+"""Flat steps against tensor-by-tensor steps, and optimizers that start anew with every client."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.methods import FedPav, Local
+from fedsim.training.optimizer import ELEMENTWISE
+from fedsim.training.settings import ClientOverride, LocalTraining
+from small import Some, fit, make_data, make_model, vector
+
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, lr=0.05),
+    "SGD-Nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
+    "Adam": partial(torch.optim.Adam, lr=1e-3, weight_decay=5e-4),
+    "AMSGrad": partial(torch.optim.Adam, lr=1e-3, amsgrad=True),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3),
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": partial(torch.optim.RAdam, weight_decay=1e-3),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-3, momentum=0.9, centered=True),
+}
+
+
+class Watching(FedPav):
+    """Remembers whether steps were flat."""
+
+    def after_step(self, client, server):
+        was_flat.add(client.optimizer.is_flat)
+
+
+was_flat = set()
+
+
+def weights(model):
+    return torch.cat([vector(model), *(client.private_state()["state"] for client in model.clients.values())])
+
+
+def train(optimizer, flat_step, method=None, **options):
+    was_flat.clear()
+    training = LocalTraining(batch_size=8, optimizer=optimizer, flat_step=flat_step, head_lr=0.01, grad_clip=1.0)
+    return fit(make_model(method or Watching(), client=training, **options))
+
+
+def test_all_elementwise_optimizers_are_tried():
+    made = {type(make([nn.Parameter(torch.zeros(1))])) for make in OPTIMIZERS.values()}
+    assert made == set(ELEMENTWISE)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_flat_steps_give_the_same_bits(name):
+    flat = train(OPTIMIZERS[name], True)
+    assert was_flat == {True}
+    plain = train(OPTIMIZERS[name], False)
+    assert was_flat == {False}
+    assert torch.equal(weights(flat), weights(plain))
+
+
+def test_flat_steps_with_accumulated_gradients_give_the_same_bits():
+    results = [
+        fit(make_model(FedPav(), client=LocalTraining(batch_size=8, accumulate=2, flat_step=flat)))
+        for flat in (True, False)
+    ]
+    assert torch.equal(*map(weights, results))
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Adagrad", "Rprop", "own"])
+def test_a_client_finds_nothing_of_the_one_before_it(name):
+    """Two clients on one resident model, and the second of them alone."""
+    optimizer = {"Adagrad": torch.optim.Adagrad, "Rprop": torch.optim.Rprop, "own": Hoarding}.get(name)
+    optimizer = optimizer or OPTIMIZERS[name]
+    training = LocalTraining(batch_size=8, optimizer=optimizer)
+    together = fit(make_model(Local(), client=training), make_data(Some("town0", "town1")))
+    alone = fit(make_model(Local(), client=training), make_data(Some("town1")))
+    a, b = (model.clients["town1"].private_state()["state"] for model in (together, alone))
+    assert torch.equal(a, b)
+
+
+class Hoarding(torch.optim.SGD):
+    """Remembers steps where nobody looks."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.05)
+        self.steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = 0.05 / self.steps
+        return super().step(closure)
+
+
+class Ungrateful(nn.Module):
+    """A backbone with a parameter that never gets a gradient."""
+
+    out_channels = 4
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.idle = nn.Parameter(torch.ones(5))
+
+    def forward(self, images):
+        return self.conv(images)
+
+
+def test_a_parameter_without_gradient_is_not_decayed():
+    decay = partial(torch.optim.SGD, lr=0.05, weight_decay=0.5)
+    model = train(decay, True, backbone=Ungrateful())
+    assert was_flat == {False}
+    entry = next(e for e in model.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
+
+
+def test_frozen_parameters_stay():
+    backbone = Ungrateful()
+    backbone.idle.requires_grad_(False)
+    model = train(partial(torch.optim.SGD, lr=0.05, weight_decay=0.5), True, backbone=backbone)
+    assert was_flat == {True}
+    entry = next(e for e in model.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
+
+
+def test_rates_can_be_changed_in_the_middle_of_a_visit():
+    class Braking(FedPav):
+        def after_step(self, client, server):
+            client.optimizer.set_rates([0.5 * rate for rate in client.optimizer.rates])
+
+    results = [train(partial(torch.optim.SGD, lr=0.05), flat, Braking()) for flat in (True, False)]
+    assert torch.equal(*map(weights, results))
+    assert not torch.equal(weights(results[0]), weights(train(partial(torch.optim.SGD, lr=0.05), True)))
+
+
+def test_gradients_that_were_replaced_count():
+    class Replacing(FedPav):
+        def loss(self, client, server, batch):
+            weight = client.resident.head.weight
+            if weight not in hooked:
+                hooked.add(weight)
+                weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2))
+            return super().loss(client, server, batch)
+
+    hooked = set()
+    results = [train(partial(torch.optim.SGD, lr=0.05), flat, Replacing()) for flat in (True, False)]
+    assert torch.equal(*map(weights, results))
+    assert not torch.equal(weights(results[0]), weights(train(partial(torch.optim.SGD, lr=0.05), True)))
+
+
+def test_overrides_have_optimizers_of_their_own():
+    own = {"town1": ClientOverride(optimizer=partial(torch.optim.Adam, lr=1e-3))}
+    model = fit(make_model(FedPav(), clients=own))
+    a, b = (model.clients[name].optimizer for name in ("town0", "town1"))
+    assert a is not b
+    assert model.clients["town2"].optimizer is a
+
+
+def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():
+    class Freezing(FedPav):
+        def after_step(self, client, server):
+            client.resident.model.backbone.requires_grad_(False)
+
+    with pytest.raises(ConfigError, match=r"model\.client\.flat_step"):
+        train(partial(torch.optim.SGD, lr=0.05), True, Freezing())

@@ -1,0 +1,128 @@
+"""Local training, and what of Lightning keeps working."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+
+from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.data.batches import shuffled_batches
+from fedsim.evaluation.settings import Evaluation
+from fedsim.methods import FedPav, Local
+from fedsim.training.settings import ClientOverride, LocalTraining, Schedule
+from small import LR, fit, make_data, make_model, sgd, vector
+
+# -- local training ----------------------------------------------------------------------------------------------------
+
+
+def test_head_rate_and_schedule():
+    schedule = Schedule(kind="step", step=1, gamma=0.1)
+    model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
+    assert model.clients["town0"].optimizer.rates == pytest.approx([0.1 * LR, 0.1 * 0.5])  # its last round had index 1
+    assert model.client_lr(0) == pytest.approx(LR)
+
+
+def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():
+    steps = []
+
+    class Counting(FedPav):
+        def after_step(self, client, server):
+            steps.append(client.client_name)
+
+    training = LocalTraining(batch_size=8, accumulate=3, optimizer=sgd)
+    model = fit(make_model(Counting(), client=training), rounds=1)
+    for c in model.federated.clients:
+        batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
+        assert steps.count(c.name) == -(-batches // 3)
+
+
+def test_clipping_bounds_the_gradient():
+    tight = fit(make_model(Local(), client=LocalTraining(batch_size=8, optimizer=sgd, grad_clip=1e-9)), rounds=1)
+    start = make_model(Local())
+    start.assemble(make_data(), 0, 1, torch.device("cpu"))
+    head, initial = tight.clients["town0"].head.weight, start.clients["town0"].head.weight
+    assert 0 < (head - initial).norm() < 1e-6
+
+
+def test_a_diverging_client_is_named():
+    huge = {"town1": ClientOverride(optimizer=lambda p: torch.optim.SGD(p, lr=1e30))}
+    with pytest.raises(TrainingError, match=r"client town1, round 1: .* not finite"):
+        fit(make_model(FedPav(), clients=huge))
+
+
+def test_values_beyond_the_exact_range_are_refused_by_client():
+    model, data = make_model(FedPav()), make_data()
+    model.assemble(data, 0, 1, torch.device("cpu"))
+    with torch.no_grad():
+        model.server.vectors["smallcnn"][:1] = 5000.0  # a convolution's weight: normalisation hides it from the loss
+    with pytest.raises(TrainingError, match=r"client town\d, round 1: .*model.reduction to fp32"):
+        fit(model, data, rounds=1)
+
+
+def test_bf16_keeps_float32_weights():
+    model = fit(make_model(FedPav()), precision="bf16-mixed", rounds=1)
+    exact = fit(make_model(FedPav()), rounds=1)
+    assert vector(model).dtype == torch.float32
+    assert not torch.equal(vector(model), vector(exact))
+    torch.testing.assert_close(vector(model), vector(exact), rtol=0.5, atol=0.1)
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------------------
+
+
+def test_fast_dev_run_trains_one_batch_per_client():
+    steps = []
+
+    class Counting(FedPav):
+        def after_step(self, client, server):
+            steps.append(client.client_name)
+
+    fit(make_model(Counting()), make_data(val="identities", val_fraction=0.3), fast_dev_run=True)
+    assert sorted(steps) == ["town0", "town1", "town2"]
+
+
+def test_early_stopping_watches_validation_scores():
+    stop = EarlyStopping("val/mAP", mode="max", patience=0, min_delta=2.0)  # no score can improve by 2
+    model = fit(
+        make_model(FedPav()), make_data(val="identities", val_fraction=0.3), rounds=5, callbacks=[stop],
+        limit_val_batches=1.0, check_val_every_n_epoch=1,
+    )  # fmt: skip
+    assert model.trainer.current_epoch == 2
+
+
+def test_state_dict_is_exactly_the_global_model():
+    model = fit(make_model(FedPav()), rounds=1)
+    assert list(model.state_dict()) == ["server.vectors.smallcnn"]
+    assert model.trainer.global_step == 1
+
+
+def test_another_data_module_is_refused():
+    from lightning import LightningDataModule
+
+    class Other(LightningDataModule):
+        def train_dataloader(self):
+            return [0]
+
+    with pytest.raises(ConfigError, match="is not a FederatedDataModule"):
+        fit(make_model(FedPav()), Other())
+
+
+def test_a_fit_can_be_followed_by_a_test_in_the_same_process():
+    model = fit(make_model(FedPav(), evaluation=Evaluation(test_during_fit=True)), make_data(val="none"), rounds=1)
+    first = model.evaluator.score("test")
+    model.trainer.test(model, datamodule=model.trainer.datamodule, verbose=False)
+    assert {k: float(v) for k, v in model.trainer.callback_metrics.items()} == pytest.approx(first)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (2.0, 2), (0.5, None), (None, None)])
+def test_limits_of_batches(limit, expected):
+    steps = []
+
+    class Counting(FedPav):
+        def after_step(self, client, server):
+            steps.append(client.client_name)
+
+    model = fit(make_model(Counting()), make_data(limit_client_batches=limit), rounds=1)
+    for c in model.federated.clients:
+        batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
+        share = max(1, batches // 2) if limit == 0.5 else batches
+        assert steps.count(c.name) == (share if expected is None else min(expected, batches))
