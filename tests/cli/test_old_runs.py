@@ -1,0 +1,68 @@
+"""A run directory that version 0.1 wrote, whose modules stood elsewhere: LotteryFL, UCB, FedAdam and white noise."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsim.__main__ import main
+from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+
+OLD = Path(__file__).parent / "old_runs" / "0_1"
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A copy: commands write into it."""
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def call(*args):
+    assert main([str(arg) for arg in args]) == 0
+
+
+def test_its_config_names_the_old_modules():
+    text = (OLD / "config.yaml").read_text()
+    for address in ("fedsim.selection.UCB", "fedsim.privacy.WhiteNoise", "fedsim.server.FedAdam"):
+        assert f"class_path: {address}\n" in text
+    assert "class_path: fedsim.strategy.FederatedStrategy\n" in text
+
+
+def test_it_is_scored(old, capsys):
+    call("test", "--ckpt_path", old)
+    assert "town2" in capsys.readouterr().out
+
+
+def test_it_is_exported(old, tmp_path):
+    call("export", "--ckpt_path", old, "--output", tmp_path / "model.safetensors")
+    state = read_checkpoint(old / "checkpoints" / "best.ckpt")["state_dict"]
+    numbers = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert 0 < numbers <= sum(vector.numel() for vector in state.values())
+
+
+def test_it_is_reported(old, capsys):
+    call("report", old)
+    assert "LotteryFL: 2 rounds, seed 0" in capsys.readouterr().out
+
+
+def test_its_config_starts_a_new_run(old, tmp_path):
+    call("fit", "--config", old / "config.yaml", "--run_dir", tmp_path / "new", "--trainer.max_epochs=1")
+    assert json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 1
+
+
+def test_it_is_continued_where_it_ended(old, tmp_path):
+    call("fit", "--ckpt_path", old, "--run_dir", tmp_path / "new", "--trainer.max_epochs=3")
+    paths = [run / "checkpoints" / "last.ckpt" for run in (old, tmp_path / "new")]
+    before, after = contents = [read_checkpoint(path)["fedsim"] for path in paths]
+    names = list(before["clients"])
+    states = [read_states(path, content, names) for path, content in zip(paths, contents, strict=True)]
+    times = [content["selection"]["N"] for content in contents]
+    assert sum(times[1].values()) == sum(times[0].values()) + 2
+    for name in names:  # masks only lose elements, and those of clients that sat the round out stay
+        old_mask, new_mask = (state[name]["kept.mask"] for state in states)
+        assert not (new_mask & ~old_mask).any()
+        assert times[1][name] > times[0][name] or torch.equal(old_mask, new_mask)
+    assert before["method"] == after["method"]
