@@ -1,0 +1,85 @@
+"""Checks of settings: each refuses a number with one line that names its field. NaN passes none of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from fedsim.core.errors import ConfigError
+
+__all__ = ["at_least", "known", "not_negative", "positive", "within"]
+
+Number = float | int | None
+"""None is a setting that was left out: it passes."""
+
+
+def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None:
+    """Refuse what is less than ``least``.
+
+    Args:
+        where: the section of the config, such as ``model.client``.
+        least: the smallest value that passes.
+        hint: the remedy, added to the message.
+        fields: name -> value.
+
+    Raises:
+        ConfigError: naming the first field that is wrong.
+
+    >>> at_least("model.client", 1, local_epochs=2, local_steps=None)
+    >>> at_least("model.client", 1, local_epochs=0)
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: model.client.local_epochs: 0 is less than 1
+    """
+    for name, value in fields.items():
+        if value is not None and not value >= least:
+            raise ConfigError(f"{where}.{name}: {value} is less than {least}{hint}")
+
+
+def positive(where: str, hint: str = "", **fields: Number) -> None:
+    """Refuse 0 and what is less; see :func:`at_least`."""
+    for name, value in fields.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{where}.{name}: {value} is not positive{hint}")
+
+
+def not_negative(where: str, hint: str = "", **fields: Number) -> None:
+    """Refuse what is less than 0; see :func:`at_least`."""
+    for name, value in fields.items():
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{where}.{name}: {value} is negative{hint}")
+
+
+def within(where: str, interval: str, **fields: Number) -> None:
+    """Refuse what is outside an interval, written as in mathematics: a round bracket excludes its end.
+
+    Args:
+        where: the section of the config.
+        interval: such as ``[0, 1)``.
+        fields: name -> value.
+
+    Raises:
+        ConfigError: naming the first field that is wrong.
+
+    >>> within("model.selection", "(0, 1]", fraction=1.0)
+    >>> within("model.selection", "(0, 1]", fraction=0.0)
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: model.selection.fraction: 0.0 is not in (0, 1]
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in fields.items():
+        above = value is None or value > low or (interval[0] == "[" and value == low)
+        below = value is None or value < high or (interval[-1] == "]" and value == high)
+        if not (above and below) or (value is not None and math.isnan(value)):
+            raise ConfigError(f"{where}.{name}: {value} is not in {interval}")
+
+
+def known(where: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:
+    """Refuse names that do not exist, and list those that do.
+
+    >>> known("model.clients", ["town9"], ["town0", "town1"])
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: model.clients: there is no client town9; choose from town0, town1
+    """
+    for name in names:
+        if name not in among:
+            raise ConfigError(f"{where}: there is no {kind} {name}; choose from {', '.join(among)}")
