@@ -18,7 +18,6 @@ from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
 from fedsim.methods.pruned import proxy_accuracy, prunable_layers, upload_masked
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
-from fedsim.training.labels.source import find_pseudo_labels
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
@@ -278,9 +277,9 @@ def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
     client, server = begin(method, clustering=CLUSTERING)
     if trained:
         method.train(client, server)
-        pseudo = client.visit.pseudo
     else:  # clusters are found for it
-        pseudo = find_pseudo_labels(client)
+        client.find_pseudo_labels()
+    pseudo = client.visit.pseudo
     found = proxy_accuracy(client)
     assert client.resident.model.training
     model = copy.deepcopy(client.resident.model).eval().double()
