@@ -75,7 +75,7 @@ class Compare(Callback):
 
     def write_plainly(self, federation: LightningModule, rank: int) -> None:
         """Write this rank's states as they lie in memory."""
-        states = [client.private_state()["state"] for client in federation.clients.values()]  # type: ignore[operator,union-attr] # LightningModule has none
+        states = [client.private_state()["state"] for client in federation.parts.clients.values()]  # type: ignore[operator,union-attr] # LightningModule has none
         with (self.folder / f"plain-{rank}.bin").open("wb", buffering=0) as file:
             for state in states:
                 file.write(state.numpy().data)

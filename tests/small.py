@@ -53,7 +53,7 @@ def vector(model, arch="smallcnn"):
 
 def named(model, arch="smallcnn"):
     """The global model by tensor name."""
-    entries = model.residents[arch].flat.shared_entries
+    entries = model.parts.residents[arch].flat.shared_entries
     return {e.name: vector(model, arch)[e.span].view(e.shape) for e in entries}
 
 

@@ -121,7 +121,7 @@ def named_weights(federation: LightningModule) -> dict[str, Tensor]:
     """Return the global model of a Federation by tensor name."""
     assert isinstance(federation, Federation)
     assert federation.server is not None, "it is not assembled"
-    (arch, resident), *others = federation.residents.items()
+    (arch, resident), *others = federation.parts.residents.items()
     assert not others, "all clients have the same network"
     vector = federation.server.model(arch)
     return {entry.name: vector[entry.span].view(entry.shape) for entry in resident.flat.shared_entries}

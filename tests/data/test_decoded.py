@@ -402,7 +402,7 @@ def test_images_that_cannot_be_read_are_left_out_when_asked_for(damaged, tmp_pat
     options = {"val": "none", "cache_dir": str(tmp_path / "cache"), "workers": 0}
     data = make_data(MarketFolders(str(root)), on_corrupt="skip", **options)
     model = fit(make_model(FedPav()), data, rounds=1)
-    [client] = model.clients.values()
+    [client] = model.parts.clients.values()
     assert len(client.pixels) == len(client.labels) == 23
     assert bad[0] not in client.data.train.images.locations()
     for path in bad:

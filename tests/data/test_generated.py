@@ -348,7 +348,7 @@ def test_local_training_equals_plain_loops(tmp_path):
     model = make_model(FedPav(), backbone=smooth(), client=training, objective=Objective(label_smoothing=0.1))
     fit(model, data, rounds=1)
     expected = reference_local(plain, 1, 2, 0.4, 0.1, generated, generated.images.decode(SIZE)).state_dict()
-    resident = model.residents["smooth"]
+    resident = model.parts.residents["smooth"]
     for entry in resident.flat.shared_entries:
         found = vector(model, "smooth")[entry.span].view(entry.shape)
         assert torch.allclose(found, expected[entry.name], rtol=0, atol=1e-4), entry.name
@@ -359,7 +359,10 @@ def test_clients_without_a_folder_and_runs_without_generated_images_have_the_sam
         write_for(tmp_path, client_of(make_data(), name))
     moving = {"augmentation": Augmentation(pad=2, flip=0.5)}
     off, some = fit(make_model(Local()), make_data(**moving)), fit(make_model(Local()), add_to(tmp_path, **moving))
-    same = {name: torch.equal(off.clients[name].private, some.clients[name].private) for name in off.clients}
+    same = {
+        name: torch.equal(off.parts.clients[name].private, some.parts.clients[name].private)
+        for name in off.parts.clients
+    }
     assert same == {"town0": False, "town1": True, "town2": False}
 
 
@@ -392,18 +395,18 @@ def test_generated_images_count_in_no_weight_and_in_no_validation_or_test_set(ro
     off = fit(make_model(Watched()), rounds=1)
     on = fit(make_model(Watched()), add_to(root, share=1.0), rounds=1)
     assert not torch.equal(vector(off), vector(on))
-    assert on.method.seen == off.method.seen
-    assert [c.num_images for c in on.federated.clients] == [c.num_images for c in off.federated.clients]
-    assert sorted(on.federated.tests) == sorted(off.federated.tests)
-    for name, found in on.federated.tests.items():
-        assert len(found.query) == len(off.federated.tests[name].query)
-        assert len(found.gallery) == len(off.federated.tests[name].gallery)
+    assert on.settings.method.seen == off.settings.method.seen
+    assert [c.num_images for c in on.parts.federated.clients] == [c.num_images for c in off.parts.federated.clients]
+    assert sorted(on.parts.federated.tests) == sorted(off.parts.federated.tests)
+    for name, found in on.parts.federated.tests.items():
+        assert len(found.query) == len(off.parts.federated.tests[name].query)
+        assert len(found.gallery) == len(off.parts.federated.tests[name].gallery)
 
 
 def test_all_views_of_a_batch_show_the_same_images(root):
     model = make_model(FedPav())
     fit(model, add_to(root), rounds=1)
-    client = model.clients["town0"]
+    client = model.parts.clients["town0"]
     client.begin_round(1, 1.0, "32-true", lambda report: None)
     real = torch.cat([client.data.train.images.decode(SIZE), client.data.generated.images.decode(SIZE)])
     known = {tuple(image.flatten().tolist()): row for row, image in enumerate(normalise_images(real))}
@@ -449,7 +452,7 @@ def train_mixed(root, devices=1):
     """Weights of the server and of the clients that this rank hosts."""
     model = make_model(FedReID(), client=LocalTraining(batch_size=8, local_epochs=2, optimizer=sgd))
     fit(model, add_to(root, augmentation=Augmentation(pad=2, flip=0.5)), devices=devices)
-    return {"server": vector(model).clone()} | {name: c.private.clone() for name, c in model.clients.items()}
+    return {"server": vector(model).clone()} | {name: c.private.clone() for name, c in model.parts.clients.items()}
 
 
 def write_weights(folder):

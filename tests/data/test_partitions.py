@@ -109,7 +109,7 @@ def test_parts_train_and_are_scored():
     data = FederatedDataModule(source, partition="by_camera", val="none", size=(32, 16))
     model = fit(make_model(FedPav()), data, rounds=1)
     scores = model.evaluator.score("test")
-    assert len(model.clients) == len(data.federated.clients) > 1
+    assert len(model.parts.clients) == len(data.federated.clients) > 1
     assert torch.isfinite(torch.tensor(scores["test/global/town0/mAP"]))
     # everything is shared, so everybody's personal model is the global one
     assert scores["test/personalised/town0/mAP"] == scores["test/global/town0/mAP"]

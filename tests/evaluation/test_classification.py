@@ -136,12 +136,12 @@ def plain_accuracy(resident, split, mirrored=False):
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_top1_of_the_global_model_by_plain_loops(federation, mirrored):
     evaluator = replace(federation.evaluator, settings=replace(SETTINGS, flip=mirrored))
-    (resident,) = federation.residents.values()
+    (resident,) = federation.parts.residents.values()
     for split in ("test", "val"):
         scores = evaluator.score(split)
         resident.flat.shared.copy_(federation.server.model(resident.arch))
-        sets = {"cifar10": federation.federated.tests["cifar10"].gallery} if split == "test" else {
-            client.name: client.val.query for client in federation.federated.clients
+        sets = {"cifar10": federation.parts.federated.tests["cifar10"].gallery} if split == "test" else {
+            client.name: client.val.query for client in federation.parts.federated.clients
         }  # fmt: skip
         expected = {name: plain_accuracy(resident, images, mirrored) for name, images in sets.items()}
         for name, accuracy in expected.items():
@@ -155,18 +155,18 @@ def test_top1_of_the_global_model_by_plain_loops(federation, mirrored):
 @pytest.mark.parametrize("method", [FedPav(), Local(), FedBN(share_head=True), Ditto()], ids=lambda m: type(m).__name__)
 def test_top1_of_personal_and_local_models_by_plain_loops(method):
     federation = trained(method, **LACKING)
-    evaluator, names = federation.evaluator, list(federation.clients)
+    evaluator, names = federation.evaluator, list(federation.parts.clients)
     scores = evaluator.score("test", ())
     # a global model classifies only if it is complete: private heads or norms are nobody's classifier
     assert any("/global/" in key for key in scores) == (isinstance(method, Ditto) and method.shares_head)
-    (resident,) = federation.residents.values()
+    (resident,) = federation.parts.residents.values()
     accuracies = []
     for name in names:
-        client = federation.clients[name]
+        client = federation.parts.clients[name]
         resident.flat.shared.copy_(federation.server.model(resident.arch))
         client.load()
-        federation.method.personalise(client, federation.server)
-        accuracies.append(plain_accuracy(resident, federation.federated.tests["cifar10"].gallery))
+        federation.settings.method.personalise(client, federation.server)
+        accuracies.append(plain_accuracy(resident, federation.parts.federated.tests["cifar10"].gallery))
     assert scores["test/personalised/cifar10/top1"] == pytest.approx(np.mean(accuracies), abs=1e-12)
     assert scores["test/top1"] == scores[f"test/{evaluator.primary}/cifar10/top1"]
 
@@ -176,11 +176,11 @@ def test_local_models_are_those_before_averaging():
     model = fit(
         make_model(FedAvg(share_head=True), evaluation=settings), cifar(**LACKING), rounds=1, limit_val_batches=1
     )
-    (resident,) = model.residents.values()
+    (resident,) = model.parts.residents.values()
     accuracies = []
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         resident.flat.buffer.copy_(client.snapshot)
-        accuracies.append(plain_accuracy(resident, model.federated.tests["cifar10"].gallery))
+        accuracies.append(plain_accuracy(resident, model.parts.federated.tests["cifar10"].gallery))
     assert model.scores["test/local/cifar10/top1"] == pytest.approx(np.mean(accuracies), abs=1e-12)
 
 

@@ -354,9 +354,9 @@ def rescore(federation, open_images=None, **settings):
 
 def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings):
     """What the global model makes of a domain: (query features, gallery features, labels) of each ranking."""
-    resident = federation.residents["smallcnn"]
+    resident = federation.parts.residents["smallcnn"]
     resident.flat.shared.copy_(federation.server.model("smallcnn"))
-    sets = federation.federated.tests[domain]
+    sets = federation.parts.federated.tests[domain]
     features = (
         extract_features(resident.model, HeldPixels(split.images.decode(size), CPU), Evaluation(**settings), CPU)
         for split in (sets.query, sets.gallery)
@@ -423,7 +423,7 @@ def test_test_images_have_their_own_size(tree):
     size = (48, 20)
     data = make_data(MarketFolders(str(tree)), test_size=size)
     model = fit(make_model(FedPav(), evaluation=Evaluation()), data, rounds=1)
-    assert {client.pixels.pixels.shape[2:] for client in model.clients.values()} == {
+    assert {client.pixels.pixels.shape[2:] for client in model.parts.clients.values()} == {
         SIZE
     }  # training images do not change
     scores = replace(model.evaluator).score("test")
@@ -541,9 +541,9 @@ def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distan
     how = Evaluation(ensemble=True, distance=distance, layer="pool")
     model = fit(make_model(Local(), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
     scores = model.evaluator.score("test")
-    sets, resident = model.federated.tests["viper"], model.residents["smallcnn"]
+    sets, resident = model.parts.federated.tests["viper"], model.parts.residents["smallcnn"]
     features = {"query": [], "gallery": []}
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         resident.flat.private.copy_(client.private)
         for part, found in features.items():
             pixels = getattr(sets, part).images.decode(SIZE)
@@ -574,11 +574,11 @@ def test_an_ensemble_of_models_on_two_ranks_has_the_same_bits(config, tmp_path, 
 
 def side_by_side(model, part, how):
     """Features of a part of viper by all personalised models, one client after another."""
-    images = HeldPixels(getattr(model.federated.tests["viper"], part).images.decode(SIZE), CPU)
+    images = HeldPixels(getattr(model.parts.federated.tests["viper"], part).images.decode(SIZE), CPU)
     found = []
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         client.load()
-        model.method.personalise(client, model.server)
+        model.settings.method.personalise(client, model.server)
         found.append(extract_features(client.resident.model, images, how, CPU))
         client.unload()
     return torch.cat(found, dim=1)
@@ -591,10 +591,10 @@ def test_an_ensemble_that_the_method_delivers_has_features_and_lists(tree, tmp_p
     files = model.evaluator.write_features(tmp_path / "features")
     assert [path.stem for path in files] == ["viper", "north", "south"]
     assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
-    sets = model.federated.tests["viper"]
+    sets = model.parts.federated.tests["viper"]
     query, gallery, labels = trials_of(sets, *(side_by_side(model, part, how) for part in ("query", "gallery")))[0]
     found = np.load(tmp_path / "features" / "viper.npz")
-    assert found["gallery"].shape[1] == 2 * model.residents["smallcnn"].model.width_of("pool")
+    assert found["gallery"].shape[1] == 2 * model.parts.residents["smallcnn"].model.width_of("pool")
     assert np.array_equal(found["query"], query)
     assert np.array_equal(found["gallery"], gallery)
     assert np.array_equal(found["gallery_pids"], labels.gallery_pids)
@@ -660,11 +660,11 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
     assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
     files = evaluator.write_features(tmp_path / "features")
     assert {path.stem for path in files if path.exists()} == {"north", "south", "viper"}
-    resident = model.residents["smallcnn"]
-    for name, source in (("north", model.clients["north"].private_state()["kept.personal"]), ("viper", None)):
+    resident = model.parts.residents["smallcnn"]
+    for name, source in (("north", model.parts.clients["north"].private_state()["kept.personal"]), ("viper", None)):
         vector = model.server.model("smallcnn") if source is None else source[: resident.flat.num_shared]
         resident.flat.shared.copy_(vector)
-        sets = model.federated.tests[name]
+        sets = model.parts.federated.tests[name]
         pixels = (sets.gallery if source is None else sets.query).images.decode(SIZE)
         expected = extract_features(resident.model, HeldPixels(pixels, CPU), Evaluation(), CPU)
         found = np.load(tmp_path / "features" / f"{name}.npz")

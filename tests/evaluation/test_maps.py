@@ -72,9 +72,9 @@ def test_each_test_set_gets_a_picture_by_the_model_that_is_scored(method, tmp_pa
     files = model.evaluator.write_features(tmp_path / "features", tmp_path / "maps")
     pictures = sorted((tmp_path / "maps").iterdir())
     assert [path.stem for path in pictures] == sorted(path.stem for path in files)
-    client, sets = model.clients["town0"], model.federated.tests["town0"]
+    client, sets = model.parts.clients["town0"], model.parts.federated.tests["town0"]
     client.load()
-    model.method.personalise(client, model.server)
+    model.settings.method.personalise(client, model.server)
     client.resident.model.eval()
     first = sets.query.images.take(np.arange(8)).decode((32, 16))
     expected = draw_maps(client.resident.model.backbone, first)

@@ -9,7 +9,7 @@ import torch
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.federation.adaptive_backbones import AdaptiveBackbones, next_rungs
+from fedsim.federation.adaptive_backbones import AdaptiveBackbones, BackboneLadder, next_rungs
 from fedsim.federation.selection import UCB
 from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
 from fedsim.models import Neck, SmallCNN
@@ -70,44 +70,50 @@ def adaptive(method=None, every=2, selection=None, **options):
 
 
 def states(model):
-    return {name: client.private_state() for name, client in model.clients.items()}
+    return {name: client.private_state() for name, client in model.parts.clients.items()}
 
 
 def everything(model):
-    found = {f"global {arch}": vector(model, arch) for arch in model.residents}
+    found = {f"global {arch}": vector(model, arch) for arch in model.parts.residents}
     return found | {f"{c}/{n}": t for c, tensors in states(model).items() for n, t in tensors.items()}
 
 
 def width_of(model, client):
-    return model.residents[model.archs[client]].model.backbone.conv1.out_channels
+    return model.parts.residents[model.parts.archs[client]].model.backbone.conv1.out_channels
 
 
 def reward(model):
     """Before the third round: nothing for town0, all for town2."""
-    model.selection.load_state_dict({"H": {"town0": 0, "town1": 1, "town2": 2}, "N": dict.fromkeys(model.archs, 2)})
+    model.settings.selection.load_state_dict(
+        {"H": {"town0": 0, "town1": 1, "town2": 2}, "N": dict.fromkeys(model.parts.archs, 2)}
+    )
     model.server.round = 2
+
+
+def ladder_of(model):
+    return next(axis for axis in model.axes if isinstance(axis, BackboneLadder))
 
 
 def test_a_switch_keeps_the_classifier_and_nothing_else():
     model = fit(adaptive(), rounds=2)
-    before = {name: [t.clone() for t in client.head] for name, client in model.clients.items()}
-    assert model.archs == dict.fromkeys(model.archs, "smallcnn")  # not yet
+    before = {name: [t.clone() for t in client.head] for name, client in model.parts.clients.items()}
+    assert model.parts.archs == dict.fromkeys(model.parts.archs, "smallcnn")  # not yet
     reward(model)
     stays = states(model)["town1"]["state"].clone()
-    model.ladder.adapt(model.server, model.method, model.clients)
+    ladder_of(model).begin(2)
     assert [width_of(model, f"town{i}") for i in range(3)] == [4, 6, 8]
     assert torch.equal(states(model)["town1"]["state"], stays)
-    assert model.server.num_clients == {"smallcnn": 1, model.archs["town0"]: 1, model.archs["town2"]: 1}
+    assert model.server.num_clients == {"smallcnn": 1, model.parts.archs["town0"]: 1, model.parts.archs["town2"]: 1}
     for name in ("town0", "town2"):
-        client, resident = model.clients[name], model.residents[model.archs[name]]
+        client, resident = model.parts.clients[name], model.parts.residents[model.parts.archs[name]]
         assert client.resident is resident
         assert torch.equal(client.private, resident.initial_private)
         for old, new in zip(before[name], client.head, strict=True):
             assert torch.equal(old, new)
         assert old.abs().sum() > 0
         client.load()
-        model.method.download(client, model.server)
-        assert torch.equal(resident.flat.shared, vector(model, model.archs[name]))
+        model.settings.method.download(client, model.server)
+        assert torch.equal(resident.flat.shared, vector(model, model.parts.archs[name]))
 
 
 @pytest.mark.parametrize("method", [Scaffold(), Ditto(), SKA()])
@@ -115,12 +121,12 @@ def test_what_a_method_keeps_begins_anew(method):
     model = fit(adaptive(method), rounds=2)
     assert all("kept." in "".join(state) for state in states(model).values())
     reward(model)
-    for resident in model.residents.values():
+    for resident in model.parts.residents.values():
         resident.flat.buffer.fill_(7.0)  # whoever was here last
-    model.ladder.adapt(model.server, model.method, model.clients)
+    ladder_of(model).begin(2)
     for name in ("town0", "town2"):
         kept = {n.removeprefix("kept."): t for n, t in states(model)[name].items() if n != "state"}
-        resident = model.residents[model.archs[name]]
+        resident = model.parts.residents[model.parts.archs[name]]
         resident.flat.shared.copy_(vector(model, resident.arch))
         resident.flat.private.copy_(resident.initial_private)
         expected = method.initial_kept(resident)
@@ -164,7 +170,10 @@ def test_backbones_follow_rewards():
     assert {k: v for k, v in model.round_metrics.items() if k.startswith("backbone/")} == {
         "backbone/town0": 3, "backbone/town1": 1, "backbone/town2": 3,
     }  # fmt: skip
-    assert all(model.ledger.round[c].down == model.residents[model.archs[c]].shared_bytes for c in model.archs)
+    assert all(
+        model.parts.ledger.round[c].down == model.parts.residents[model.parts.archs[c]].shared_bytes
+        for c in model.parts.archs
+    )
 
 
 def test_caps_hold():
@@ -206,7 +215,7 @@ def test_a_run_continues_after_a_switch_in_the_same_bits(method, tmp_path):
         path = tmp_path / f"{rounds}.ckpt"
         fit(adaptive(method, selection=Fixed(3)), rounds=rounds).trainer.save_checkpoint(path)
         resumed = fit(adaptive(method, selection=Fixed(3)), rounds=6, ckpt_path=path)
-        assert resumed.archs == whole.archs
+        assert resumed.parts.archs == whole.parts.archs
         assert resumed.server.num_clients == whole.server.num_clients
         a, b = everything(whole), everything(resumed)
         assert a.keys() == b.keys()
@@ -287,8 +296,8 @@ def test_clients_can_begin_on_different_rungs():
     own = {"town1": ClientOverride(backbone=SmallCNN(width=8))}
     model = adaptive(clients=own)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    assert model.ladder.rungs == {"town0": 2, "town1": 3, "town2": 2}
-    assert len(model.residents) == 3
+    assert ladder_of(model).rungs == {"town0": 2, "town1": 3, "town2": 2}
+    assert len(model.parts.residents) == 3
 
 
 def test_a_checkpoint_of_backbones_that_stay_is_of_another_run(tmp_path):

@@ -39,21 +39,21 @@ def play(method=None, devices=1, rounds=3, others=("town1", "town2"), **options)
 
 
 def private(model):
-    return {name: client.private_state()["state"] for name, client in model.clients.items()}
+    return {name: client.private_state()["state"] for name, client in model.parts.clients.items()}
 
 
 def test_resnet_and_convnext_learn_in_one_federation():
     model = play(backbone=ResNet(18), rounds=1)
-    assert model.archs == {"town0": "resnet", "town1": "convnext", "town2": "convnext"}
-    assert {r.model.num_features for r in model.residents.values()} == {128}
-    assert all(torch.isfinite(vector(model, arch)).all() for arch in model.residents)
+    assert model.parts.archs == {"town0": "resnet", "town1": "convnext", "town2": "convnext"}
+    assert {r.model.num_features for r in model.parts.residents.values()} == {128}
+    assert all(torch.isfinite(vector(model, arch)).all() for arch in model.parts.residents)
     start = make_model(WeightedPav(), backbone=ResNet(18), neck=NECK, clients=convnexts("town1", "town2"))
     start.assemble(make_data(size=TALL), 0, 1, torch.device("cpu"))
-    for arch in model.residents:
+    for arch in model.parts.residents:
         assert not torch.equal(vector(start, arch), vector(model, arch))
         assert all(name.startswith("backbone.") for name in named(model, arch))
     for name, state in private(model).items():  # embedding and classifier have trained
-        assert not torch.equal(state, start.clients[name].private_state()["state"])
+        assert not torch.equal(state, start.parts.clients[name].private_state()["state"])
 
 
 @pytest.mark.parametrize("others", [("town1", "town2"), ("town1",)])
@@ -75,10 +75,10 @@ def test_an_architecture_that_nobody_trained_keeps_its_global_model():
 
 def test_a_single_client_s_model_becomes_the_global_one():
     model = play(FedPav(), rounds=1, others=("town1",), selection=Chosen(("town1",)))
-    client = model.clients["town1"]
+    client = model.parts.clients["town1"]
     again = play(FedPav(), rounds=1, others=("town1",), selection=Chosen(("town1",)))
     # exact sums are made on a grid: the last upload lies still in the resident model
-    upload = model.residents["convnext"].flat.shared
+    upload = model.parts.residents["convnext"].flat.shared
     torch.testing.assert_close(vector(model, "convnext"), upload, rtol=0, atol=1e-7)
     assert torch.equal(vector(model, "convnext"), vector(again, "convnext"))
     assert client.resident.arch == "convnext"
@@ -96,7 +96,7 @@ def play_on_two(folder):
     """What each of two ranks does."""
     for name, run in RUNS.items():
         model = run(2)
-        result = {f"global {arch}": vector(model, arch) for arch in model.residents} | private(model)
+        result = {f"global {arch}": vector(model, arch) for arch in model.parts.residents} | private(model)
         torch.save(result, folder / f"{name}-{model.strategy.global_rank}.pt")
 
 

@@ -87,7 +87,8 @@ def test_extras_that_cannot_be_summed_are_bad_updates(value):
 
     with pytest.raises(TrainingError, match="client town1, round 1"):
         fit(make_model(Bad()), rounds=1)
-    assert fit(make_model(Bad(), on_bad_update="skip_client"), rounds=1).trained == ["town0", "town2"]
+    skipping = fit(make_model(Bad(), on_bad_update="skip_client"), rounds=1)
+    assert list(skipping.reports) == ["town0", "town2"]
 
 
 # -- weights per tensor, step sizes ------------------------------------------------------------------------------------
@@ -117,8 +118,8 @@ uploads = {}
 @pytest.mark.parametrize("reduction", ["exact", "fp32"])
 def test_weights_per_tensor(reduction):
     model = fit(make_model(Split(), reduction=reduction), rounds=1)
-    flat = model.residents["smallcnn"].flat
-    sizes = {c.name: c.num_images for c in model.federated.clients}
+    flat = model.parts.residents["smallcnn"].flat
+    sizes = {c.name: c.num_images for c in model.parts.federated.clients}
     for entry in flat.shared_entries:
         parts = {name: x[entry.span].double() for name, x in uploads.items()}
         if entry.kind == "buffer":
@@ -152,7 +153,7 @@ def test_step_sizes_move_parameters_and_leave_statistics_at_the_mean(optimizer):
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
     theta, mean = vector(start).double(), vector(fit(make_model(FedPav()), rounds=1)).double()
     model = fit(make_model(Far(), server_optimizer=optimizer), rounds=1)
-    span = model.statistics["smallcnn"].span
+    span = model.parts.statistics["smallcnn"].span
     torch.testing.assert_close(vector(model)[span].double(), mean[span], rtol=0, atol=0)
     parameters = slice(span.start)
     expected = (2 * mean - theta)[parameters]
@@ -172,7 +173,7 @@ def test_step_sizes_scale_what_a_server_optimizer_sees():
 def test_a_replica_is_another_model_of_the_same_layout():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.residents["smallcnn"]
+    resident = model.parts.residents["smallcnn"]
     resident.seat(3)
     replica = resident.replica("old")
     assert resident.replica("old") is replica is not resident.replica("new")
@@ -195,7 +196,7 @@ def test_a_replica_is_another_model_of_the_same_layout():
 def test_counters_of_a_replica_go_back_to_the_beginning():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.residents["smallcnn"]
+    resident = model.parts.residents["smallcnn"]
     resident.model.train()(torch.randn(4, 3, 32, 16))
     replica = resident.replica("late")
     replica.reset_counters()
@@ -238,9 +239,9 @@ def test_changed_gradients_give_the_same_bits_in_flat_and_plain_steps(share_head
 def test_gradients_change_once_per_step_whatever_is_accumulated():
     changed.clear()
     model = train(Pulling(), accumulate=3)
-    steps = {name: client.optimizer.num_steps for name, client in model.clients.items()}
+    steps = {name: client.optimizer.num_steps for name, client in model.parts.clients.items()}
     assert set(changed) == set(steps)
-    for c in model.federated.clients:
+    for c in model.parts.federated.clients:
         batches = -(-c.num_images // 8) - (c.num_images % 8 == 1)
         assert changed.count(c.name) == -(-batches // 3)
 
@@ -282,7 +283,7 @@ def test_the_mean_gradient_of_plain_sgd(share_head):
     means.clear()
     places.clear()
     model = train(Averaging(share_head=share_head), head_lr=0.2)
-    steps = model.clients["town0"].data.num_images // 8 + (model.clients["town0"].data.num_images % 8 > 1)
+    steps = model.parts.clients["town0"].data.num_images // 8 + (model.parts.clients["town0"].data.num_images % 8 > 1)
     for p, place in places[0].items():
         expected = sum(g[p] for g in gradients[:steps]) / steps
         if place < len(means[0]):
@@ -329,7 +330,7 @@ def test_signals_and_weights_are_logged():
             return {name: report.signals["size"] / total for name, report in reports.items()}
 
     model = fit(make_model(Measuring()), rounds=1)
-    sizes = {c.name: c.num_images for c in model.federated.clients}
+    sizes = {c.name: c.num_images for c in model.parts.federated.clients}
     for name, n in sizes.items():
         assert model.round_metrics[f"train/{name}/size"] == n
         assert model.round_metrics[f"train/{name}/weight"] == n / sum(sizes.values())

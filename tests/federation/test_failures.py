@@ -221,8 +221,8 @@ def test_a_round_in_which_every_update_is_left_out_changes_nothing(tmp_path):
     model = fit_here(make_model(Raising(client="", kind="nan", round=2), on_bad_update="skip_client"), rounds=2)
     expected = fit_here(make_model(Raising(client="", kind="nan", round=2), on_bad_update="skip_client"), rounds=1)
     assert torch.equal(vector(model), vector(expected))
-    for name, client in model.clients.items():
-        assert torch.equal(client.private_state()["state"], expected.clients[name].private_state()["state"])
+    for name, client in model.parts.clients.items():
+        assert torch.equal(client.private_state()["state"], expected.parts.clients[name].private_state()["state"])
     assert model.round_metrics["train/skipped"] == 3
 
 

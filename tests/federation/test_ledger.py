@@ -17,13 +17,14 @@ from fedsim.cli.describe import describe_federation
 from fedsim.cli.report import Group as RunGroup
 from fedsim.cli.report import Run, traffic
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Upload
+from fedsim.core.messages import Report, Upload
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.availability import Availability
+from fedsim.federation.axis import RoundRecord
 from fedsim.federation.hardware import ClientHardware, Hardware
 from fedsim.federation.ledger import Accounting, Ledger, Traffic
-from fedsim.federation.round_table import MaskReport
-from fedsim.federation.selection import Availability, RandomFraction
+from fedsim.federation.selection import RandomFraction
 from fedsim.functional import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.methods.base import Method
@@ -51,7 +52,7 @@ def nine_clients(method, bn_stats="mean"):
     """The ledger of nine clients with the network of the papers' settings: ResNet-50, neck of 512."""
     model = make_model(method, backbone=ResNet(depth=50), neck=Neck(kind="linear", dim=512), bn_stats=bn_stats)
     model.assemble(make_data(SyntheticReID(clients=9, unseen=0, scale=0.3)), 0, 1, torch.device("cpu"))
-    return model.ledger
+    return model.parts.ledger
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_statistics_that_stay_local_are_not_sent():
 def test_paper_003_s_300_rounds_of_9_clients_come_to_531_6_gb():
     ledger, names = nine_clients(FedPav()), [f"town{i}" for i in range(9)]
     for round_ in range(300):
-        ledger.record(round_, names, dict.fromkeys(names, 1.0))
+        ledger.observe(RoundRecord(round_, 0, names, {name: Report(1, {}, images=1.0) for name in names}))
     assert ledger.totals == {
         "down": 300 * 9 * 98_449_152, "up": 300 * 9 * 98_449_152, "extra": 0, "formula": 2 * 98_449_152 * 9 * 300,
     }  # fmt: skip
@@ -179,12 +180,12 @@ def gib_of_a_client(method, depth, accounting=PAPER_004):
     """
     model = make_model(method, backbone=ResNet(depth=depth), neck=Neck(kind="none"), accounting=accounting)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    ledger, size = model.ledger, model.residents["resnet"].flat.num_shared_elements
-    masks = {"town0": MaskReport(size, is_new=False)} if method.has_masks else None
+    ledger, size = model.parts.ledger, model.parts.residents["resnet"].flat.num_shared_elements
+    traffic = {"unpruned": float(size), "new mask": 0.0} if method.has_masks else {}
     for round_ in range(20):
         model.server.round = round_
-        ledger.record(round_, ["town0"], {"town0": 1.0}, masks)
-    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.residents["resnet"].model.modules())
+        ledger.observe(RoundRecord(round_, 0, ["town0"], {"town0": Report(1, {}, images=1.0, traffic=traffic)}))
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.parts.residents["resnet"].model.modules())
     return (ledger.total + (39 + accounting.first_download) * 4 * norms) / 2**30
 
 
@@ -228,12 +229,12 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
     options = {"selection": RandomFraction(0.5), "availability": Availability(drop=0.3)}
     accounting = Accounting(encoding=encoding, masks=when, first_download=False)
     model = fit_here(make_model(method, accounting=accounting, **options), rounds=6, callbacks=[rows])
-    flat = model.residents["smallcnn"].flat
+    flat = model.parts.residents["smallcnn"].flat
     n = sum(entry.numel for entry in flat.shared_parameters)
     rest = sum(entry.numel for entry in flat.shared_entries) - n
     last, news, downloads = {}, [], []
     for t, row in enumerate(rows.rows):
-        chosen = model.selection.select(t, list(NAMES), 0)
+        chosen = model.settings.selection.select(t, list(NAMES), 0)
         for name in NAMES:
             known = last.get(name)
             left = n if known is None else n - int((~known).sum())
@@ -261,7 +262,7 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
 def test_bytes_of_a_server_that_prunes_are_those_of_a_loop():
     rows, method = Rows(), FedDIP(rounds=4, target=0.8, reconfig_interval=2, initial=0.2)
     model = fit_here(make_model(method), rounds=4, callbacks=[rows])
-    flat = model.residents["smallcnn"].flat
+    flat = model.parts.residents["smallcnn"].flat
     n = sum(entry.numel for entry in flat.shared_parameters)
     rest = sum(entry.numel for entry in flat.shared_entries) - n
     prunable = sum(flat.module.get_parameter(e.name).numel() for e in flat.shared_parameters if "conv" in e.name)
@@ -333,9 +334,9 @@ def counted():
 
 def test_bytes_are_those_of_a_plain_loop(counted):
     model, seen, rows = counted
-    state = model.residents["smallcnn"].model.state_dict()
+    state = model.parts.residents["smallcnn"].model.state_dict()
     size = sum(4 * tensor.numel() for tensor in state.values() if tensor.is_floating_point())  # heads are elsewhere
-    num_public = len(model.federated.public.images)
+    num_public = len(model.parts.federated.public.images)
     assert num_public
     total = formula = 0
     for round_, row in enumerate(rows):
@@ -382,7 +383,7 @@ def test_stragglers_take_the_time_of_what_they_do():
         model = fit_here(make_model(FedPav(), hardware=free, availability=availability), rounds=1)
         seconds.append(model.round_metrics["time/simulated_seconds"])
     whole, half = seconds
-    assert whole == max(c.num_images for c in model.federated.clients)  # one image a second, one epoch
+    assert whole == max(c.num_images for c in model.parts.federated.clients)  # one image a second, one epoch
     assert 0.4 * whole < half <= 0.5 * whole
 
 
@@ -406,8 +407,8 @@ def test_only_few_clients_are_logged_by_name():
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     for number, named in ((MAX_NAMES, True), (MAX_NAMES + 1, False)):
         names = [f"town{i}" for i in range(number)]
-        ledger = Ledger(model.method, model.server, dict.fromkeys(names, "smallcnn"))
-        ledger.record(0, names[:2], {"town0": 1.0})
+        ledger = Ledger(model.settings.method, model.server, dict.fromkeys(names, "smallcnn"))
+        ledger.observe(RoundRecord(0, 0, names[:2], {"town0": Report(1, {}, images=1.0)}))
         assert ("comm/town0/up_bytes" in ledger.metrics()) is named
         assert ledger.metrics()["comm/down_bytes"] == 2 * ledger.metrics()["comm/up_bytes"]
 
@@ -487,9 +488,9 @@ def test_a_client_that_is_left_out_has_downloaded_but_not_uploaded(whole):
 def test_a_checkpoint_without_sums_is_told(caplog):
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    model.ledger.load_totals(None, {})
+    model.parts.ledger.load_state_dict({})
     assert "comm/total_bytes starts anew" in caplog.text
-    assert model.ledger.total == 0
+    assert model.parts.ledger.total == 0
 
 
 # -- what people see ---------------------------------------------------------------------------------------------------

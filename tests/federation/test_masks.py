@@ -11,6 +11,7 @@ from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.core.messages import Report, Upload
 from fedsim.federation.aggregation import Aggregator, Weights
+from fedsim.federation.masked import MaskedAggregator
 from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.weighting import klpwa_weights
@@ -39,12 +40,13 @@ def federation():
 def aggregator(federation, reduction="exact", has_masks=True):
     strategy = SimpleNamespace(sum_=lambda tensor: tensor)
     archs = dict.fromkeys(CLIENTS, "smallcnn")
-    return Aggregator(strategy, federation.statistics, archs, reduction, torch.device("cpu"), 0, has_masks)
+    kind = MaskedAggregator if has_masks else Aggregator
+    return kind(strategy, federation.parts.statistics, archs, reduction, torch.device("cpu"), 0)
 
 
 def uploads(federation, density, seed=0):
     """Random vectors and masks; the padding is 0, and True."""
-    flat, generator = federation.residents["smallcnn"].flat, torch.Generator().manual_seed(seed)
+    flat, generator = federation.parts.residents["smallcnn"].flat, torch.Generator().manual_seed(seed)
     found = {}
     for name in CLIENTS:
         x, mask = torch.zeros(flat.num_shared), torch.ones(flat.num_shared_parameters, dtype=torch.bool)
@@ -62,7 +64,7 @@ def mean_of(sums, contributions, weights, early=False):
     sums.begin(0, {}, by_arch if early else None)
     for name, upload in contributions.items():
         sums.add(name, sums.encode(name, upload))
-    return sums.means(by_arch)["smallcnn"], sums.dead.get("smallcnn")
+    return sums.means(by_arch)["smallcnn"], sums.untouched.get("smallcnn")
 
 
 def weights_of(parameters=None):
@@ -145,7 +147,7 @@ def test_the_order_of_clients_does_not_matter(federation):
 
 def test_methods_without_masks_pay_nothing(federation):
     plain, masked = (aggregator(federation, has_masks=has_masks)._totals["smallcnn"] for has_masks in (False, True))
-    flat = federation.residents["smallcnn"].flat
+    flat = federation.parts.residents["smallcnn"].flat
     assert len(plain) == flat.num_shared
     assert len(masked) == flat.num_shared + flat.num_shared_parameters + 1
     with pytest.raises(AssertionError, match="declares no masks"):
@@ -221,10 +223,10 @@ def play_on_two(folder):
 def test_other_masks_for_each_client_give_the_same_bits_on_any_ranks_and_after_a_pause(tmp_path):
     run_on_ranks(play_on_two, tmp_path)
     whole, continued = play(3), play(3, ckpt_path=tmp_path / "two.ckpt")
-    assert whole.aggregator.dead["smallcnn"].any()
+    assert whole.round.aggregator.untouched["smallcnn"].any()
     assert torch.equal(vector(whole), vector(continued))
-    assert whole.ledger.totals == continued.ledger.totals
-    assert whole.ledger.kept == continued.ledger.kept
+    assert whole.parts.ledger.totals == continued.parts.ledger.totals
+    assert whole.parts.ledger.unpruned == continued.parts.ledger.unpruned
     assert not torch.equal(vector(whole), vector(play(3, reduction="fp32")))  # the two are told apart
 
 
@@ -240,9 +242,9 @@ def test_differential_privacy_refuses_masks():
 
 def test_white_noise_does_not_bring_pruned_elements_back():
     model = fit(make_model(LotteryFL(start_accuracy=0.0), privacy=WhiteNoise(beta=0.01, in_download=True)))
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         client.load()
-        model.method.personalise(client, model.server)
+        model.settings.method.personalise(client, model.server)
         mask = client.kept["mask"]
         assert (client.resident.flat.shared[: len(mask)][~mask] == 0).all()
         client.unload()
@@ -291,20 +293,20 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("spare_stem", [False, True])
 def test_modules_types_tell_what_may_be_pruned(spare_stem):
-    resident = assembled(backbone=Odd(), neck=Neck(kind="linear", dim=6)).residents["odd"]
+    resident = assembled(backbone=Odd(), neck=Neck(kind="linear", dim=6)).parts.residents["odd"]
     names = [entry.name for entry in prunable_entries(resident, spare_stem)]
     expected = ["backbone.bn.weight", "backbone.norm.0.weight", "neck.0.weight"]
     assert sorted(names) == expected[spare_stem:]
 
 
 def test_resnet_s_convolutions_are_what_paper_004_prunes():
-    resident = assembled(backbone=ResNet(depth=50), neck=Neck(kind="bnneck")).residents["resnet"]
+    resident = assembled(backbone=ResNet(depth=50), neck=Neck(kind="bnneck")).parts.residents["resnet"]
     assert sum(entry.numel for entry in prunable_entries(resident)) == 23_454_912
 
 
 def test_a_shared_head_may_be_pruned_and_an_own_one_not():
     for share_head in (True, False):
-        resident = assembled(FedAvg(share_head=share_head)).residents["smallcnn"]
+        resident = assembled(FedAvg(share_head=share_head)).parts.residents["smallcnn"]
         assert ("head.weight" in [entry.name for entry in prunable_entries(resident)]) is share_head
 
 
@@ -341,10 +343,12 @@ def test_each_architecture_has_masks_of_its_own():
     torch.manual_seed(1)
     clients = {"town1": ClientOverride(backbone=SmallCNN(width=4))}
     model = fit(make_model(LotteryFL(start_accuracy=0.0), clients=clients))
-    for name, client in model.clients.items():
+    for name, client in model.parts.clients.items():
         mask = client.private_state()["kept.mask"]
-        assert len(mask) == model.residents[model.archs[name]].flat.num_shared_parameters
+        assert len(mask) == model.parts.residents[model.parts.archs[name]].flat.num_shared_parameters
         assert not mask.all()
-    assert len(set(model.archs.values())) == len(model.aggregator.dead) == 2
-    alone = model.archs["town1"]  # where one client is alone, the global model keeps what it has pruned
-    assert torch.equal(model.aggregator.dead[alone], ~model.clients["town1"].private_state()["kept.mask"])
+    assert len(set(model.parts.archs.values())) == len(model.round.aggregator.untouched) == 2
+    alone = model.parts.archs["town1"]  # where one client is alone, the global model keeps what it has pruned
+    assert torch.equal(
+        model.round.aggregator.untouched[alone], ~model.parts.clients["town1"].private_state()["kept.mask"]
+    )

@@ -17,8 +17,9 @@ from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
+from fedsim.federation.availability import Availability
 from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise, clip_norm, gaussian_epsilon
-from fedsim.federation.selection import UCB, AllClients, Availability, PoissonSampling, RandomFraction, Selection
+from fedsim.federation.selection import UCB, AllClients, PoissonSampling, RandomFraction, Selection
 from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import Neck, SmallCNN
@@ -70,7 +71,7 @@ def test_eq14_noise_has_the_given_size_and_leaves_variances_alone():
         assert abs(float(draws.mean())) < 4 * BETA / math.sqrt(n)
         assert abs(float(draws.square().mean()) / BETA**2 - 1) < 4 * math.sqrt(2 / n)
         assert draws.unique().numel() > 0.99 * n
-    flat = noisy.residents["smallcnn"].flat
+    flat = noisy.parts.residents["smallcnn"].flat
     padding = torch.ones(flat.num_shared, dtype=torch.bool)
     for entry in flat.shared_entries:
         padding[entry.span] = False
@@ -81,7 +82,7 @@ def test_eq14_noise_has_the_given_size_and_leaves_variances_alone():
 @pytest.mark.parametrize(("aggregation", "download"), [(True, False), (False, True), (True, True)])
 def test_eq14_and_eq15_are_what_plain_loops_do(aggregation, download):
     found = play(FedProx(mu=0.5, weighting="uniform"), 2, privacy=WhiteNoise(BETA, aggregation, download))
-    entries = [e for e in found.residents["smooth"].flat.shared_entries if "running_var" not in e.name]
+    entries = [e for e in found.parts.residents["smooth"].flat.shared_entries if "running_var" not in e.name]
     reference = Federation()
     for t in range(2):
         states = []
@@ -116,8 +117,8 @@ def test_downloads_differ_between_clients_and_rounds_and_the_server_keeps_its_mo
     seen = {}
     model = fit(still(Watching(share_head=False), privacy=WhiteNoise(BETA, False, True)), rounds=2)
     assert len({tuple(v[:8].tolist()) for v in seen.values()}) == 6
-    mean = sum(seen[f"town{i}", 1] * c.data.num_images for i, c in enumerate(model.clients.values()))
-    mean = mean / sum(c.data.num_images for c in model.clients.values())
+    mean = sum(seen[f"town{i}", 1] * c.data.num_images for i, c in enumerate(model.parts.clients.values()))
+    mean = mean / sum(c.data.num_images for c in model.parts.clients.values())
     torch.testing.assert_close(vector(model), mean, rtol=0, atol=1e-6)
 
 
@@ -153,7 +154,7 @@ def private(mode="central", **options):
 def test_rounds_are_what_plain_loops_do(accountant, mode):
     selection, rounds = RandomFraction(0.6), 3
     found = play(UNIFORM, rounds, bn_stats="local", selection=selection, privacy=private(mode))
-    entries = found.residents["smooth"].flat.shared_parameters
+    entries = found.parts.residents["smooth"].flat.shared_parameters
     reference = Federation()
     names, lengths = [c.name for c in reference.clients], []
     for t in range(rounds):
@@ -228,7 +229,7 @@ def test_only_poisson_sampling_in_mode_central_is_amplified(accountant):
     def spent(selection, mode):
         model = make_model(UNIFORM, bn_stats="local", selection=selection, privacy=private(mode))
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
-        return model.privacy.metrics(5)["privacy/epsilon"]
+        return model.settings.privacy.metrics(4, ())["privacy/epsilon"]
 
     whole = gaussian_epsilon(Z, 5, 1e-3)
     assert spent(AllClients(), "central") == spent(RandomFraction(0.4), "central") == whole

@@ -12,7 +12,8 @@ from fedsim.data import SyntheticReID
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import shuffled_batches
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.selection import Availability, RandomFraction
+from fedsim.federation.availability import Availability
+from fedsim.federation.selection import RandomFraction
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedPav, FedSGD, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
@@ -90,31 +91,31 @@ def test_fedpav_equals_plain_loops(weighting, rounds, tolerance):
 def test_fedavg_with_private_heads_is_fedpav():
     a, b = fit(make_model(FedAvg(share_head=False))), fit(make_model(FedPav()))
     assert torch.equal(vector(a), vector(b))
-    for name, client in a.clients.items():
-        assert torch.equal(client.head.weight, b.clients[name].head.weight)
+    for name, client in a.parts.clients.items():
+        assert torch.equal(client.head.weight, b.parts.clients[name].head.weight)
 
 
 def test_fedavg_shares_a_head_of_the_largest_label_space():
     model = fit(make_model(FedAvg()))
-    largest = max(c.num_classes for c in model.federated.clients)
+    largest = max(c.num_classes for c in model.parts.federated.clients)
     assert named(model)["head.weight"].shape == (largest, 32)
-    assert all(client.head is None for client in model.clients.values())
-    assert all(entry.shared for entry in model.residents["smallcnn"].flat.entries)
+    assert all(client.head is None for client in model.parts.clients.values())
+    assert all(entry.shared for entry in model.parts.residents["smallcnn"].flat.entries)
 
 
 def test_one_client_makes_fedpav_local_training():
     data = {"source": SyntheticReID(clients=1, unseen=0, scale=0.2)}
     federated, alone = fit(make_model(FedPav()), make_data(**data)), fit(make_model(Local()), make_data(**data))
     # the grid of exact sums has steps of 2**-40
-    torch.testing.assert_close(vector(federated), alone.clients["town0"].private, rtol=0, atol=1e-5)
-    head, other = federated.clients["town0"].head, alone.clients["town0"].head
+    torch.testing.assert_close(vector(federated), alone.parts.clients["town0"].private, rtol=0, atol=1e-5)
+    head, other = federated.parts.clients["town0"].head, alone.parts.clients["town0"].head
     torch.testing.assert_close(head.weight, other.weight, rtol=0, atol=1e-5)
 
 
 def test_local_training_depends_on_no_other_client():
     together, alone = fit(make_model(Local())), fit(make_model(Local()), make_data(Some("town1")))
-    assert torch.equal(together.clients["town1"].private, alone.clients["town1"].private)
-    assert torch.equal(together.clients["town1"].head.weight, alone.clients["town1"].head.weight)
+    assert torch.equal(together.parts.clients["town1"].private, alone.parts.clients["town1"].private)
+    assert torch.equal(together.parts.clients["town1"].head.weight, alone.parts.clients["town1"].head.weight)
     assert not together.evaluator.has_global
 
 
@@ -143,12 +144,12 @@ def test_exact_and_fp32_reduction_agree_up_to_rounding():
 def test_clients_that_are_not_selected_stay_as_they_were():
     model = make_model(FedPav(), selection=RandomFraction(0.34))
     fit(model, rounds=1)
-    selected = model.selection.select(0, ["town0", "town1", "town2"], 0)
+    selected = model.settings.selection.select(0, ["town0", "town1", "town2"], 0)
     untouched = make_model(FedPav())
     untouched.assemble(make_data(), 0, 1, torch.device("cpu"))
     assert len(selected) == 2
-    for name, client in model.clients.items():
-        same = torch.equal(client.head.weight, untouched.clients[name].head.weight)
+    for name, client in model.parts.clients.items():
+        same = torch.equal(client.head.weight, untouched.parts.clients[name].head.weight)
         assert same == (name not in selected)
 
 
@@ -172,7 +173,7 @@ def test_stragglers_do_part_of_their_batches():
         make_model(Counting(), availability=slow, client=LocalTraining(batch_size=8, local_epochs=3, optimizer=sgd)),
         rounds=1,
     )
-    for c in model.federated.clients:
+    for c in model.parts.federated.clients:
         batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
         assert seen[c.name] == batches + int(0.5 * batches)
 
@@ -189,8 +190,8 @@ def test_clients_of_different_architectures_are_averaged_apart():
 def test_overrides_change_their_client_only():
     more = fit(make_model(Local(), clients={"town1": ClientOverride(local_epochs=2)}), rounds=1)
     plain = fit(make_model(Local()), rounds=1)
-    assert torch.equal(more.clients["town0"].private, plain.clients["town0"].private)
-    assert not torch.equal(more.clients["town1"].private, plain.clients["town1"].private)
+    assert torch.equal(more.parts.clients["town0"].private, plain.parts.clients["town0"].private)
+    assert not torch.equal(more.parts.clients["town1"].private, plain.parts.clients["town1"].private)
 
 
 class Cumulative(SmallCNN):
@@ -207,7 +208,7 @@ def test_counters_start_anew_with_every_client():
     backbone = Cumulative()
     together = fit(make_model(Local(), backbone=backbone), rounds=1)
     alone = fit(make_model(Local(), backbone=backbone), make_data(Some("town1")), rounds=1)
-    assert torch.equal(together.clients["town1"].private, alone.clients["town1"].private)
+    assert torch.equal(together.parts.clients["town1"].private, alone.parts.clients["town1"].private)
 
 
 def test_a_client_with_another_stride_is_another_architecture():
@@ -216,8 +217,8 @@ def test_a_client_with_another_stride_is_another_architecture():
     own = {"town1": ClientOverride(backbone=ResNet(18, last_stride=2))}
     model = make_model(FedPav(), backbone=ResNet(18, last_stride=1), clients=own)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    assert sorted(model.residents) == ["resnet", "resnet2"]
-    assert model.archs["town1"] == "resnet2"
+    assert sorted(model.parts.residents) == ["resnet", "resnet2"]
+    assert model.parts.archs["town1"] == "resnet2"
 
 
 def test_a_method_that_downloads_less_has_personalised_models_of_its_own():
@@ -255,7 +256,7 @@ def test_what_a_client_keeps_is_a_copy_and_part_of_its_state(store):
             return super().upload(client, server)
 
     model = fit(make_model(Remembering(), client_store=store), rounds=2)
-    client = model.clients["town0"]
+    client = model.parts.clients["town0"]
     state = client.private_state()
     assert state["kept.previous"].abs().sum() > 0
     assert seen[0] == 0
@@ -270,7 +271,7 @@ def test_where_private_states_wait_changes_no_bit(method):
     states = []
     for store in ("device", "host", "disk"):
         model = fit(make_model(method, client_store=store))
-        states.append([vector(model), *(c.private_state()["state"] for c in model.clients.values())])
+        states.append([vector(model), *(c.private_state()["state"] for c in model.parts.clients.values())])
     for other in states[1:]:
         assert all(torch.equal(a, b) for a, b in zip(states[0], other, strict=True))
 
@@ -308,15 +309,15 @@ def test_work_in_place_on_what_is_kept_does_not_survive_a_visit_that_does_not_co
                 client.resident.flat.shared.fill_(float("nan"))
 
     model = fit(make_model(Counting(), client_store=store, on_bad_update="skip_client"), rounds=2)
-    assert all(float(c.private_state()["kept.visits"]) == 1 for c in model.clients.values())
-    assert all(not client.kept for client in model.clients.values())
+    assert all(float(c.private_state()["kept.visits"]) == 1 for c in model.parts.clients.values())
+    assert all(not client.kept for client in model.parts.clients.values())
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("a/b", torch.float32), ("spectrum", torch.complex64)])
 def test_what_no_checkpoint_could_hold_is_refused_when_it_is_kept(name, dtype):
     model = fit(make_model(FedPav()), rounds=1)
     with pytest.raises(ValueError, match="give a name without a slash"):
-        model.clients["town0"].keep(name, torch.zeros(1, dtype=dtype))
+        model.parts.clients["town0"].keep(name, torch.zeros(1, dtype=dtype))
 
 
 def test_signals_that_are_no_numbers_are_bad_updates():
@@ -329,7 +330,7 @@ def test_signals_that_are_no_numbers_are_bad_updates():
     with pytest.raises(TrainingError, match="client town1, round 1: its distance is nan"):
         fit(make_model(Measuring()), rounds=1)
     model = fit(make_model(Measuring(), on_bad_update="skip_client"), rounds=1)
-    assert model.trained == ["town0", "town2"]
+    assert list(model.reports) == ["town0", "town2"]
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
@@ -395,7 +396,7 @@ def steps_of(rounds=1, work=1.0, **options):
     slow = Availability() if work == 1.0 else Availability(straggle=1.0, straggler_work=work)
     how = LocalTraining(batch_size=8, optimizer=sgd, **options)
     model = fit(make_model(Counted(), availability=slow, client=how), rounds=rounds)
-    images = model.clients["town0"].data.num_images
+    images = model.parts.clients["town0"].data.num_images
     return counted[rounds - 1], len(shuffled_batches(images, 8, torch.Generator()))
 
 

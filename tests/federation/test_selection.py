@@ -10,8 +10,11 @@ import torch
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
+from fedsim.core.messages import Report
 from fedsim.data import SyntheticReID
-from fedsim.federation.selection import UCB, AllClients, Availability, RandomFraction
+from fedsim.federation.availability import Availability
+from fedsim.federation.axis import RoundRecord
+from fedsim.federation.selection import UCB, AllClients, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -22,13 +25,19 @@ CLIENTS = list("abcdefghi")
 TABLE_3 = [12936, 7365, 3744, 1940, 3107, 632, 450, 248, 4000]  # training images of paper 002's clients
 
 
+def record(round_, weights, seed=0):
+    """A round of which the weights are known; None: no answer."""
+    answers = {c: weight for c, weight in weights.items() if weight is not None}
+    return RoundRecord(round_, seed, list(weights), {c: Report(1, {}) for c in answers}, answers)
+
+
 def simulate(selection, weigh, rounds, seed=0, clients=CLIENTS):
     """Who was selected in each round; ``weigh`` is (round, client) -> weight before it is normalised."""
     chosen = []
     for t in range(rounds):
         selected = selection.select(t, clients, seed)
         raw = {c: weigh(t, c) for c in selected}
-        selection.observe(t, {c: value / sum(raw.values()) for c, value in raw.items()}, seed)
+        selection.observe(record(t, {c: value / sum(raw.values()) for c, value in raw.items()}, seed))
         chosen.append(selected)
     return chosen
 
@@ -60,7 +69,7 @@ def test_fig8_and_eq11_are_the_plain_loop(reward, count, rho):
         assert all(bounds[c] >= bounds[other] for c in chosen for other in others)
         raw = {c: weigh(t, c) for c in chosen}
         w = {c: raw[c] / sum(raw.values()) for c in chosen}
-        selection.observe(t - 1, w, 7)
+        selection.observe(record(t - 1, w, 7))
         for c in chosen:
             n[c] += 1
             if reward == "soft":
@@ -114,7 +123,7 @@ def test_ties_are_decided_by_the_seed():
     winners = set()
     for seed in range(40):
         selection = UCB(2)
-        selection.observe(0, dict.fromkeys("abc", 1 / 3), seed)
+        selection.observe(record(0, dict.fromkeys("abc", 1 / 3), seed))
         assert sorted(selection.rewards.values()) == [0, 0, 1]
         winners.add(max(selection.rewards, key=selection.rewards.get))
     assert winners == set("abc")
@@ -125,9 +134,9 @@ def test_ties_are_decided_by_the_seed():
 
 def test_who_does_not_answer_was_selected_without_reward():
     selection = UCB(2)
-    selection.observe(0, {"a": None, "b": 1.0}, 0)
+    selection.observe(record(0, {"a": None, "b": 1.0}))
     assert selection.state_dict() == {"H": {"a": 0.0, "b": 1.0}, "N": {"a": 1, "b": 1}}
-    selection.observe(1, {"a": None}, 0)  # nobody answered
+    selection.observe(record(1, {"a": None}))  # nobody answered
     assert selection.state_dict() == {"H": {"a": 0.0, "b": 1.0}, "N": {"a": 2, "b": 1}}
 
 
@@ -167,15 +176,15 @@ def ucb_model(**options):
 class Watching(UCB):
     """Remembers what it is told."""
 
-    def observe(self, round_, weights, seed):
-        super().observe(round_, weights, seed)
-        self.told = [*getattr(self, "told", []), dict(weights)]
+    def observe(self, record):
+        super().observe(record)
+        self.told = [*getattr(self, "told", []), {name: record.weights.get(name) for name in record.selected}]
 
 
 def test_a_round_tells_the_aggregation_weights():
     selection = Watching(2)
     model = fit(make_model(FedPav(), selection=selection), rounds=2)
-    size = {c.name: c.num_images for c in model.federated.clients}
+    size = {c.name: c.num_images for c in model.parts.federated.clients}
     for weights in selection.told:
         assert len(weights) == 2
         total = sum(size[name] for name in weights)
@@ -188,7 +197,7 @@ def test_rewards_compare_clients_of_all_architectures():
     selection = Watching(3)
     own = {"town1": ClientOverride(backbone=SmallCNN(width=6))}
     model = fit(make_model(FedPav(), selection=selection, clients=own), rounds=1)
-    size = {c.name: c.num_images for c in model.federated.clients}
+    size = {c.name: c.num_images for c in model.parts.federated.clients}
     assert selection.told == [pytest.approx({name: n / sum(size.values()) for name, n in size.items()})]
 
 
@@ -204,8 +213,11 @@ def test_drop_outs_are_told_as_such():
 def play_on_two(folder):
     """What each of two ranks does."""
     model = fit(ucb_model(), towns(), rounds=5, devices=2)
-    state = {"vector": vector(model), **{f"N {k}": torch.tensor(v) for k, v in model.selection.num_selected.items()}}
-    state |= {f"H {k}": torch.tensor(v) for k, v in model.selection.rewards.items()}
+    state = {
+        "vector": vector(model),
+        **{f"N {k}": torch.tensor(v) for k, v in model.settings.selection.num_selected.items()},
+    }
+    state |= {f"H {k}": torch.tensor(v) for k, v in model.settings.selection.rewards.items()}
     torch.save(state, folder / f"{model.strategy.global_rank}.pt")
 
 
@@ -214,12 +226,12 @@ def play_on_two(folder):
 def test_two_ranks_select_as_one(tmp_path):
     run_on_ranks(play_on_two, tmp_path)
     one = fit(ucb_model(), towns(), rounds=5)
-    assert sum(one.selection.num_selected.values()) == 10
+    assert sum(one.settings.selection.num_selected.values()) == 10
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert torch.equal(state["vector"], vector(one))
-        assert {k[2:]: int(v) for k, v in state.items() if k[0] == "N"} == one.selection.num_selected
-        assert {k[2:]: float(v) for k, v in state.items() if k[0] == "H"} == one.selection.rewards
+        assert {k[2:]: int(v) for k, v in state.items() if k[0] == "N"} == one.settings.selection.num_selected
+        assert {k[2:]: float(v) for k, v in state.items() if k[0] == "H"} == one.settings.selection.rewards
 
 
 UCB_RUN = [

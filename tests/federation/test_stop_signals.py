@@ -8,6 +8,7 @@ import pytest
 
 from failing import assert_equal, await_round, finish, fit, last, launch, read_result, resume
 from fedsim.federation.callbacks import RoundCallback
+from fedsim.federation.events import was_stopped
 from fedsim.methods import FedPav
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit as fit_here
@@ -126,4 +127,4 @@ def test_ranks_agree_on_the_round_after_which_they_end():
     federation = make_model(FedPav())
     fit_here(federation, rounds=3, callbacks=[Asking()])
     assert federation.round_metrics["round"] == 1
-    assert federation.was_stopped
+    assert was_stopped(federation.trainer)

@@ -26,7 +26,7 @@ from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
 from fedsim.evaluation.ranking import MAX_RANK
 from fedsim.evaluation.summary import METRICS, few_names
-from fedsim.federation import ledger, round_table
+from fedsim.federation import ledger, round, round_table
 from fedsim.federation.callbacks import Tracking, tracking
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
 from fedsim.methods import FedPav
@@ -273,7 +273,7 @@ class Recorder(WandbLogger):
 @pytest.fixture
 def few(monkeypatch):
     """Take three for many."""
-    for module in (tracking, summary, round_table, ledger):
+    for module in (tracking, summary, round, round_table, ledger):
         monkeypatch.setattr(module, "MAX_NAMES", 2)
 
 
@@ -285,7 +285,7 @@ def test_of_many_clients_quantiles_are_logged_and_no_names(few):
     names = {name for row in logger.rows for name in row}
     assert not [name for name in names if "town" in name or "new0" in name]
     row = {k: v for row in logger.rows for k, v in row.items()}
-    losses = [values["loss"] for values in model.round_table.of_clients(model.trained).values()]
+    losses = [values["loss"] for values in {name: report.numbers for name, report in model.reports.items()}.values()]
     assert len(losses) == 3
     assert [row[f"spread/train/loss/p{q}"] for q in (0, 50, 100)] == pytest.approx(sorted(losses))
     scores = [model.scores[f"val/global/town{i}/mAP"] for i in range(3)]

@@ -30,9 +30,9 @@ def test_personal_models_train_near_the_global_one(momentum):
         federation.move_to(states, shares(federation.clients))
     found = play(Ditto(lam=lam), 2, momentum=momentum)
     assert_close(found, federation)
-    for name, client in found.clients.items():
+    for name, client in found.parts.clients.items():
         client.load()
-        found.method.personalise(client, found.server)
+        found.settings.method.personalise(client, found.server)
         model, head = personal[name]
         resident, state = client.resident, model.state_dict()
         for entry in resident.flat.shared_entries:
@@ -47,15 +47,15 @@ def test_clients_that_never_took_part_are_scored_with_the_global_model():
     from fedsim.federation.selection import RandomFraction
 
     model = play(Ditto(), 1, selection=RandomFraction(0.3))
-    absent = next(client for name, client in model.clients.items() if name not in model.trained)
+    absent = next(client for name, client in model.parts.clients.items() if name not in list(model.reports))
     absent.load()
-    model.method.personalise(absent, model.server)
+    model.settings.method.personalise(absent, model.server)
     assert torch.equal(absent.resident.flat.shared, model.server.model("smooth"))
 
 
 def test_the_log_counts_the_global_task():
     model = play(Ditto(), 1)
-    assert model.round_table.of_clients(["town0"])["town0"]["images"] <= model.clients["town0"].data.num_images
+    assert model.reports["town0"].images <= model.parts.clients["town0"].data.num_images
 
 
 def test_a_negative_pull_is_refused():
@@ -71,5 +71,5 @@ def test_a_personal_model_that_diverges_is_a_bad_update(how):
         with pytest.raises(BadUpdateError, match="client town0, round 1: loss or weights are not finite"):
             fit(model, rounds=1)
     else:
-        assert fit(model, rounds=1).trained == []
-        assert not any("kept.personal" in client.private_state() for client in model.clients.values())
+        assert not fit(model, rounds=1).reports
+        assert not any("kept.personal" in client.private_state() for client in model.parts.clients.values())

@@ -30,7 +30,7 @@ def make(method, epochs=1, clustering=CLUSTERING, **options):
 def assembled(method, **options):
     model, data = make(method, **options), make_data(size=SIZE)
     model.assemble(data, 0, 1, torch.device("cpu"))
-    client = model.clients["town0"]
+    client = model.parts.clients["town0"]
     client.pixels = data.open_train(client.data.train.images, "town0", client.device)
     return model, client
 
@@ -38,7 +38,7 @@ def assembled(method, **options):
 def begin(model, client, round_):
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
-    model.method.download(client, model.server)
+    model.settings.method.download(client, model.server)
 
 
 def distances(before, after, images):
@@ -56,12 +56,12 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
     model, client = assembled(FedCAPR(reg_last_camera_only=last_camera))
     begin(model, client, round_)
     received = copy.deepcopy(client.resident.model).eval()
-    model.method.before_epoch(client, model.server, 0)
+    model.settings.method.before_epoch(client, model.server, 0)
     added = []
     for batch in client.batches(0):
         proxies = copy.deepcopy(client.visit.pseudo)
         trained = copy.deepcopy(client.resident.model)
-        loss = model.method.loss(client, model.server, batch)
+        loss = model.settings.method.loss(client, model.server, batch)
         cameras = proxies.proxies.cameras[batch.labels]
         each = distances(received, trained, batch.images)
         plain = proxies.score(trained(batch.images).neck, batch.labels).loss
@@ -77,12 +77,12 @@ def test_the_weight_is_how_far_the_first_images_features_turned():
     model, client = assembled(FedCAPR(), epochs=2)
     begin(model, client, 0)
     received = copy.deepcopy(client.resident.model).eval()
-    model.method.train(client, model.server)
+    model.settings.method.train(client, model.server)
     images = normalise_images(client.data.train.images.decode(SIZE))[:32]
     assert len(client.data.train) > 32
     trained = copy.deepcopy(client.resident.model).eval()
     expected = sum(distances(received, trained, images)) / 32
-    found = model.method.signals(client, model.server)
+    found = model.settings.method.signals(client, model.server)
     assert found["cdw"] == pytest.approx(expected, abs=1e-6)
     assert expected > 1e-3
 

@@ -55,7 +55,7 @@ def test_algorithm_1(initial, target, every, lam):
     federation, masks = reference(initial, target, every, lam, steps=4)
     method = FedDIP(rounds=ROUNDS, initial=initial, target=target, reconfig_interval=every, lam=lam, lam_steps=4)
     model = play(method, ROUNDS, backbone=Layers)
-    resident = model.residents["layers"]
+    resident = model.parts.residents["layers"]
     assert flags_of(model.server.kept["layers"]["mask"], resident) == masks[-1]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
     densities = [1 - fraction(mask) for mask in masks]

@@ -37,7 +37,7 @@ def begin(method, round_=0, **options):
     """A client that has downloaded the model."""
     model, data = make(method, **options), make_data(size=SIZE)
     model.assemble(data, 0, 1, torch.device("cpu"))
-    client = model.clients["town0"]
+    client = model.parts.clients["town0"]
     client.pixels = data.open_train(client.data.train.images, "town0", client.device)
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
@@ -278,7 +278,7 @@ def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
     if trained:
         method.train(client, server)
     else:  # clusters are found for it
-        client.find_pseudo_labels()
+        client.visit.source.find()
     pseudo = client.visit.pseudo
     found = proxy_accuracy(client)
     assert client.resident.model.training
@@ -369,10 +369,10 @@ def test_whole_rounds(step, target, trials, threshold, tolerance, expected, sas)
     assert len({str(mask) for mask in masks.values()}) == len(masks)
     settings = {"step": step, "target": target, "trials": trials, "min_accuracy": threshold, "tolerance": tolerance}
     model = play(FedKLPR(**COMMON, **settings, sas=sas), ROUNDS, backbone=Layers, epochs=EPOCHS)
-    for name, client in model.clients.items():
+    for name, client in model.parts.clients.items():
         state = client.private_state()
         assert state.keys() == {"state", "kept.mask", "kept.accuracies"}
-        assert flags_of(state["kept.mask"], model.residents["layers"]) == masks[name]
+        assert flags_of(state["kept.mask"], model.parts.residents["layers"]) == masks[name]
     assert_close(model, federation, tolerance=2e-5, arch="layers")
 
 
@@ -409,8 +409,8 @@ def test_switched_off_it_is_another_method_to_the_bit(method, other, clustering)
     data = partial(make_data, size=SIZE)
     found, expected = (fit(make(one, clustering=clustering), data(), rounds=3) for one in (method, other))
     assert torch.equal(vector(found, "layers"), vector(expected, "layers"))
-    for name, client in found.clients.items():
-        assert torch.equal(client.private_state()["state"], expected.clients[name].private_state()["state"])
+    for name, client in found.parts.clients.items():
+        assert torch.equal(client.private_state()["state"], expected.parts.clients[name].private_state()["state"])
 
 
 @pytest.mark.parametrize(

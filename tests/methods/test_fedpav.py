@@ -102,7 +102,7 @@ def test_distances_are_measured_without_moving_anything():
     ]  # fmt: skip
     for other in results[1:]:
         assert torch.equal(vector(results[0]), vector(other))
-        assert torch.equal(*(r.clients["town0"].private_state()["state"] for r in (results[0], other)))
+        assert torch.equal(*(r.parts.clients["town0"].private_state()["state"] for r in (results[0], other)))
 
 
 def test_scaling_all_distances_changes_nothing_and_none_at_all_is_uniform():
@@ -157,7 +157,7 @@ def test_algorithm_2(target_norm):
 
 def test_rounds_between_two_distillations_send_nothing_more():
     model = play(FedPav(distillation=Distillation(every=2)), 1, data=make_data(public="new0"))
-    method, server = model.method, model.server
+    method, server = model.settings.method, model.server
     shape = (len(server.public_images), 6)
     for server.round, expected in ((0, {}), (1, {"features": shape}), (2, {}), (3, {"features": shape})):
         assert method.extras_up(server, "smooth") == expected

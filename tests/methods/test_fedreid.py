@@ -109,12 +109,12 @@ class Loops:
 
 def assert_like(found, loops):
     """Compare the server's model, and each client's mapping network and last embedding network."""
-    resident = found.residents["smooth"]
+    resident = found.parts.residents["smooth"]
     expected = {f"backbone.{n}": t for n, t in loops.theta.items() if "num_batches" not in n}
     assert {e.name for e in resident.flat.shared_entries} == expected.keys()
     for entry in resident.flat.shared_entries:
         close(vector(found, "smooth")[entry.span].view(entry.shape).double(), expected[entry.name])
-    for name, client in found.clients.items():
+    for name, client in found.parts.clients.items():
         model, head = loops.local[name]
         client.load()
         close(resident.head.weight.double(), head.weight)
@@ -203,7 +203,7 @@ def watch(rounds, selection=None, privacy=None, **options):
 def test_eq10_the_next_expert_is_the_client_model_of_the_last_round(shared):
     """With its mapping network: for a shared head (CIFAR-10), too."""
     model = watch(5, RandomFraction(0.5), share_head=shared, share_neck=shared)
-    num_shared = model.residents["smallcnn"].flat.num_shared
+    num_shared = model.parts.residents["smallcnn"].flat.num_shared
     skipped = 0
     for (name, t), (model_at_start, expert) in started.items():
         earlier = [s for n, s in started if n == name and s < t]
@@ -221,10 +221,10 @@ def test_eq10_the_next_expert_is_the_client_model_of_the_last_round(shared):
 def test_eq15_noise_in_the_download_reaches_the_client_model_only():
     """Eq. (15), not Eq. (10)."""
     model = watch(2, privacy=WhiteNoise(0.01, in_aggregation=False, in_download=True))
-    num_shared = model.residents["smallcnn"].flat.num_shared
-    received = [started[name, 1][0][:num_shared] for name in model.clients]
+    num_shared = model.parts.residents["smallcnn"].flat.num_shared
+    received = [started[name, 1][0][:num_shared] for name in model.parts.clients]
     assert not torch.equal(received[0], received[1])
-    for name in model.clients:
+    for name in model.parts.clients:
         assert torch.equal(started[name, 1][1][:num_shared], ended[name, 0][0][:num_shared])
 
 
@@ -234,10 +234,10 @@ def test_eq11_the_expert_learns_as_if_it_were_alone():
     for record in (started, ended, seen):
         record.clear()
     model = fit(make_model(Watched()), make_data(), rounds=1)
-    num_shared = model.residents["smallcnn"].flat.num_shared
-    for name in model.clients:
+    num_shared = model.parts.residents["smallcnn"].flat.num_shared
+    for name in model.parts.clients:
         client_model, expert = ended[name, 0]
-        alone = plain.clients[name].private_state()["state"]
+        alone = plain.parts.clients[name].private_state()["state"]
         assert torch.equal(expert[num_shared:], alone)
         assert not torch.equal(client_model[num_shared:], alone)
     mean = torch.stack([expert[:num_shared].double() for _, expert in ended.values()]).mean(0)
@@ -279,12 +279,12 @@ def test_heads_and_necks_stay_at_home():
     for method in (FedReID(), BASELINE):
         model = make_model(method, neck=Neck(dim=8))
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
-        resident = model.residents["smallcnn"]
+        resident = model.parts.residents["smallcnn"]
         names = {entry.name for entry in resident.flat.shared_entries}
         assert names
         assert all(name.startswith("backbone.") for name in names)
         assert resident.has_own_heads
-        sent.append((names, model.ledger.expected(0, ["town0"])["town0"]))
+        sent.append((names, model.parts.ledger.expected(0, ["town0"])["town0"]))
     assert sent[0] == sent[1]  # the expert costs no traffic
 
 
@@ -296,11 +296,11 @@ def test_fraction_of_clients(fraction, count):
     model = fit(make_model(FedReID(), selection=RandomFraction(fraction)), FOUR(), rounds=1)
     start = make_model(FedReID())
     start.assemble(FOUR(), 0, 1, torch.device("cpu"))
-    assert len(model.trained) == count
-    for name, client in model.clients.items():
-        before, after = (c.private_state() for c in (start.clients[name], client))
-        assert torch.equal(before["state"], after["state"]) == (name not in model.trained)
-        assert after.keys() == before.keys() | ({"kept.embedding"} if name in model.trained else set())
+    assert len(list(model.reports)) == count
+    for name, client in model.parts.clients.items():
+        before, after = (c.private_state() for c in (start.parts.clients[name], client))
+        assert torch.equal(before["state"], after["state"]) == (name not in list(model.reports))
+        assert after.keys() == before.keys() | ({"kept.embedding"} if name in list(model.reports) else set())
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.25, 1), (0.5, 2), (0.51, 3)])
@@ -314,10 +314,10 @@ def test_all_train_and_a_fraction_is_aggregated(fraction, count):
             return drawn[-1]
 
     model = fit(make_model(Drawing(aggregated=fraction)), FOUR(), rounds=4)
-    assert len(model.trained) == len(drawn) == 4
+    assert len(list(model.reports)) == len(drawn) == 4
     assert all(sorted(weights.values()) == [0.0] * (4 - count) + [1 / count] * count for weights in drawn)
     assert len({frozenset(name for name, weight in weights.items() if weight) for weights in drawn}) > 1
-    uploads = {name: c.private_state()["kept.embedding"].double() for name, c in model.clients.items()}
+    uploads = {name: c.private_state()["kept.embedding"].double() for name, c in model.parts.clients.items()}
     mean = sum(drawn[-1][name] * upload for name, upload in uploads.items())
     torch.testing.assert_close(vector(model).double(), mean, rtol=2e-7, atol=1e-7)
 
@@ -327,18 +327,18 @@ def test_without_an_expert_it_is_fedavg():
     neck = Neck(dim=8, dropout=0.5)
     off, plain = (fit(make_model(m, neck=neck), data(), 3) for m in (FedReID(expert=False), BASELINE))
     assert torch.equal(vector(off), vector(plain))
-    for name, client in off.clients.items():
-        a, b = client.private_state(), plain.clients[name].private_state()
+    for name, client in off.parts.clients.items():
+        a, b = client.private_state(), plain.parts.clients[name].private_state()
         assert a.keys() == b.keys() == {"state"}
         assert torch.equal(a["state"], b["state"])
 
 
 def test_the_global_model_is_what_it_delivers():
     model = fit(make_model(FedReID()), rounds=1, limit_val_batches=1, check_val_every_n_epoch=1)
-    assert type(model.method).personalise is FedAvg.personalise
-    resident = model.residents["smallcnn"]
-    model.clients["town0"].load()
-    model.method.personalise(model.clients["town0"], model.server)
+    assert type(model.settings.method).personalise is FedAvg.personalise
+    resident = model.parts.residents["smallcnn"]
+    model.parts.clients["town0"].load()
+    model.settings.method.personalise(model.parts.clients["town0"], model.server)
     assert torch.equal(resident.flat.shared, vector(model))
 
 
@@ -350,7 +350,7 @@ def test_fine_tuning():
     epochs, rounds = 2, 3
     found = play(FedReIDFineTune(mapping_epochs=epochs), rounds)
     federation = Federation()
-    resident = found.residents["smooth"]
+    resident = found.parts.residents["smooth"]
     assert resident.flat.num_shared == 0
     for client in federation.clients:
         model, head = copy.deepcopy(federation.model), client.head
@@ -374,7 +374,7 @@ def test_fine_tuning():
         for t in range(rounds):
             sgd(model, head, client.batches(t) if t else batches[epochs * per_epoch :], pull)
 
-        mine = found.clients[client.name]
+        mine = found.parts.clients[client.name]
         mine.load()
         kept = resident.replica("expert")
         kept.whole.copy_(mine.kept["expert"])
@@ -391,13 +391,13 @@ def test_fine_tuning():
 
 def test_after_the_mapping_network_the_trunk_trains():
     model = fit(make_model(FedReIDFineTune(mapping_epochs=1)), rounds=1)
-    resident = model.residents["smallcnn"]
+    resident = model.parts.residents["smallcnn"]
     assert all(p.requires_grad for p in resident.model.backbone.parameters())
-    assert resident.optimizer(model.clients["town0"].training_settings).num_steps < 100
+    assert resident.optimizer(model.parts.clients["town0"].training_settings).num_steps < 100
     start = make_model(FedReIDFineTune())
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
-    for name, client in model.clients.items():
-        before, after = (c.private_state()["state"] for c in (start.clients[name], client))
+    for name, client in model.parts.clients.items():
+        before, after = (c.private_state()["state"] for c in (start.parts.clients[name], client))
         assert not torch.equal(before[: resident.flat.num_model], after[: resident.flat.num_model])
 
 
@@ -462,7 +462,7 @@ def test_accumulated_and_clipped_steps_are_those_of_each_model():
         record.clear()
     plain = fit(make_model(BASELINE, client=how), rounds=1)
     model = fit(make_model(Watched(), client=how), rounds=1)
-    for name in model.clients:
+    for name in model.parts.clients:
         expert = ended[name, 0][1]
-        private = plain.clients[name].private_state()["state"]
+        private = plain.parts.clients[name].private_state()["state"]
         assert torch.equal(expert[len(expert) - len(private) :], private)

@@ -30,7 +30,7 @@ def make(method, epochs=1, bottom_up=BottomUp(merge=0.3), **options):  # noqa: B
 def assembled(method, **options):
     model, data = make(method, **options), make_data(size=SIZE)
     model.assemble(data, 0, 1, torch.device("cpu"))
-    client = model.clients["town0"]
+    client = model.parts.clients["town0"]
     client.pixels = data.open_train(client.data.train.images, "town0", client.device)
     return model, client
 
@@ -38,11 +38,11 @@ def assembled(method, **options):
 def begin(model, client, round_, reports=None):
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", reports.append if reports is not None else lambda report: None)
-    model.method.download(client, model.server)
+    model.settings.method.download(client, model.server)
 
 
 def finish(model, client):
-    model.method.upload(client, model.server)
+    model.settings.method.upload(client, model.server)
     client.end_round([client.resident.flat.shared], math.inf, keep_snapshot=False)
     client.leave()
 
@@ -63,7 +63,7 @@ def test_clusters_merge_before_each_round_by_the_received_models_features():
                 features = client.resident.model(plain).neck
             client.resident.model.train()
             labels = merge_clusters(features, labels, round(0.3 * num), 0.003)
-        model.method.train(client, model.server)
+        model.settings.method.train(client, model.server)
         assert torch.equal(client.visit.pseudo.labels, labels)
         assert client.visit.pseudo.num_clusters == max(num - round_ * round(0.3 * num), 1)
         assert client.visit.pseudo.share == 1.0
@@ -103,7 +103,7 @@ def count_batches(method, epochs=3):
     model, client = assembled(method, epochs=epochs)
     reports = []
     begin(model, client, 0, reports)
-    model.method.train(client, model.server)
+    model.settings.method.train(client, model.server)
     return len(reports), client
 
 
@@ -132,7 +132,7 @@ def test_the_download_mixes_the_clients_last_model_with_the_global_one():
     arch = client.resident.arch
     begin(model, client, 0)
     assert torch.equal(client.resident.flat.shared, model.server.model(arch))  # there is no last one
-    model.method.train(client, model.server)
+    model.settings.method.train(client, model.server)
     own = client.resident.flat.shared.clone()
     finish(model, client)
     moved = model.server.model(arch).clone()
@@ -155,7 +155,7 @@ def test_without_what_sets_it_apart_it_is_fedavg(bottom_up):
 def test_settings():
     own = {"town1": ClientOverride(bottom_up=BottomUp(merge=0.01))}
     model, _ = assembled(FedUReID(), clients=own)
-    merges = [client.training_settings.bottom_up.merge for client in model.clients.values()]
+    merges = [client.training_settings.bottom_up.merge for client in model.parts.clients.values()]
     assert merges == [0.3, 0.01, 0.3]
     with pytest.raises(ConfigError, match=r"^model\.client\.bottom_up: takes the place of cluster"):
         make_model(FedUReID(), client=LocalTraining(bottom_up=BottomUp(), cluster=Clustering()))

@@ -47,8 +47,8 @@ def reference(target, threshold):
 def test_algorithm_1(target, threshold):
     federation, masks, pruned_in = reference(target, threshold)
     model = play(LotteryFL(target=target, step=STEP, start_accuracy=threshold), ROUNDS, backbone=Layers)
-    resident = model.residents["layers"]
-    for name, client in model.clients.items():
+    resident = model.parts.residents["layers"]
+    for name, client in model.parts.clients.items():
         assert flags_of(client.private_state()["kept.mask"], resident) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
     assert len({str(mask) for mask in masks.values()}) > 1
@@ -60,9 +60,9 @@ def test_algorithm_1(target, threshold):
 
 def test_the_personal_model_is_the_global_one_without_what_is_pruned():
     model = play(LotteryFL(start_accuracy=0.0), 2, backbone=Layers)
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         client.load()
-        model.method.personalise(client, model.server)
+        model.settings.method.personalise(client, model.server)
         mask = client.kept["mask"]
         assert not mask.all()
         expected = model.server.model("layers").clone()
@@ -75,10 +75,10 @@ def test_the_personal_model_is_the_global_one_without_what_is_pruned():
 def test_elements_that_all_have_pruned_stay_in_the_global_model():
     start = play(LotteryFL(target=0.0), 1, backbone=Layers)
     model = play(LotteryFL(start_accuracy=0.0, step=0.9, target=0.9), 1, backbone=Layers)
-    masks = [client.private_state()["kept.mask"] for client in model.clients.values()]
+    masks = [client.private_state()["kept.mask"] for client in model.parts.clients.values()]
     dead = ~torch.stack(masks).any(0)
     assert dead.any()
-    assert torch.equal(model.aggregator.dead["layers"], dead)
+    assert torch.equal(model.round.aggregator.untouched["layers"], dead)
     first = start.server.kept["layers"]["initial"]
     assert torch.equal(model.server.model("layers")[: len(dead)][dead], first[dead])
 

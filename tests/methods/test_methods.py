@@ -117,7 +117,7 @@ def everything(model):
     """All that is left when a run ends."""
     arch = "smallcnn"
     kept = {f"server/{name}": tensor for name, tensor in model.server.kept[arch].items()}
-    private = {f"{c}/{n}": t for c, client in model.clients.items() for n, t in client.private_state().items()}
+    private = {f"{c}/{n}": t for c, client in model.parts.clients.items() for n, t in client.private_state().items()}
     return {"global": vector(model)} | kept | private
 
 
@@ -152,7 +152,7 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_masks])
 def test_what_is_tried_with_masks_prunes(name):
-    masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).clients.values()]
+    masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).parts.clients.values()]
     pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}
     assert pruned, "nobody has pruned"
     if not name.startswith("LotteryFL"):  # whose first masks are those of the same initial model
@@ -163,7 +163,7 @@ def test_what_is_tried_with_masks_prunes(name):
 
 
 def states(model):
-    return {name: client.private_state()["state"] for name, client in model.clients.items()}
+    return {name: client.private_state()["state"] for name, client in model.parts.clients.items()}
 
 
 def assert_same(a, b):
@@ -233,7 +233,7 @@ def test_a_single_step_is_fedsgd():
 
 def test_private_necks_stay_private():
     model = fit(make_model(FedAvg(share_head=False, share_neck=False), neck=Neck(dim=8)))
-    names = {entry.name for entry in model.residents["smallcnn"].flat.shared_entries}
+    names = {entry.name for entry in model.parts.residents["smallcnn"].flat.shared_entries}
     assert names
     assert all(name.startswith("backbone.") for name in names)
 
@@ -241,7 +241,7 @@ def test_private_necks_stay_private():
 def test_fedbn_shares_no_norm():
     for share_head in (False, True):
         model = fit(make_model(FedBN(share_head=share_head), neck=Neck(dim=8)), rounds=1)
-        resident = model.residents["smallcnn"]
+        resident = model.parts.residents["smallcnn"]
         shared = {entry.name for entry in resident.flat.shared_entries}
         norms = {
             f"{path}.{name}"

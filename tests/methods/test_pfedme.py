@@ -34,9 +34,9 @@ def test_moreau_envelopes(beta):
         federation.model.load_state_dict(new)
     found = play(PFedMe(lam=lam, local_lr=eta, inner_steps=inner_steps, beta=beta), 2)
     assert_close(found, federation)
-    for name, client in found.clients.items():
+    for name, client in found.parts.clients.items():
         client.load()
-        found.method.personalise(client, found.server)
+        found.settings.method.personalise(client, found.server)
         for entry in client.resident.flat.shared_entries:
             mine = client.resident.flat.buffer[entry.span].view(entry.shape).double()
             torch.testing.assert_close(mine, theta_of[name][entry.name], rtol=0, atol=5e-6)

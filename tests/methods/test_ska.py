@@ -40,12 +40,12 @@ def load(client, method, server):
 
 
 def personalised(model):
-    return {name: load(client, model.method, model.server) for name, client in model.clients.items()}
+    return {name: load(client, model.settings.method, model.server) for name, client in model.parts.clients.items()}
 
 
 def of_groups(model, *groups, buffer=None, arch="smallcnn"):
     """Tensors of some groups, by name: of the server, or of a buffer."""
-    resident, source = model.residents[arch], vector(model, arch) if buffer is None else buffer
+    resident, source = model.parts.residents[arch], vector(model, arch) if buffer is None else buffer
     return {e.name: source[e.span] for e in resident.flat.entries if resident.groups[e.name] in groups}
 
 
@@ -100,15 +100,15 @@ def test_algorithm_1(momentum):
     for t in range(3):
         loops.round(t)
     found = play(SKA(), 3, momentum=momentum)
-    resident = found.residents["smooth"]
+    resident = found.parts.residents["smooth"]
     shared = resident.flat.shared_entries
     assert {e.name for e in shared} == {n for n in loops.w if n.startswith("backbone.") and "num_batches" not in n}
     close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     for entry in shared:
         close(vector(found, "smooth")[entry.span].view(entry.shape).double(), loops.w[entry.name])
-    for name, client in found.clients.items():
+    for name, client in found.parts.clients.items():
         model, head = loops.ls[name]
-        own = load(client, found.method, found.server)
+        own = load(client, found.settings.method, found.server)
         expected = model.state_dict() | {f"head.{n}": p for n, p in head.state_dict().items()}
         for key, value in own.items():
             close(value.double(), expected[key])
@@ -132,10 +132,10 @@ def test_the_models_begin_alike_and_step_alike(bn_stats):
     )  # fmt: skip
     rounds = [fit(make_model(m, client=how, bn_stats=bn_stats), rounds=1) for m in (SKA(), BASELINE)]
     assert torch.equal(vector(rounds[0]), vector(rounds[1]))
-    for name, client in rounds[0].clients.items():
+    for name, client in rounds[0].parts.clients.items():
         state = client.private_state()
         assert torch.equal(state["kept.generalised"], state["state"])
-        assert torch.equal(state["state"], rounds[1].clients[name].private_state()["state"])
+        assert torch.equal(state["state"], rounds[1].parts.clients[name].private_state()["state"])
 
 
 def test_one_client_is_the_server():
@@ -202,7 +202,7 @@ def test_a_generalised_model_changes_no_specific_one(personal, bn_stats):
 
 def test_the_server_does_not_get_the_specific_norms():
     model = play_specific(SKA())
-    assert model.trained != list(model.clients)
+    assert list(model.reports) != list(model.parts.clients)
     mine = next(iter(personalised(model).values()))
     for name, tensor in of_groups(model, Group.NORM, Group.STAT, arch="noisy").items():
         assert not torch.equal(tensor.view_as(mine[name]), mine[name])
@@ -210,16 +210,16 @@ def test_the_server_does_not_get_the_specific_norms():
 
 def test_dropout_of_the_two_models_is_not_the_same():
     model = play_specific(SKA())
-    for name in model.trained:
-        state = model.clients[name].private_state()
+    for name in list(model.reports):
+        state = model.parts.clients[name].private_state()
         assert not torch.equal(state["state"], state["kept.generalised"])
 
 
 @pytest.mark.parametrize("personal", ["after", "before_aggregation"])
 def test_personal_models_have_the_servers_convolutions_or_their_own(personal):
     model = fit(make_model(SKA(personal=personal)), rounds=1, limit_val_batches=1, check_val_every_n_epoch=1)
-    for name, client in model.clients.items():
-        own = load(client, model.method, model.server)
+    for name, client in model.parts.clients.items():
+        own = load(client, model.settings.method, model.server)
         server = {n: t.view_as(own[n]) for n, t in of_groups(model, Group.CONV).items()}
         is_servers = not differ(server, {n: own[n] for n in server})
         assert is_servers == (personal == "after"), name
@@ -232,8 +232,8 @@ def test_lsn_is_fedbn():
     data = partial(make_data, augmentation=Augmentation(pad=2))
     lsn, fedbn = (fit(make_model(m, neck=Neck(dim=8)), data()) for m in (LSN, FedBN()))
     assert torch.equal(vector(lsn), vector(fedbn))
-    for name, client in lsn.clients.items():
-        assert_equal(client.private_state(), fedbn.clients[name].private_state())
+    for name, client in lsn.parts.clients.items():
+        assert_equal(client.private_state(), fedbn.parts.clients[name].private_state())
 
 
 # -- groups and traffic ------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_attention_is_the_generalised_models_if_it_is_local(norm, attn_local):
 def bytes_of(method, rounds=2):
     model = make_model(method, neck=Neck(dim=8))
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    return [model.ledger.expected(t, ["town0"])["town0"] for t in range(rounds)], model
+    return [model.parts.ledger.expected(t, ["town0"])["town0"] for t in range(rounds)], model
 
 
 def test_traffic():
@@ -293,8 +293,8 @@ def scored(method, rounds=2, devices=1):
 
 
 def generalised(model):
-    resident = model.residents["smallcnn"]
-    model.method.generalise(resident, model.server)
+    resident = model.parts.residents["smallcnn"]
+    model.settings.method.generalise(resident, model.server)
     return of_groups(model, *TRUNK, buffer=resident.flat.buffer)
 
 
@@ -324,7 +324,7 @@ def test_imagenet_has_the_initial_norms():
     model = scored(SKA(dual=False, unseen="imagenet"))
     start = make_model(SKA(dual=False, unseen="imagenet"))
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
-    buffer = start.residents["smallcnn"].flat.buffer
+    buffer = start.parts.residents["smallcnn"].flat.buffer
     found = generalised(model)
     initial = of_groups(start, Group.NORM, Group.STAT, buffer=buffer)
     assert_equal({name: found[name] for name in initial}, initial)
@@ -399,7 +399,7 @@ def test_wrong_settings_are_refused(field, options):
 
 def test_the_log_counts_the_specific_model():
     model = fit(make_model(SKA()), rounds=1)
-    assert model.round_table.of_clients(["town0"])["town0"]["images"] <= model.clients["town0"].data.num_images
+    assert model.reports["town0"].images <= model.parts.clients["town0"].data.num_images
 
 
 def test_batches_are_decoded_and_augmented_once(monkeypatch):

@@ -64,10 +64,10 @@ def test_algorithm_1(target, step, distance, threshold, expected):
     assert expected <= set(verdicts), verdicts
     method = SubFedAvg(target=target, step=step, min_distance=distance, min_accuracy=threshold)
     model = play(method, ROUNDS, backbone=Layers, epochs=EPOCHS)
-    for name, client in model.clients.items():
+    for name, client in model.parts.clients.items():
         state = client.private_state()
         assert state.keys() == {"state", "kept.mask"}
-        assert flags_of(state["kept.mask"], model.residents["layers"]) == masks[name]
+        assert flags_of(state["kept.mask"], model.parts.residents["layers"]) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
 
 

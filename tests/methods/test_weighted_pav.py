@@ -193,7 +193,7 @@ def test_frozen_parameters_do_not_count():
 def test_embedding_and_classifier_stay_with_the_client():
     model = fit(make_model(WeightedPav(), neck=Neck(kind="linear", dim=128, dropout=0.0)))
     assert all(name.startswith("backbone.") for name in named(model))
-    states = [client.private_state()["state"][:128] for client in model.clients.values()]
+    states = [client.private_state()["state"][:128] for client in model.parts.clients.values()]
     assert not torch.equal(states[0], states[1])
     shares = fit(make_model(WeightedPav(share_neck=True)), rounds=1)
     assert any(name.startswith("neck.") for name in named(shares))

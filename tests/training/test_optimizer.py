@@ -37,7 +37,7 @@ was_flat = set()
 
 
 def weights(model):
-    return torch.cat([vector(model), *(client.private_state()["state"] for client in model.clients.values())])
+    return torch.cat([vector(model), *(client.private_state()["state"] for client in model.parts.clients.values())])
 
 
 def train(optimizer, flat_step, method=None, **options):
@@ -76,7 +76,7 @@ def test_a_client_finds_nothing_of_the_one_before_it(name):
     training = LocalTraining(batch_size=8, optimizer=optimizer)
     together = fit(make_model(Local(), client=training), make_data(Some("town0", "town1")))
     alone = fit(make_model(Local(), client=training), make_data(Some("town1")))
-    a, b = (model.clients["town1"].private_state()["state"] for model in (together, alone))
+    a, b = (model.parts.clients["town1"].private_state()["state"] for model in (together, alone))
     assert torch.equal(a, b)
 
 
@@ -112,7 +112,7 @@ def test_a_parameter_without_gradient_is_not_decayed():
     decay = partial(torch.optim.SGD, lr=0.05, weight_decay=0.5)
     model = train(decay, True, backbone=Ungrateful())
     assert was_flat == {False}
-    entry = next(e for e in model.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    entry = next(e for e in model.parts.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
@@ -121,7 +121,7 @@ def test_frozen_parameters_stay():
     backbone.idle.requires_grad_(False)
     model = train(partial(torch.optim.SGD, lr=0.05, weight_decay=0.5), True, backbone=backbone)
     assert was_flat == {True}
-    entry = next(e for e in model.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    entry = next(e for e in model.parts.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
@@ -153,9 +153,9 @@ def test_gradients_that_were_replaced_count():
 def test_overrides_have_optimizers_of_their_own():
     own = {"town1": ClientOverride(optimizer=partial(torch.optim.Adam, lr=1e-3))}
     model = fit(make_model(FedPav(), clients=own))
-    a, b = (model.clients[name].optimizer for name in ("town0", "town1"))
+    a, b = (model.parts.clients[name].optimizer for name in ("town0", "town1"))
     assert a is not b
-    assert model.clients["town2"].optimizer is a
+    assert model.parts.clients["town2"].optimizer is a
 
 
 def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():

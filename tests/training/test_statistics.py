@@ -30,7 +30,7 @@ def test_first_takes_the_statistics_of_one_participant_and_averages_the_rest():
 def test_pooled_variances_include_the_spread_of_the_means():
     pooled, mean = fit(make_model(FedPav(), bn_stats="pooled"), rounds=1), fit(make_model(FedPav()), rounds=1)
     single = [fit(make_model(FedPav()), make_data(Some(name)), rounds=1) for name in ("town0", "town1", "town2")]
-    sizes = torch.tensor([c.num_images for c in mean.federated.clients], dtype=torch.float64)
+    sizes = torch.tensor([c.num_images for c in mean.parts.federated.clients], dtype=torch.float64)
     p = sizes / sizes.sum()
     for key in ("backbone.bn1.running_var", "backbone.bn4.running_var"):
         mu = torch.stack([named(s)[key.replace("var", "mean")].double() for s in single])
@@ -43,10 +43,10 @@ def test_pooled_variances_include_the_spread_of_the_means():
 def test_local_statistics_never_leave_the_client():
     model = fit(make_model(FedPav(), bn_stats="local"))
     assert statistics(named(model)) == {}
-    groups = model.residents["smallcnn"].groups
-    kept = {e.name for e in model.residents["smallcnn"].flat.entries if not e.shared}
+    groups = model.parts.residents["smallcnn"].groups
+    kept = {e.name for e in model.parts.residents["smallcnn"].flat.entries if not e.shared}
     assert kept == {name for name, group in groups.items() if group in (Group.STAT, Group.NECKSTAT)}
-    states = [client.private for client in model.clients.values()]
+    states = [client.private for client in model.parts.clients.values()]
     assert not torch.equal(states[0], states[1])
     assert not model.evaluator.has_global
 
@@ -56,7 +56,7 @@ def test_recalibrated_statistics_are_those_of_the_public_images():
     plain = fit(make_model(FedPav()), make_data(unseen=[]), rounds=1)
     network = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     network.load_state_dict(named(plain), strict=False)
-    assert "new0" not in model.federated.tests
+    assert "new0" not in model.parts.federated.tests
     images = normalise_images(model.server.public_images)
     first_layer = network.backbone.conv1(images)  # before any normalisation, so its statistics are simple
     batches = first_layer.split(64)

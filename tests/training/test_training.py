@@ -17,8 +17,10 @@ from small import LR, fit, make_data, make_model, sgd, vector
 def test_head_rate_and_schedule():
     schedule = Schedule(kind="step", step=1, gamma=0.1)
     model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
-    assert model.clients["town0"].optimizer.rates == pytest.approx([0.1 * LR, 0.1 * 0.5])  # its last round had index 1
-    assert model.client_lr(0) == pytest.approx(LR)
+    assert model.parts.clients["town0"].optimizer.rates == pytest.approx(
+        [0.1 * LR, 0.1 * 0.5]
+    )  # its last round had index 1
+    assert model.settings.client.lr_in(0) == pytest.approx(LR)
 
 
 def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():
@@ -30,7 +32,7 @@ def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():
 
     training = LocalTraining(batch_size=8, accumulate=3, optimizer=sgd)
     model = fit(make_model(Counting(), client=training), rounds=1)
-    for c in model.federated.clients:
+    for c in model.parts.federated.clients:
         batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
         assert steps.count(c.name) == -(-batches // 3)
 
@@ -39,7 +41,7 @@ def test_clipping_bounds_the_gradient():
     tight = fit(make_model(Local(), client=LocalTraining(batch_size=8, optimizer=sgd, grad_clip=1e-9)), rounds=1)
     start = make_model(Local())
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
-    head, initial = tight.clients["town0"].head.weight, start.clients["town0"].head.weight
+    head, initial = tight.parts.clients["town0"].head.weight, start.parts.clients["town0"].head.weight
     assert 0 < (head - initial).norm() < 1e-6
 
 
@@ -122,7 +124,7 @@ def test_limits_of_batches(limit, expected):
             steps.append(client.client_name)
 
     model = fit(make_model(Counting()), make_data(limit_client_batches=limit), rounds=1)
-    for c in model.federated.clients:
+    for c in model.parts.federated.clients:
         batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
         share = max(1, batches // 2) if limit == 0.5 else batches
         assert steps.count(c.name) == (share if expected is None else min(expected, batches))

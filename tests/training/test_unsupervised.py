@@ -41,7 +41,7 @@ def assembled(method=None, **options):
     model = make_model(method or FedAvg(share_head=False), neck=NECK, **{"client": training()} | options)
     data = make_data(size=(16, 8))
     model.assemble(data, 0, 1, torch.device("cpu"))
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         client.pixels = data.open_train(client.data.train.images, client.client_name, client.device)
     return model
 
@@ -69,7 +69,7 @@ class Relabelled(ReIDSource):
 
 
 def everything(model):
-    private = {f"{c}/{n}": t for c, client in model.clients.items() for n, t in client.private_state().items()}
+    private = {f"{c}/{n}": t for c, client in model.parts.clients.items() for n, t in client.private_state().items()}
     return {"global": vector(model)} | private
 
 
@@ -89,11 +89,11 @@ def test_other_identities_change_nothing(method):
 
 def test_clients_that_cluster_hold_no_labels_and_no_head():
     model = assembled(clients={"town1": ClientOverride(local_epochs=2)})
-    for client in model.clients.values():
+    for client in model.parts.clients.values():
         assert not client.labels.any()
         assert not client.data.train.pids.any()
         assert client.head.weight.shape == (0, 32)
-    assert model.residents["smallcnn"].head.weight.numel() == 0
+    assert model.parts.residents["smallcnn"].head.weight.numel() == 0
 
 
 def test_unknown_identities_need_clusters():
@@ -135,8 +135,9 @@ def test_folders_whose_names_hold_only_cameras(market_tree, tmp_path):
 
 
 def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
-    client = visit(assembled().clients["town0"])
+    client = assembled().parts.clients["town0"]
     client.augmentation = Augmentation(pad=4, flip=0.5)
+    visit(client)
     client.resident.model.eval()
     with torch.no_grad():
         plain = normalise_images(client.data.train.images.decode((16, 8)))
@@ -155,7 +156,7 @@ def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
 
 
 def test_batches_hold_the_images_of_their_labels():
-    client = visit(assembled(client=training(cluster=replace(CLUSTERING, replicate=3))).clients["town0"])
+    client = visit(assembled(client=training(cluster=replace(CLUSTERING, replicate=3))).parts.clients["town0"])
     plain = normalise_images(client.data.train.images.decode((16, 8)))
     count = 0
     for batch in client.batches(0):
@@ -170,7 +171,7 @@ def test_batches_hold_the_images_of_their_labels():
 
 
 def test_the_memory_moves_with_each_batch_and_is_new_in_each_epoch():
-    client = visit(assembled(client=training(local_epochs=2)).clients["town0"])
+    client = visit(assembled(client=training(local_epochs=2)).parts.clients["town0"])
     memories = []
     for epoch in range(2):
         for batch in client.batches(epoch):
@@ -185,7 +186,7 @@ def test_the_memory_moves_with_each_batch_and_is_new_in_each_epoch():
 
 
 def test_one_proxy_per_cluster_whatever_the_camera():
-    client = visit(assembled(client=training(cluster=replace(CLUSTERING, proxies="cluster"))).clients["town0"])
+    client = visit(assembled(client=training(cluster=replace(CLUSTERING, proxies="cluster"))).parts.clients["town0"])
     next(client.batches(0))
     pseudo = client.visit.pseudo
     assert len(pseudo.proxies) == pseudo.num_clusters
@@ -194,7 +195,7 @@ def test_one_proxy_per_cluster_whatever_the_camera():
 
 def test_accuracy_is_the_share_of_images_that_are_nearest_to_their_cluster():
     few = training(cluster=replace(CLUSTERING, eps=0.9))  # the first model's guesses are poor
-    client = visit(assembled(client=few).clients["town0"])
+    client = visit(assembled(client=few).parts.clients["town0"])
     right = total = 0
     for batch in client.batches(0):
         proxies = client.visit.pseudo.proxies
@@ -263,17 +264,17 @@ def test_features_that_are_not_finite_are_a_bad_update():
 def test_single_clients_may_differ():
     own = {"town1": ClientOverride(cluster=ClusterOverride(k1=8, replicate=2)), "town2": ClientOverride(batch_size=4)}
     model = assembled(clients=own)
-    settings = {name: client.training_settings.cluster for name, client in model.clients.items()}
+    settings = {name: client.training_settings.cluster for name, client in model.parts.clients.items()}
     assert settings["town0"] == settings["town2"] == CLUSTERING
     assert settings["town1"] == replace(CLUSTERING, k1=8, replicate=2)
-    assert model.costs["town1"] == 2 * model.clients["town1"].data.num_images
+    assert model.parts.costs["town1"] == 2 * model.parts.clients["town1"].data.num_images
 
 
 def test_some_clients_may_know_identities():
     own = {"town1": ClientOverride(cluster=ClusterOverride(k1=6, k2=2, min_samples=2))}
     mixed = play(clients=own, client=training(cluster=None))
     assert mixed.round_metrics["train/clients"] == 3
-    heads = {name: client.head.weight.shape[0] for name, client in mixed.clients.items()}
+    heads = {name: client.head.weight.shape[0] for name, client in mixed.parts.clients.items()}
     assert heads["town1"] == 0 < min(heads["town0"], heads["town2"])
     assert "train/town1/clusters" in mixed.round_metrics
     assert "train/town0/clusters" not in mixed.round_metrics
@@ -324,7 +325,7 @@ def test_a_long_round_has_epochs_and_rates_of_its_own():
     settings = training(local_epochs=2, long_round=long, schedule=Schedule(kind="step", step=1, gamma=0.5))
     for round_, expected in ((0, [1.0, 1.0]), (1, [0.25, 0.5, 0.05, 0.05, 0.005]), (2, [0.25, 0.25])):
         reports = []
-        client = visit(assembled(client=settings).clients["town0"], round_, reports)
+        client = visit(assembled(client=settings).parts.clients["town0"], round_, reports)
         rates = []
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):

@@ -30,18 +30,18 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
         rounds: of the run.
     """
     model.assemble(data, 0, world_size, torch.device("cpu"))
-    parts = [f"{type(model.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
-    assert model.server is not None  # just assembled
-    for arch, resident in model.residents.items():
-        parts += [f"\nWhat is shared: {arch}, bn_stats {model.bn_stats}", group_table(resident)]
-        if not resident.serves(model.evaluation.layer, model.method.server_groups(model.server, arch)):
-            whose = "all clients' models together" if model.method.unseen_by_all else "the clients' own models"
+    method, layer = model.settings.method, model.settings.evaluation.layer
+    parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
+    for arch, resident in model.parts.residents.items():
+        parts += [f"\nWhat is shared: {arch}, bn_stats {model.settings.bn_stats}", group_table(resident)]
+        if not resident.serves(layer, method.server_groups(model.parts.server, arch)):
+            whose = "all clients' models together" if method.unseen_by_all else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model)]
     traffic = _traffic_of(model, rounds)
-    if model.selection.learns:
+    if model.settings.selection.learns:
         parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
-    if len(model.archs) <= MAX_NAMES:
+    if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
     parts += ["\nWhat a run costs", _cost_table(model, data, traffic)]
     return "\n".join(parts)
@@ -65,13 +65,13 @@ def group_table(resident: Resident) -> str:
 
 
 def _client_table(model: Federation) -> str:
-    placement, federated = model.placement, model.federated
+    placement, federated = model.parts.placement, model.parts.federated
     rows = []
     has_generated = any(c.generated is not None for c in federated.clients)
     for c in federated.clients:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
         counts += [len(c.generated or ())] if has_generated else []
-        rows.append([c.name, placement.ranks[c.name], model.archs[c.name], *counts])
+        rows.append([c.name, placement.ranks[c.name], model.parts.archs[c.name], *counts])
     headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
     tests = [
@@ -84,13 +84,13 @@ def _client_table(model: Federation) -> str:
 
 def _traffic_of(model: Federation, rounds: int) -> list[dict[str, Traffic]]:
     """What each round's clients receive and send if all of them answer."""
-    selected = (model.selection.select(t, list(model.archs), model.seed) for t in range(rounds))
-    return [model.ledger.expected(t, chosen) for t, chosen in enumerate(selected)]
+    selected = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
+    return [model.parts.ledger.expected(t, chosen) for t, chosen in enumerate(selected)]
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
     rows = []
-    for name in model.archs:
+    for name in model.parts.archs:
         own = [of_round[name] for of_round in traffic if name in of_round]
         down, up = [t.received for t in own], [t.sent for t in own]
         most = [max(down, default=0), max(up, default=0)]
@@ -100,13 +100,14 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
 
 
 def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[Mapping[str, Traffic]]) -> str:
-    placement, clients = model.placement, model.federated.clients
-    per_client = {c.name: model.residents[model.archs[c.name]].shared_bytes for c in clients}
+    placement, clients = model.parts.placement, model.parts.federated.clients
+    per_client = {c.name: model.parts.residents[model.parts.archs[c.name]].shared_bytes for c in clients}
     hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
-    model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.residents.values())
-    waits = model.method.measures or model.on_bad_update == "skip_client" or model.federated.has_unlabelled
+    model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.parts.residents.values())
+    how = model.settings
+    waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rows = [
         *_traffic_rows(model, traffic),
@@ -128,7 +129,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
     run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
-    prunes = " and pruning" if any(model.ledger.prunes(arch) for arch in model.residents) else ""
+    prunes = " and pruning" if any(model.parts.ledger.prunes(arch) for arch in model.parts.residents) else ""
     rows = [
         ["bytes down per round, at most", f"{max(down, default=0):,}"],
         ["bytes up per round, at most", f"{max(up, default=0):,}"],
@@ -136,7 +137,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     ]
     if extra:
         rows.append(["of them beside the shared tensors", f"{extra:,}"])
-    seconds = [model.ledger.simulated_seconds(of_round, model.costs) for of_round in traffic]
+    seconds = [model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic]
     known = [value for value in seconds if value is not None]
     if known:
         rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
@@ -146,7 +147,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
 
 def _privacy_rows(model: Federation, rounds: int) -> list[list[str]]:
     """What the run's rounds will have spent of the privacy budget, if there is one."""
-    spent = model.privacy.metrics(rounds) if rounds else {}
+    spent = model.settings.privacy.metrics(rounds - 1, ()) if rounds else {}
     return [[f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()]
 
 

@@ -39,6 +39,7 @@ from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking
 from fedsim.federation.callbacks.tracking import join_run
 from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
+from fedsim.federation.events import was_stopped
 from fedsim.federation.federation import Federation
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import follow_launcher, leave_launcher
@@ -155,7 +156,7 @@ class FedSimCLI(LightningCLI):
             self.model.rankings = self.run_dir / "rankings"
         if self.config[self.subcommand]["save_maps"]:
             self.model.maps = self.run_dir / "maps"
-        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.evaluation.task])
+        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.settings.evaluation.task])
         federated = self.datamodule.federated
         if self.subcommand == "fit":
             warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
@@ -218,7 +219,7 @@ class FedSimCLI(LightningCLI):
         best = ModelCheckpoint(
             dirpath=folder,
             filename="best",
-            monitor=self.model.evaluation.monitor,
+            monitor=self.model.settings.evaluation.monitor,
             mode="max",
             enable_version_counter=False,
         )
@@ -257,7 +258,7 @@ class FedSimCLI(LightningCLI):
             say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
             if summary.exists():
                 say(traffic(group_runs([self.run_dir])))
-        if self.model.was_stopped:
+        if was_stopped(self.trainer):
             raise RunStoppedError(self.model.strategy.stop_signal)
 
     def after_validate(self) -> None:
@@ -272,7 +273,7 @@ class FedSimCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         log.info(self.scored)
-        say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.evaluation.task]))
+        say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.settings.evaluation.task]))
         if self.model.rankings is not None:
             say(f"wrote {self.model.rankings}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import ClassVar
 
 __all__ = [
     "BadUpdateError",
@@ -10,6 +11,7 @@ __all__ = [
     "DataError",
     "DrawsFailedError",
     "FedSimError",
+    "LeftOutError",
     "NoClustersError",
     "PeerError",
     "RunStoppedError",
@@ -37,12 +39,23 @@ class TrainingError(FedSimError, RuntimeError):
     """Training of one client failed (for example: its loss is not finite). The message names client and round."""
 
 
-class BadUpdateError(TrainingError):
+class LeftOutError(TrainingError):
+    """A client's update does not count: the round can go on without it."""
+
+    why: ClassVar[str]
+    """the reason, for a message about several clients"""
+
+
+class BadUpdateError(LeftOutError):
     """A client's loss or weights are not finite, or too large to be summed."""
 
+    why = "not finite, or too large"
 
-class NoClustersError(TrainingError):
-    """A client found no clusters of its images in a whole round, which goes on without it."""
+
+class NoClustersError(LeftOutError):
+    """A client found no clusters of its images in a whole round."""
+
+    why = "no clusters of their images"
 
 
 class PeerError(FedSimError, RuntimeError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -28,6 +29,17 @@ class Upload:
     zeros_count: bool = False
     """whether pruned elements enter the mean as zeros, instead of being left out"""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is pruned."""
+        return self.mask is None
+
+    def on_host(self) -> Upload:
+        """Return a copy in host memory."""
+        extras = {name: tensor.to("cpu", copy=True) for name, tensor in self.extras.items()}
+        mask = None if self.mask is None else self.mask.to("cpu", copy=True)
+        return replace(self, vector=self.vector.to("cpu", copy=True), extras=extras, mask=mask)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -36,11 +48,29 @@ class Report:
     num_images: int
     """n_k"""
     signals: Mapping[str, float]
-    """what :meth:`Method.signals` measured"""
+    """numbers that :meth:`Method.signals` measured"""
     tensor_signals: tuple[float, ...] = ()
-    """what :meth:`Method.tensor_signals` measured: one number for each shared parameter tensor"""
+    """numbers that :meth:`Method.tensor_signals` measured: one for each shared parameter tensor"""
     speed: float | None = None
     """images per second that its device trains on, as ``model.hardware`` says; None: there is no such setting"""
+    loss: float = math.nan
+    """mean training loss over the images; NaN before the client has trained"""
+    accuracy: float = math.nan
+    """share of the training images that were classified right; NaN before the client has trained"""
+    images: float = 0.0
+    """images trained on, over all local epochs"""
+    seconds: float = math.nan
+    """measured duration of the visit: it differs from machine to machine"""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """other numbers about the visit, by name, such as the number of clusters"""
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    """numbers on which the bytes of the upload depend, by name"""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that are logged for a client, by name."""
+        common = {"loss": self.loss, "accuracy": self.accuracy, "images": self.images, "seconds": self.seconds}
+        return {**common, **self.facts, **self.signals}
 
 
 @dataclass(frozen=True)

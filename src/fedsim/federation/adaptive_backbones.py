@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.federation.assembly import layout_of
+from fedsim.federation.axis import Axis
+from fedsim.federation.parts import Parts, layout_of
 from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
@@ -20,9 +22,11 @@ from fedsim.training.client import Client
 from fedsim.training.flat_model import Resident
 from fedsim.training.server import Server
 
-__all__ = ["AdaptiveBackbones", "BackboneLadder", "next_rungs"]
+__all__ = ["OTHER_LADDER", "AdaptiveBackbones", "next_rungs"]
 
 log = logging.getLogger(__name__)
+
+OTHER_LADDER = "ckpt_path: model.adaptive_backbones is not that of the run that wrote the checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +56,8 @@ class AdaptiveBackbones:
             raise ConfigError(f"{where}.ladder: {len(self.ladder)} backbones leave no choice; give at least 2")
         if len({layout_of(backbone) for backbone in self.ladder}) < len(self.ladder):
             raise ConfigError(f"{where}.ladder: two backbones are the same; leave one out")
-        if self.every < 1:
-            raise ConfigError(f"{where}.every: {self.every} is less than 1")
-        if not 0 < self.share <= 0.5:
-            raise ConfigError(f"{where}.share: {self.share} is not in (0, 0.5]")
+        at_least(where, 1, every=self.every)
+        within(where, "(0, 0.5]", share=self.share)
         for client, rung in self.caps.items():
             if not 1 <= rung <= len(self.ladder):
                 raise ConfigError(f"{where}.caps.{client}: {rung} is no rung; they are 1 to {len(self.ladder)}")
@@ -91,49 +93,41 @@ def next_rungs(
     return result
 
 
-class BackboneLadder:
+class BackboneLadder(Axis):
     """Which client stands on which rung, alike on all ranks.
 
     Args:
-        settings: of the run; None: nobody ever moves.
-        residents: architecture -> model, with those of the ladder.
-        archs: client -> architecture; shared with whoever must know, and changed in place.
+        settings: of the run.
+        parts: of the federation; its architectures are changed in place.
         selection: whose rewards count.
 
     Raises:
         ConfigError: if settings do not go together.
     """
 
-    def __init__(
-        self,
-        settings: AdaptiveBackbones | None,
-        residents: Mapping[str, Resident],
-        archs: dict[str, str],
-        selection: Selection,
-    ) -> None:
-        self._settings, self._residents, self._archs, self._selection = settings, residents, archs, selection
-        self._ladder: list[str] = []
-        if settings is not None:
-            of_layout = {layout_of(resident.model.backbone): arch for arch, resident in residents.items()}
-            self._ladder = [of_layout[layout_of(backbone)] for backbone in settings.ladder]
-            self._caps = dict.fromkeys(archs, len(self._ladder)) | settings.caps
-            self._check(settings)
+    key = "backbones"
+
+    def __init__(self, settings: AdaptiveBackbones, parts: Parts, selection: Selection) -> None:
+        self._settings, self._parts, self._selection = settings, parts, selection
+        of_layout = {layout_of(resident.model.backbone): arch for arch, resident in parts.residents.items()}
+        self._archs = [of_layout[layout_of(backbone)] for backbone in settings.ladder]
+        """names of the ladder's architectures, from the smallest"""
+        self._caps = dict.fromkeys(parts.archs, len(self._archs)) | settings.caps
+        self._check(settings)
 
     def _check(self, settings: AdaptiveBackbones) -> None:
-        where = "model.adaptive_backbones"
-        if not self._selection.learns:
-            raise ConfigError(f"{where}: needs rewards, which {type(self._selection).__name__} has not; use UCB")
-        for client, arch in self._archs.items():
-            if arch not in self._ladder:
+        where, parts, selection = "model.adaptive_backbones", self._parts, self._selection
+        if not selection.has_rewards:
+            raise ConfigError(f"{where}: needs rewards, which {type(selection).__name__} has not; use UCB")
+        for client, arch in parts.archs.items():
+            if arch not in self._archs:
                 raise ConfigError(f"{where}.ladder: lacks the backbone that client {client} begins with; add it")
-        for client in settings.caps:
-            if client not in self._archs:
-                raise ConfigError(f"{where}.caps: there is no client {client}; choose from {', '.join(self._archs)}")
+        known(f"{where}.caps", settings.caps, list(parts.archs))
         for client, rung in self.rungs.items():
             if rung > self._caps[client]:
                 raise ConfigError(f"{where}.caps.{client}: it begins on rung {rung}; raise its cap, or begin lower")
-        resident = self._residents[self._ladder[0]]
-        if len({self._residents[arch].model.num_features for arch in self._ladder}) > 1 or not resident.has_own_heads:
+        models = [parts.residents[arch] for arch in self._archs]
+        if len({resident.model.num_features for resident in models}) > 1 or not models[0].has_own_heads:
             raise ConfigError(
                 f"{where}: classifiers must be the clients' own, on embeddings of equal width; "
                 "use a method that does not share the head, and model.neck.kind: linear"
@@ -141,56 +135,42 @@ class BackboneLadder:
 
     @property
     def rungs(self) -> dict[str, int]:
-        """Client -> its rung, from 1; empty without a ladder."""
-        return {c: self._ladder.index(arch) + 1 for c, arch in self._archs.items()} if self._ladder else {}
+        """Client -> its rung, from 1."""
+        return {client: self._archs.index(arch) + 1 for client, arch in self._parts.archs.items()}
 
-    def adapt(self, server: Server, method: Method, clients: Mapping[str, Client]) -> None:
-        """Let clients switch before the round ``server.round``, if it is time.
-
-        Args:
-            server: whose counts of clients by architecture are kept.
-            method: says what clients remember from the start; what they remember by now has the old layout.
-            clients: hosted by this rank.
-        """
-        settings, round_ = self._settings, server.round
-        if settings is None or round_ == 0 or round_ % settings.every:
+    def begin(self, round_: int) -> None:
+        """Let clients switch, if it is time."""
+        if round_ == 0 or round_ % self._settings.every:
             return
-        before = self.rungs
-        after = next_rungs(self._selection.mean_rewards(), before, self._caps, settings.share)
+        parts, before = self._parts, self.rungs
+        after = next_rungs(self._selection.mean_rewards(), before, self._caps, self._settings.share)
         for name in (name for name in before if after[name] != before[name]):
-            old, new = self._archs[name], self._ladder[after[name] - 1]
+            old, new = parts.archs[name], self._archs[after[name] - 1]
             log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
-            self._archs[name] = new
-            server.num_clients[old] -= 1
-            server.num_clients[new] += 1
-            if name in clients:
-                _move(clients[name], self._residents[new], method, server)
+            parts.archs.assign(name, new)
+            if name in parts.clients:
+                _move(parts.clients[name], parts.residents[new], parts.method, parts.server)
 
-    # -- what people see, and checkpoints ------------------------------------------------------------------------------
-
-    def metrics(self, clients: Sequence[str]) -> dict[str, float]:
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""
         return {f"backbone/{client}": float(rung) for client, rung in self.rungs.items() if client in clients}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return client -> architecture, of a ladder."""
-        return dict(self._archs) if self._ladder else {}
+        """Return client -> architecture."""
+        return dict(self._parts.archs)
 
-    def load_state_dict(self, state: Mapping[str, str], server: Server, clients: Mapping[str, Client]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`, before the clients' private states, which have the layout of their architecture.
 
         Raises:
-            ConfigError: if the checkpoint's clients have moved, and these cannot, or the other way round.
+            ConfigError: if clients of the checkpoint cannot have moved.
         """
-        if bool(state) != bool(self._ladder):
-            raise ConfigError("ckpt_path: model.adaptive_backbones is not that of the run that wrote the checkpoint")
-        self._archs.update(state)
+        if not state:
+            raise ConfigError(OTHER_LADDER)
         for name, arch in state.items():
-            if name in clients:
-                clients[name].resident = self._residents[arch]
-        if state:
-            server.num_clients.clear()
-            server.num_clients.update(self._archs.values())
+            self._parts.archs.assign(name, arch)
+            if name in self._parts.clients:
+                self._parts.clients[name].resident = self._parts.residents[arch]
 
 
 def _move(client: Client, resident: Resident, method: Method, server: Server) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.core.messages import Received, Report, Upload
-from fedsim.functional.pruning import zero_pruned_
 from fedsim.methods.base import Method
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.statistics import BatchNormStatistics
@@ -72,11 +71,6 @@ class Aggregator:
     Where weights are known when a round begins, each upload is added at once. Otherwise uploads wait in host memory.
     Both give the same bits: the sums run over a rank's clients in the order in which they trained.
 
-    Where clients prune, the buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is that over the
-    clients that have it: ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody
-    has pruned, so that masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same
-    order at both places; there it is 1 up to rounding.) Statistics are not masked.
-
     Args:
         strategy: the collectives.
         statistics: by architecture.
@@ -84,8 +78,10 @@ class Aggregator:
         reduction: exact, or plain fp32.
         device: where sums are made.
         seed: of the run.
-        has_masks: whether uploads may have element masks.
     """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """names of the numbers that :meth:`facts` returns"""
 
     def __init__(
         self,
@@ -95,20 +91,20 @@ class Aggregator:
         reduction: Literal["exact", "fp32"],
         device: torch.device,
         seed: int,
-        has_masks: bool = False,
     ) -> None:
         self.strategy = strategy
         self.statistics = statistics
         self.archs = archs
         self.is_exact = reduction == "exact"
         self.seed = seed
-        self.has_masks = has_masks
-        self.dead: dict[str, Tensor] = {}
-        """architecture -> which shared parameters all of the last round's clients have pruned, bool
-        [num_shared_parameters]; their mean is 0 and means nothing"""
+        self.untouched: dict[str, Tensor] = {}
+        """architecture -> the shared parameters without a mean in the last round, bool [num_shared_parameters], where
+        there are any; what :meth:`means` holds at their places means nothing"""
         dtype = torch.float64 if self.is_exact else torch.float32
-        lengths = {a: s.num_shared + (s.span.start + 1) * has_masks for a, s in statistics.items()}
-        self._totals = {a: torch.zeros(length, dtype=dtype, device=device) for a, length in lengths.items()}
+        self._totals = {
+            arch: torch.zeros(self.length_of(of_arch), dtype=dtype, device=device)
+            for arch, of_arch in statistics.items()
+        }
         self._extras: dict[tuple[str, str], Tensor] = {}
         self._shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
         self._waiting: dict[str, Upload] = {}
@@ -118,6 +114,10 @@ class Aggregator:
     def limit(self) -> float:
         """Largest value that a contribution may hold."""
         return MAX_MAGNITUDE if self.is_exact else math.inf
+
+    def length_of(self, statistics: BatchNormStatistics) -> int:
+        """Return the length of an architecture's sums."""
+        return statistics.num_shared
 
     def num_tensors(self, method: Method) -> dict[str, int]:
         """Return client -> how many tensors the method measures (:meth:`Method.tensor_signals`), if it does."""
@@ -140,7 +140,7 @@ class Aggregator:
         self.round = round_
         self._weights = weights
         self._waiting = {}
-        self.dead = {}
+        self.untouched = {}
         for total in self._totals.values():
             total.zero_()
         self._shapes = extras
@@ -155,17 +155,22 @@ class Aggregator:
         arch = self.archs[client]
         shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
         assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
-        assert upload.mask is None or self.has_masks, "has_masks declares no masks"
+        self.check(upload)
         vector = self.statistics[arch].encode(upload.vector)
         return upload if vector is upload.vector else replace(upload, vector=vector)
+
+    def check(self, upload: Upload) -> None:
+        """Raise AssertionError if an upload has parts that these sums would ignore."""
+        assert upload.is_plain, "the method declares no masks"
+
+    def facts(self, client: str, upload: Upload) -> Sequence[float]:  # noqa: ARG002 - of a plain upload there are none
+        """Return the numbers about an upload that all ranks must hear of; see :attr:`columns`."""
+        return ()
 
     def add(self, client: str, contribution: Upload) -> None:
         """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
         if self._weights is None:
-            extras = {name: tensor.to("cpu", copy=True) for name, tensor in contribution.extras.items()}
-            mask = None if contribution.mask is None else contribution.mask.to("cpu", copy=True)
-            vector = contribution.vector.to("cpu", copy=True)
-            self._waiting[client] = replace(contribution, vector=vector, extras=extras, mask=mask)
+            self._waiting[client] = contribution.on_host()
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
@@ -197,28 +202,18 @@ class Aggregator:
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
         arch = self.archs[client]
         total = self._totals[arch]
-        x = upload.vector.to(total.device)
-        if self.has_masks:
-            total, kept = total.split([len(x), len(total) - len(x)])
-            mask = torch.ones(len(kept), dtype=torch.bool, device=total.device)
-            if upload.mask is not None:
-                sent = upload.mask.to(total.device)
-                x = x.clone()
-                zero_pruned_(x[: len(sent)], sent)
-                if not upload.zeros_count:
-                    mask[:-1] = sent
-            self._add(kept, self._weight_of_parameters(client, weights), mask)
-        for span, weight in self._stretches(client, arch, weights):
-            self._add(total[span], weight, x[span])
+        self.sum_model(client, upload, weights, total)
         for name, tensor in upload.extras.items():
-            self._add(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
+            self.add_weighted(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
 
-    def _weight_of_parameters(self, client: str, weights: Weights) -> float:
-        """Return the one weight of all parameters, where there are masks."""
-        if weights.parameters is None:
-            return weights.clients[client]
-        assert len(weights.parameters[client]) == 1, "weights of single tensors do not go together with masks"
-        return weights.parameters[client][0]
+    def sum_model(self, client: str, upload: Upload, weights: Weights, total: Tensor) -> None:
+        """Add a client's model to ``total``, the sums of its architecture."""
+        self.sum_vector(client, upload.vector.to(total.device), weights, total)
+
+    def sum_vector(self, client: str, x: Tensor, weights: Weights, total: Tensor) -> None:
+        """Add the weighted shared vector ``x`` [num_shared] of a client to ``total``, which is as long."""
+        for span, weight in self._stretches(client, self.archs[client], weights):
+            self.add_weighted(total[span], weight, x[span])
 
     def _stretches(self, client: str, arch: str, weights: Weights) -> Iterator[tuple[slice, float]]:
         """Yield (span, weight): one stretch if all of the client's upload has the same weight."""
@@ -235,7 +230,8 @@ class Aggregator:
             yield slice(statistics.span.start), of_parameters[0]
         yield statistics.span, own
 
-    def _add(self, total: Tensor, weight: float, x: Tensor) -> None:
+    def add_weighted(self, total: Tensor, weight: float, x: Tensor) -> None:
+        """Add ``weight * x`` to ``total``, exactly or in float32."""
         if self.is_exact:
             accumulate(total, weight, x)
         else:
@@ -245,10 +241,8 @@ class Aggregator:
         total = self.strategy.sum_(self._totals[arch])
         if self.is_exact:
             total.div_(GRID)
-        num_shared = self.statistics[arch].num_shared
-        mean = total[:num_shared]
-        if self.has_masks:
-            share = total[num_shared:-1] / total[-1]  # of the weights
-            self.dead[arch] = share == 0
-            mean[: len(share)].div_(share).masked_fill_(self.dead[arch], 0.0)
-        return self.statistics[arch].decode(mean).to(torch.float32)
+        return self.statistics[arch].decode(self.divide(arch, total)).to(torch.float32)
+
+    def divide(self, arch: str, total: Tensor) -> Tensor:  # noqa: ARG002 - weights sum to 1
+        """Turn an architecture's sums into the weighted mean [num_shared]."""
+        return total

@@ -7,39 +7,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from lightning import Trainer
 from torch import nn
 
-from fedsim.core.errors import ConfigError
-from fedsim.core.store import ClientStore
-from fedsim.data.augmentation import Augmentation
+from fedsim.core.placement import place
+from fedsim.core.store import make_store
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.federated import ClientData, FederatedData
-from fedsim.federation.hardware import Hardware
+from fedsim.data.federated import ClientData
+from fedsim.evaluation.classification import evaluator_for
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.federation.adaptive_backbones import BackboneLadder
+from fedsim.federation.aggregation import Aggregator
+from fedsim.federation.axis import Axis
+from fedsim.federation.events import RoundCallback
+from fedsim.federation.host import Host
+from fedsim.federation.ledger import Ledger
+from fedsim.federation.masked import MaskedAggregator
+from fedsim.federation.parts import Parts, layout_of
+from fedsim.federation.requirements import check_image_sizes, check_settings, settings_of
+from fedsim.federation.round import Round
+from fedsim.federation.settings import Settings
 from fedsim.methods.base import Method
 from fedsim.models.groups import group_names
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import Resident
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
-from fedsim.training.statistics import StatisticsPolicy, shared_names
+from fedsim.training.server import Server
+from fedsim.training.settings import ClientOverride
+from fedsim.training.statistics import BatchNormStatistics, StatisticsPolicy, shared_names
 
-__all__ = [
-    "Blueprint",
-    "build_clients",
-    "build_residents",
-    "check_equal_start",
-    "check_image_size",
-    "check_image_sizes",
-    "check_settings",
-    "layout_of",
-    "settings_of",
-]
+__all__ = ["Blueprint", "assemble", "build_residents", "make_aggregator"]
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What all models of a federation have in common."""
+    """The properties that all models of a federation have in common."""
 
     backbone: nn.Module
     """of clients without one of their own"""
@@ -52,84 +56,98 @@ class Blueprint:
     """backbones that any client may come to have"""
 
 
-def check_settings(
-    federated: FederatedData,
-    overrides: Mapping[str, ClientOverride],
-    bn_stats: StatisticsPolicy,
-    method: Method,
-    hardware: Hardware | None = None,
-) -> None:
-    """Raise ConfigError where settings name what the data do not have."""
-    names = [c.name for c in federated.clients]
-    named = {"model.clients": list(overrides), "model.hardware.clients": list(hardware.clients) if hardware else []}
-    for field, clients in named.items():
-        for name in clients:
-            if name not in names:
-                raise ConfigError(f"{field}: there is no client {name}; choose from {', '.join(names)}")
-    _check_identities(federated, method)
-    if bn_stats == "recalibrate" and federated.public is None:
-        raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
-    if method.needs_public_images and federated.public is None:
-        raise ConfigError(
-            f"model.method: {type(method).__name__}, as it is configured, needs public images; "
-            "set data.public to an unseen data set"
-        )
-    if method.needs_hardware:
-        _check_speeds(names, type(method).__name__, hardware)
+def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> Parts:
+    """Build the server and the clients that ``rank`` hosts. No image is read.
 
-
-def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None) -> None:
-    if hardware is None:
-        raise ConfigError(f"model.hardware: {method}, as it is configured, weighs by images_per_second; set it")
-    for name in clients:
-        if hardware.speed(name) == float("inf"):
-            raise ConfigError(
-                f"model.hardware.images_per_second: client {name}'s is infinite, and {method}, as it is configured, "
-                "weighs by it; give a number"
-            )
-
-
-def _check_identities(federated: FederatedData, method: Method) -> None:
-    """Refuse what needs labels of people where clients have none."""
-    unlabelled = [client.name for client in federated.clients if not client.knows_identities]
-    if not unlabelled:
-        return
-    if given := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
-        raise ConfigError(
-            f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
-            "remove its folder or leave model.client.cluster out"
-        )
-    if method.needs_identities:
-        raise ConfigError(
-            f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "
-            "clusters its images instead; leave model.client.cluster out or choose another method"
-        )
-    if method.shares_head and len(unlabelled) < len(federated.clients):
-        raise ConfigError(
-            f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
-        )
-
-
-def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
-    """Return a client's settings: the common ones with its own in their place.
+    Args:
+        how: the federation as configured.
+        data: the federation's data.
+        rank: of this process.
+        world_size: number of processes.
+        device: where models live.
 
     Raises:
-        ConfigError: if they are wrong, or a batch is larger than the client's data.
+        ConfigError: if settings and data do not fit together.
     """
-    settings, name = common, data.name
-    if name in overrides:
-        settings = overrides[name].apply(common)
-        settings.check(f"model.clients.{name}")
-    if not settings.clusters and not data.knows_identities:
-        raise ConfigError(
-            f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
-        )
-    if settings.batch_size > data.num_images:
-        raise ConfigError(
-            f"model.client.batch_size: {settings.batch_size} is more than the {data.num_images} training images of "
-            f"client {name}; set model.clients.{name}.batch_size to at most {data.num_images}"
-        )
-    return settings
+    settings = {c.name: settings_of(c, how.client, how.clients) for c in data.federated.clients}
+    federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
+    check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
+    rungs = how.adaptive_backbones.ladder if how.adaptive_backbones else ()
+    blueprint = Blueprint(how.backbone, how.neck, how.method, how.bn_stats, how.seed, rungs)
+    residents, archs = build_residents(blueprint, federated.clients, how.clients, device)
+    costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
+    placement = place(costs, world_size)
+    check_image_sizes(residents, data)
+    server = Server(residents, archs, data.augmentation, how.seed, len(federated.public or ()))
+    server.load_kept({arch: how.method.initial_server_kept(resident) for arch, resident in residents.items()})
+    store, hosted = make_store(how.client_store, device), set(placement.hosted_by(rank))
+    clients = {
+        mine.name: Client(
+            data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
+            resident=residents[archs[mine.name]], store=store, seed=how.seed,
+            kept=how.method.initial_kept(residents[archs[mine.name]]),
+        ).to(device)
+        for mine in federated.clients if mine.name in hosted
+    }  # fmt: skip
+    return Parts(
+        method=how.method, federated=federated, residents=residents, archs=archs, costs=costs, placement=placement,
+        statistics={arch: BatchNormStatistics(how.bn_stats, resident) for arch, resident in residents.items()},
+        server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
+        store=store, clients=clients,
+    )  # fmt: skip
+
+
+def axes_of(how: Settings, parts: Parts) -> list[Axis]:
+    """Return what acts around the rounds: choices that any method can be combined with.
+
+    Raises:
+        ConfigError: if they do not go together with the federation.
+    """
+    ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
+    how.privacy.prepare(how.method, parts.server, how.selection)
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
+
+
+def round_of(
+    how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer, callbacks: Sequence[RoundCallback]
+) -> Round:
+    """Return the round that a trainer runs."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, FederatedStrategy)
+    aggregator = make_aggregator(how, parts, strategy, strategy.root_device)
+    host = Host(
+        parts.clients, how.method, parts.server, aggregator, strategy, how.on_bad_update, str(trainer.precision),
+        callbacks, how.privacy,
+    )  # fmt: skip
+    return Round(how, parts, axes, host, aggregator, strategy)
+
+
+def evaluator_of(
+    how: Settings,
+    parts: Parts,
+    data: FederatedDataModule,
+    strategy: FederatedStrategy,
+    callbacks: Sequence[RoundCallback],
+) -> Evaluator:
+    """Return what scores the federation's models."""
+
+    def tell(what: str) -> None:
+        strategy.poll()
+        strategy.describe_activity(f"scoring the {what}")
+        for callback in callbacks:
+            callback.on_scoring(what)
+
+    return evaluator_for(how.evaluation)(
+        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients,
+        residents=parts.residents, archs=parts.archs, federated=parts.federated, placement=parts.placement,
+        strategy=strategy, open_images=data.open_test, progress=tell,
+    )  # fmt: skip
+
+
+def make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy, device: torch.device) -> Aggregator:
+    """Return the sums that the method's uploads need."""
+    kind = MaskedAggregator if how.method.has_masks else Aggregator
+    return kind(strategy, parts.statistics, parts.archs, how.reduction, device, how.seed)
 
 
 def build_residents(
@@ -137,11 +155,11 @@ def build_residents(
     clients: Sequence[ClientData],
     overrides: Mapping[str, ClientOverride],
     device: torch.device,
-) -> tuple[dict[str, Resident], dict[str, str]]:
+) -> tuple[dict[str, Resident], Architectures]:
     """Build one resident model per architecture.
 
-    Clients whose backbones have the same layout share one; the first client's initial weights count. Of a ladder, all
-    backbones have one, which fits any client.
+    Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
+    the ladder gets a resident model, with room for the largest head.
 
     Returns:
         (architecture -> resident model, client -> architecture).
@@ -164,88 +182,7 @@ def build_residents(
         num_classes = max(c.num_classes for c in (clients if blueprint.ladder else group))
         residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
         archs |= {c.name: name for c in group}
-    return residents, archs
-
-
-def build_clients(
-    mine: Sequence[ClientData],
-    settings: Mapping[str, LocalTraining],
-    residents: Mapping[str, Resident],
-    archs: Mapping[str, str],
-    store: ClientStore,
-    *,
-    method: Method,
-    objective: Objective,
-    augmentation: Augmentation,
-    seed: int,
-) -> dict[str, Client]:
-    """Build the clients that a rank hosts.
-
-    Args:
-        mine: what they hold.
-        settings: client -> its settings.
-        residents: architecture -> its resident model.
-        archs: client -> architecture.
-        store: of the rank, where private states wait.
-        method: says what a client remembers from the start.
-        objective: the supervised loss.
-        augmentation: of training images.
-        seed: of the run.
-    """
-    return {
-        data.name: Client(
-            data=data,
-            training=settings[data.name],
-            objective=objective,
-            augmentation=augmentation,
-            resident=residents[archs[data.name]],
-            store=store,
-            seed=seed,
-            kept=method.initial_kept(residents[archs[data.name]]),
-        ).to(residents[archs[data.name]].device)
-        for data in mine
-    }
-
-
-def check_image_sizes(residents: Mapping[str, Resident], data: FederatedDataModule) -> None:
-    """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
-    crop = data.augmentation.crop
-    check_image_size(residents, "augmentation.crop" if crop else "size", crop or data.size)
-    check_image_size(residents, "test_size", data.test_size)
-
-
-def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:
-    """Raise ConfigError if a model cannot process images of this height and width."""
-    for arch, resident in residents.items():
-        images = torch.zeros(2, 3, *size, device=resident.flat.buffer.device)
-        backbone = resident.model.eval().backbone
-        try:
-            with torch.no_grad():
-                maps = backbone(images)
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
-        if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
-            raise ConfigError(
-                f"model.backbone: {arch} returns {list(maps.shape)} for 2 images; it must be [2, C, h, w] or [2, C] "
-                f"with C = out_channels = {backbone.out_channels}"
-            )
-
-
-def check_equal_start(strategy: FederatedStrategy, residents: Mapping[str, Resident]) -> None:
-    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
-    checksums = torch.zeros(strategy.world_size, len(residents), dtype=torch.float64)
-    mine = [resident.checksum for resident in residents.values()]
-    checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
-    strategy.exchange([checksums])
-    if len(checksums.unique(dim=0)) > 1:
-        raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
-
-
-def layout_of(backbone: nn.Module) -> tuple[str, ...]:
-    """Return what backbones of one architecture have in common."""
-    # repr() tells strides and epsilons, which shapes do not
-    shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
-    return (type(backbone).__name__, repr(backbone), *shapes)
+    return residents, Architectures(archs)
 
 
 def _build_resident(

@@ -3,18 +3,69 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry
+from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
+from fedsim.federation.axis import Axis
+from fedsim.federation.ledger import Ledger
+from fedsim.federation.parts import Parts
 from fedsim.methods.base import Method
-from fedsim.strategy.checkpoint_files import FORMAT, read_states
-from fedsim.training.client import Client
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import Resident
 
-__all__ = ["check_content", "describe_content", "load_states"]
+__all__ = ["check_content", "describe_content", "restore", "save"]
+
+log = logging.getLogger(__name__)
+
+
+def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
+    """Return what a federation adds to Lightning's checkpoint.
+
+    Args:
+        parts: of the federation.
+        axes: whose states are saved.
+        threads: CPU threads per rank.
+    """
+    content = describe_content(parts.method, parts.residents, parts.num_classes, parts.placement.ranks, threads)
+    states = {axis.key: axis.state_dict() for axis in axes if axis.key}
+    private = ((name, parts.store.read(name)) for name in parts.store.clients())
+    return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
+
+
+def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], threads: int) -> None:
+    """Load what :func:`save` has saved.
+
+    Args:
+        checkpoint: Lightning's dictionary.
+        parts: of this federation; its clients' states are replaced.
+        axes: whose states are restored.
+        threads: CPU threads per rank.
+
+    Raises:
+        ConfigError: if the checkpoint is of another method, federation or model.
+    """
+    content = _upgraded(checkpoint[CONTENT_KEY])
+    check_content(content, parts.method, parts.residents, parts.num_classes)
+    if content.get(BackboneLadder.key) and not any(isinstance(axis, BackboneLadder) for axis in axes):
+        raise ConfigError(OTHER_LADDER)
+    for axis in axes:  # before the clients' states, whose layout a ladder decides
+        axis.load_state_dict(content.get(axis.key, {}))
+    for name, state in read_states(Path(content["path"]), content, list(parts.clients)).items():
+        parts.clients[name].load_private_state(state)
+    parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
+    if content["threads"] != threads:
+        log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])
+
+
+def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's content with the keys of this version: up to 0.1 the ledger's stood apart."""
+    old = {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}
+    return {Ledger.key: old, **content}
 
 
 def describe_content(
@@ -79,12 +130,6 @@ def check_content(
                 f"ckpt_path: client {client} has {number} identities in the checkpoint, {classes[client]} here; "
                 "use the config of the run that wrote it (data and data.val decide the number of identities)"
             )
-
-
-def load_states(path: Path, content: Mapping[str, Any], clients: Mapping[str, Client]) -> None:
-    """Give the clients that this rank hosts their private states."""
-    for name, state in read_states(path, content, list(clients)).items():
-        clients[name].load_private_state(state)
 
 
 def _compare(arch: str, does: str, mine: Sequence[Entry], theirs: list[dict[str, Any]]) -> None:

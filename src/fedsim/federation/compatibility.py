@@ -21,10 +21,11 @@ from lightning.pytorch.callbacks import (
 )
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.strategy.strategy import FederatedStrategy
 
-__all__ = ["check_trainer", "naming_the_field", "warn_of_idle_ranks"]
+__all__ = ["check_trainer", "data_of", "naming_the_field", "warn_of_idle_ranks"]
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,18 @@ def check_trainer(
             _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation, metrics)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
+
+
+def data_of(trainer: Trainer) -> FederatedDataModule:
+    """Return the trainer's data.
+
+    Raises:
+        ConfigError: if they are not a federation's.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
+    if not isinstance(data, FederatedDataModule):
+        raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
+    return data
 
 
 def warn_of_idle_ranks(ranks: int, clients: int) -> None:

@@ -1,4 +1,4 @@
-"""What one rank does in a round: its clients visit the resident models, one after another."""
+"""The share of one rank in a round: its clients visit the resident models, one after another."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.core.errors import BadUpdateError, NoClustersError
-from fedsim.core.messages import Upload
+from fedsim.core.errors import BadUpdateError, LeftOutError
 from fedsim.federation.aggregation import Aggregator
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.privacy import Privacy
-from fedsim.federation.round_table import MaskReport, RoundTable, Signals
+from fedsim.federation.round_table import RoundTable
 from fedsim.methods.base import Method
 from fedsim.strategy.strategy import FederatedStrategy
-from fedsim.training.client import BatchReport, Client, Outcome
+from fedsim.training.client import BatchReport, Client
 from fedsim.training.server import Server
 
 __all__ = ["Host"]
@@ -29,12 +28,12 @@ class Host:
         clients: hosted by this rank.
         method: whose hooks make the round.
         server: the global models.
-        aggregator: takes what clients upload.
+        aggregator: takes the uploads.
         strategy: tells when to leave.
         on_bad_update: what to do with an update that is not finite.
         precision: of forward passes, Lightning's name.
         callbacks: told about rounds and batches.
-        privacy: what noise is added to downloads and uploads.
+        privacy: the noise that is added to downloads and uploads.
     """
 
     clients: Mapping[str, Client]
@@ -60,7 +59,7 @@ class Host:
             keep_snapshots: whether local models are kept for an evaluation.
 
         Returns:
-            what went wrong, if anything did: the other ranks must hear of it.
+            the error, if there was one: the other ranks must hear of it.
         """
         mine = [name for name in called if name in self.clients]
         try:
@@ -77,64 +76,52 @@ class Host:
         return None
 
     def _visit(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
-        """Train one client, unless its update is to be left out, and write its row of the table."""
+        """Train one client and write its row of the table; an update that does not count is left out."""
         try:
-            outcome, signals = self._train_client(client, round_, work, keep_snapshot)
-        except BadUpdateError:
-            if self.on_bad_update == "stop":
+            self._train_client(client, round_, work, table, keep_snapshot)
+        except LeftOutError as error:
+            if isinstance(error, BadUpdateError) and self.on_bad_update == "stop":
                 raise
-            table.skip(client.client_name)
-        except NoClustersError:
-            table.skip(client.client_name, "no clusters")
+            table.skip(client.client_name, error)
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
             raise
-        else:
-            table.fill(client.client_name, outcome, signals, self.strategy.global_rank)
 
-    def _train_client(self, client: Client, round_: int, work: float, keep_snapshot: bool) -> tuple[Outcome, Signals]:
-        """One client's visit."""
+    def _train_client(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
         client.resident.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
         try:
             with self.privacy.visit(client, self.server):
-                return self._do_round(client, keep_snapshot)
+                self._do_round(client, table, keep_snapshot)
         finally:
             client.leave()
 
-    def _do_round(self, client: Client, keep_snapshot: bool) -> tuple[Outcome, Signals]:
+    def _do_round(self, client: Client, table: RoundTable, keep_snapshot: bool) -> None:
         """Download, train, measure, upload."""
         self.method.download(client, self.server)
         self.method.train(client, self.server)
-        if client.clusters and not client.visit.found_clusters:
-            raise NoClustersError(f"client {client.client_name}, round {client.round + 1}: no clusters of its images")
-        signals = self._measure(client)
+        client.check_labels()
+        signals = self.method.signals(client, self.server)
+        tensors = self.method.tensor_signals(client, self.server) if self.method.has_tensor_signals else ()
+        self._check_signals(client, signals, tensors)
         upload = self.privacy.uploaded(client, self.server, self.method.upload(client, self.server))
         contribution = self.aggregator.encode(client.client_name, upload)
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
-        return outcome, signals._replace(mask=_report_mask(client, upload)) if self.method.has_masks else signals
+        traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, upload), strict=True)
+        numbers = {**outcome.facts, **signals, **dict(traffic)}
+        table.fill(client.client_name, self.strategy.global_rank, outcome, numbers, tensors)
 
-    def _measure(self, client: Client) -> Signals:
-        """Ask the method for its signals; what is not finite is a bad update."""
-        by_name = self.method.signals(client, self.server)
-        of_tensors = self.method.tensor_signals(client, self.server) if self.method.has_tensor_signals else ()
-        tensors = [entry.name for entry in client.resident.flat.shared_parameters] if of_tensors else []
-        for name, value in [*by_name.items(), *zip(tensors, of_tensors, strict=True)]:
+    def _check_signals(self, client: Client, signals: Mapping[str, float], tensors: Sequence[float]) -> None:
+        """Refuse signals that are not finite: it is a bad update."""
+        names = [entry.name for entry in client.resident.flat.shared_parameters] if tensors else []
+        for name, value in [*signals.items(), *zip(names, tensors, strict=True)]:
             if not math.isfinite(value):
                 raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
-        return Signals(by_name, of_tensors)
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()
         for callback in self.callbacks:
             callback.on_client_batch(report)
-
-
-def _report_mask(client: Client, upload: Upload) -> MaskReport:
-    """Count what an upload's mask leaves."""
-    total = client.resident.flat.num_shared_elements
-    pruned = 0 if upload.mask is None else int((~upload.mask).count_nonzero())
-    return MaskReport(total - pruned, upload.mask is not None and upload.is_new_mask)

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedsim.core.flat import FlatParameters
+from fedsim.core.messages import Report
 from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.axis import Axis, RoundRecord
 from fedsim.federation.hardware import Hardware
-from fedsim.federation.round_table import MaskReport
 from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.methods.base import Method
 from fedsim.training.server import Server
@@ -73,7 +74,7 @@ class Traffic(NamedTuple):
         return self._replace(up=0, extra_up=0)
 
 
-class Ledger:
+class Ledger(Axis):
     """Counts the bytes of a run, alike on all ranks.
 
     Args:
@@ -83,6 +84,8 @@ class Ledger:
         hardware: of the clients, for simulated seconds; None: there are none.
         accounting: what counts.
     """
+
+    key = "ledger"
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Ledger:
         self._hardware = hardware
         self._accounting = accounting
         self._num_parameters = {arch: resident.flat.num_shared_elements for arch, resident in server.residents.items()}
-        self.kept: dict[str, int] = {}
+        self.unpruned: dict[str, int] = {}
         """client -> shared parameters, counted by element, that the server sends it; whoever is missing gets all"""
         self._note_server_masks()
         self._model_bytes = {arch: resident.shared_bytes for arch, resident in server.residents.items()}
@@ -128,48 +131,43 @@ class Ledger:
         measured = len(method.signal_names) + method.has_tensor_signals * len(flat.shared_parameters)
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
-    def record(
-        self,
-        round_: int,
-        selected: Sequence[str],
-        images: Mapping[str, float],
-        masks: Mapping[str, MaskReport] | None = None,
-    ) -> None:
-        """Enter a round.
-
-        Args:
-            round_: from 0.
-            selected: clients that the server sent the model to.
-            images: client -> images that it trained on, of those whose updates count; the others' uploads did not
-                arrive.
-            masks: client -> what it has pruned, of those whose updates count, where clients prune.
-        """
-        masks = masks or {}
-        expected = {name: self._encoded(name, t, masks) for name, t in self.expected(round_, selected).items()}
-        self.kept |= {name: mask.kept for name, mask in masks.items()}
+    def observe(self, record: RoundRecord) -> None:
+        """Enter a round. Uploads of clients without a report did not arrive."""
+        reports, expected = record.reports, self.expected(record.round_, record.selected)
+        encoded = {name: self._encoded(name, traffic, reports.get(name)) for name, traffic in expected.items()}
+        self.unpruned |= {
+            name: int(report.traffic["unpruned"]) for name, report in reports.items() if "unpruned" in report.traffic
+        }
         self._note_server_masks()
-        self.round = {name: t if name in images else t.unanswered() for name, t in expected.items()}
-        self.seconds = self.simulated_seconds(self.round, images)
+        self.round = {name: t if name in reports else t.unanswered() for name, t in encoded.items()}
+        self.seconds = self.simulated_seconds(self.round, {name: report.images for name, report in reports.items()})
         for traffic in self.round.values():
             self.totals["down"] += traffic.down
             self.totals["up"] += traffic.up
             self.totals["extra"] += traffic.extra
-        self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in selected)
+        self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in record.selected)
 
     def prunes(self, arch: str) -> bool:
         """Whether clients prune models of an architecture, or the server does."""
         return self._method.has_masks or self._method.server_mask(self._server, arch) is not None
 
-    def _encoded(self, name: str, traffic: Traffic, masks: Mapping[str, MaskReport]) -> Traffic:
-        """Return the traffic of a client that has pruned, or for which the server has."""
+    def _encoded(self, name: str, traffic: Traffic, report: Report | None) -> Traffic:
+        """Return the traffic of a client that has pruned, or for which the server has.
+
+        Args:
+            name: of the client.
+            traffic: of a client that has not pruned.
+            report: of the client; None: its upload did not arrive.
+        """
         method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
         if not self.prunes(self._archs[name]):
             return traffic
         always = accounting.masks == "every_upload"
-        down, up = self.kept.get(name, size), masks[name].kept if name in masks else size
+        own = {} if report is None else report.traffic
+        down, up = self.unpruned.get(name, size), int(own.get("unpruned", size))
         # a client has its own mask; of the server's it may have missed some
         down_bytes = sparse_bytes(size, down, accounting.encoding, always or method.has_masks or down == size)
-        up_bytes = sparse_bytes(size, up, accounting.encoding, not (always or (name in masks and masks[name].is_new)))
+        up_bytes = sparse_bytes(size, up, accounting.encoding, not (always or own.get("new mask")))
         saved = dense_bytes(size)
         return traffic._replace(
             down=traffic.down and traffic.down - saved + down_bytes, up=traffic.up - saved + up_bytes
@@ -180,8 +178,8 @@ class Ledger:
         for arch in self._server.residents:
             mask = self._method.server_mask(self._server, arch)
             if mask is not None:
-                num_kept = self._num_parameters[arch] - int((~mask).count_nonzero())
-                self.kept |= {name: num_kept for name, its in self._archs.items() if its == arch}
+                num_unpruned = self._num_parameters[arch] - int((~mask).count_nonzero())
+                self.unpruned |= {name: num_unpruned for name, its in self._archs.items() if its == arch}
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
         """Return how long a round takes on the clients' hardware: as long as its slowest client.
@@ -201,11 +199,11 @@ class Ledger:
         """All bytes since the run began."""
         return self.totals["down"] + self.totals["up"] + self.totals["extra"]
 
-    def metrics(self) -> dict[str, float]:
-        """Return what is logged: the last round's bytes, and those since the run began."""
+    def metrics(self, round_: int = 0, clients: Sequence[str] = ()) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return the last round's bytes, and those since the run began."""
         metrics = self._named("comm", list(self.round.values()))
         metrics |= {"comm/total_bytes": float(self.total), "comm/formula_bytes": float(self.totals["formula"])}
-        if self.kept and self.round:
+        if self.unpruned and self.round:
             densities = [self._density(name) for name in self.round]
             metrics["comm/density"] = sum(densities) / len(densities)
         if self.seconds is not None:
@@ -213,14 +211,14 @@ class Ledger:
         if len(self._archs) <= MAX_NAMES:
             for name in self._archs:
                 metrics |= self._named(f"comm/{name}", [self.round[name]] if name in self.round else [])
-                if self.kept:
+                if self.unpruned:
                     metrics[f"comm/{name}/density"] = self._density(name)
         return metrics
 
     def _density(self, name: str) -> float:
         """Share of the shared parameters that a client's model has left."""
         size = self._num_parameters[self._archs[name]]
-        return self.kept.get(name, size) / size
+        return self.unpruned.get(name, size) / size
 
     def _named(self, prefix: str, traffic: Sequence[Traffic]) -> dict[str, float]:
         sums = {"down": sum(t.down for t in traffic), "up": sum(t.up for t in traffic)}
@@ -230,13 +228,17 @@ class Ledger:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def load_totals(self, totals: Mapping[str, int] | None, kept: Mapping[str, int]) -> None:
-        """Continue from a checkpoint's :attr:`totals` and :attr:`kept`; None: it was written before there were any."""
-        self.kept = dict(kept)
-        if totals is None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return :attr:`totals` and :attr:`unpruned`."""
+        return {"totals": dict(self.totals), "unpruned": dict(self.unpruned)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; one of an old version may lack the totals."""
+        self.unpruned = dict(state.get("unpruned", {}))
+        if state.get("totals") is None:
             log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
         else:
-            self.totals = dict(totals)
+            self.totals = dict(state["totals"])
 
 
 def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:

@@ -7,7 +7,7 @@ change, adds noise in proportion to that bound, and accounts for what the rounds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
 from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import numpy_generator
+from fedsim.federation.axis import Axis
 from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.training.server import Server
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DifferentialPrivacy", "Privacy", "WhiteNoise", "clip_norm", "gaussian_epsilon"]
 
 
-class Privacy:
+class Privacy(Axis):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
@@ -64,10 +65,6 @@ class Privacy:
             weights: architecture -> how its clients entered the mean.
         """
         return means
-
-    def metrics(self, rounds: int) -> dict[str, float]:  # noqa: ARG002 - a hook's
-        """Return what is logged after ``rounds`` rounds."""
-        return {}
 
 
 class WhiteNoise(Privacy):
@@ -206,11 +203,11 @@ class DifferentialPrivacy(Privacy):
             result[arch] = server.model(arch) + total / expected
         return result
 
-    def metrics(self, rounds: int) -> dict[str, float]:
-        """Return the epsilon that ``rounds`` rounds have spent."""
+    def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:  # noqa: ARG002 - it holds for all
+        """Return the epsilon that the rounds up to ``round_``, from 0, have spent."""
         # two clipped changes are up to 2 * clip apart, so the noise of mode local counts half
         multiplier = self.noise_multiplier / (2 if self.mode == "local" else 1)
-        return {"privacy/epsilon": gaussian_epsilon(multiplier, rounds, self.delta, self._probability)}
+        return {"privacy/epsilon": gaussian_epsilon(multiplier, round_ + 1, self.delta, self._probability)}
 
     def _noise(self, flat: FlatParameters, server: Server, whose: str) -> Tensor:
         generator = numpy_generator(server.seed, server.round, whose, f"{self.mode} differential privacy")

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: axes of their own, usable with every method."""
+"""Which clients take part in a round: an axis of its own, usable with every method."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
+from fedsim.federation.axis import Axis, RoundRecord
 
-__all__ = ["UCB", "AllClients", "Availability", "PoissonSampling", "RandomFraction", "Selection"]
+__all__ = ["UCB", "AllClients", "PoissonSampling", "RandomFraction", "Selection"]
 
 log = logging.getLogger(__name__)
 
 
-class Selection(ABC):
+class Selection(Axis, ABC):
     """The server's choice of clients. Every rank makes it, and all come to the same."""
+
+    key = "selection"
+
+    learns: ClassVar[bool] = False
+    """whether the choice depends on the rounds before"""
+    has_rewards: ClassVar[bool] = False
+    """whether :meth:`mean_rewards` has any"""
 
     @abstractmethod
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
@@ -42,35 +50,9 @@ class Selection(ABC):
         """With which a round selects each client, independently of other clients and rounds; None: not so."""
         return None
 
-    @property
-    def learns(self) -> bool:
-        """Whether who is selected depends on the rounds before."""
-        return type(self).observe is not Selection.observe
-
-    def observe(self, round_: int, weights: Mapping[str, float | None], seed: int) -> None:  # noqa: B027 - optional
-        """Learn from a round that has been trained. Every rank calls it with the same numbers.
-
-        Args:
-            round_: from 0.
-            weights: client that was selected -> its aggregation weight among all that returned an update, whatever
-                their architectures; None: its update did not come, or does not count.
-            seed: of the run.
-        """
-
     def mean_rewards(self) -> dict[str, float]:
-        """Return client -> mean reward, of those that have been selected; empty: there are no rewards."""
+        """Return client -> mean reward, of those that have been selected."""
         return {}
-
-    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
-        """Return what is logged about ``clients`` after round ``round_``, from 0, has been observed."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`observe` has learnt, in plain types, for checkpoints."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Restore :meth:`state_dict`; it is empty if the checkpoint is of a selection that learns nothing."""
 
 
 class AllClients(Selection):
@@ -93,8 +75,7 @@ class RandomFraction(Selection):
     """
 
     def __init__(self, fraction: float = 0.5) -> None:
-        if not 0 < fraction <= 1:
-            raise ConfigError(f"model.selection.fraction: {fraction} is not in (0, 1]")
+        within("model.selection", "(0, 1]", fraction=fraction)
         self.fraction = fraction
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
@@ -121,8 +102,7 @@ class PoissonSampling(Selection):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0 < rate <= 1:
-            raise ConfigError(f"model.selection.rate: {rate} is not in (0, 1]")
+        within("model.selection", "(0, 1]", rate=rate)
         self.rate = rate
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
@@ -162,11 +142,12 @@ class UCB(Selection):
             that with the smallest; ``soft``: the weight itself.
     """
 
+    learns = has_rewards = True
+
     def __init__(
         self, count: int = 5, rho: float = 1.0, reward: Literal["argmax", "argmin", "soft"] = "argmax"
     ) -> None:
-        if count < 1:
-            raise ConfigError(f"model.selection.count: {count} is less than 1")
+        at_least("model.selection", 1, count=count)
         if not 0 <= rho < math.inf:
             raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
         self.count = count
@@ -190,13 +171,12 @@ class UCB(Selection):
         best = sorted(range(len(clients)), key=lambda i: (-self.bound(clients[i], round_), lots[i]))[: self.count]
         return [clients[i] for i in sorted(best)]
 
-    def observe(self, round_: int, weights: Mapping[str, float | None], seed: int) -> None:
+    def observe(self, record: RoundRecord) -> None:
         """Count who was selected, and reward by aggregation weights."""
-        for client in weights:
+        for client in record.selected:
             self.num_selected[client] = self.num_selected.get(client, 0) + 1
             self.rewards.setdefault(client, 0.0)
-        answers = {client: weight for client, weight in weights.items() if weight is not None}
-        for client, reward in self._rewards(round_, answers, seed).items():
+        for client, reward in self._rewards(record.round_, record.weights, record.seed).items():
             self.rewards[client] += reward
 
     def _rewards(self, round_: int, weights: Mapping[str, float], seed: int) -> dict[str, float]:
@@ -229,36 +209,3 @@ class UCB(Selection):
         if not state:
             log.warning("the checkpoint is of another selection: every client counts as never selected")
         self.rewards, self.num_selected = dict(state.get("H", {})), dict(state.get("N", {}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Availability:
-    """Clients that fail or are slow, drawn anew for each client and round."""
-
-    drop: float = 0.0
-    """probability that a selected client never answers: it neither trains nor counts"""
-    straggle: float = 0.0
-    """probability that a client is slow and sends what it has"""
-    straggler_work: float = 0.5
-    """share of its batches that a slow client gets done (at least one)"""
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name in ("drop", "straggle", "straggler_work"):
-            if not 0 <= self.__dict__[name] <= 1:
-                raise ConfigError(f"model.availability.{name}: {self.__dict__[name]} is not in [0, 1]")
-        if self.straggler_work == 0:
-            raise ConfigError("model.availability.straggler_work: 0 would be a drop-out; set drop instead")
-
-    def of(self, clients: Sequence[str], round_: int, seed: int) -> dict[str, float]:
-        """Return :meth:`work` of each of ``clients``."""
-        return {client: self.work(round_, client, seed) for client in clients}
-
-    def work(self, round_: int, client: str, seed: int) -> float:
-        """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""
-        if self.drop == self.straggle == 0:
-            return 1.0
-        dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)
-        if dropped < self.drop:
-            return 0.0
-        return self.straggler_work if slow < self.straggle else 1.0

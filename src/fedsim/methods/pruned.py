@@ -16,6 +16,7 @@ from fedsim.core.messages import Upload
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
 from fedsim.training.features import PLAIN, extract_features
+from fedsim.training.labels.source import Clusters
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
@@ -100,17 +101,16 @@ def own_accuracy(client: Client, num_images: int | None = None) -> float:
         client: in its visit.
         num_images: so many random images, anew in each round; None: all. With clusters it is always all.
     """
-    return proxy_accuracy(client) if client.clusters else _head_accuracy(client, num_images)
+    return proxy_accuracy(client) if client.training_settings.clusters else _head_accuracy(client, num_images)
 
 
 def proxy_accuracy(client: Client) -> float:
     """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
     assert client.pixels is not None
     resident = client.resident
-    if client.visit.pseudo is None:
-        client.find_pseudo_labels()
-    pseudo = client.visit.pseudo
-    assert pseudo is not None
+    source = client.visit.source
+    assert isinstance(source, Clusters)
+    pseudo = source.pseudo or source.find()
     index = (pseudo.labels >= 0).nonzero().flatten()
     if not len(index):
         return 0.0

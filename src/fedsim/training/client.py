@@ -16,19 +16,19 @@ from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.batches import grouped, identity_batches, limited, shuffled_batches
+from fedsim.data.batches import grouped, limited
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import Mixture
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
-from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.functional.normalise import normalise_images
+from fedsim.training.batch import Batch
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.flat_model import Head, Output, Resident
-from fedsim.training.labels.source import CLUSTERS, grow_clusters, label_by_density, remember_clusters
+from fedsim.training.labels.source import source_of
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, Objective
-from fedsim.training.visit import Batch, BatchReport, Outcome, Visit
+from fedsim.training.visit import BatchReport, Outcome, Visit
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
@@ -118,8 +118,9 @@ class Client(LightningModule):
         """
         self.round = round_
         self.visit = Visit(
-            self.generator, self.augmentation.is_random, self.device, work=work, precision=precision, listener=listener
-        )
+            self.generator, self.augmentation.is_random, self.device,
+            work=work, precision=precision, listener=listener, source=source_of(self),
+        )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self._make_ready(self.resident, "dropout")
@@ -160,7 +161,8 @@ class Client(LightningModule):
         for optimizer in (self.optimizer, *visit.optimizers):
             optimizer.begin_epoch(epoch)
         share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
-        all_labels, order = self._epoch_plan() if share or not self.clusters else (self.labels, [])
+        all_labels, order = visit.source.plan(visit.batch_stream, share > 0)
+        order = limited(order, self.limit_batches)
         count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
         count = visit.within_steps(epoch, count, self.training_settings)
         groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
@@ -185,25 +187,16 @@ class Client(LightningModule):
         return self.supervised_loss(self.forward(batch.images), batch)
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
-        """Return the supervised loss (scalar) of what a model says about a batch.
+        """Return the supervised loss (scalar) of a model's output for a batch.
 
-        It is that of pseudo-labels where identities are unknown.
-
-        ``counts`` says whether it enters the log.
+        Args:
+            output: of the model.
+            batch: with labels from the client's label source.
+            counts: whether the loss enters the log.
         """
-        if self.visit.pseudo is not None:
-            loss, guesses, truth = self.visit.pseudo.score(output.features.neck, batch.labels)
-            if counts:
-                self.visit.tally.add(loss.detach(), guesses, truth)
-            return loss
-        goal, labels = self.objective, batch.labels
-        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
-        loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
-        if goal.triplet > 0:
-            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
+        loss, guesses, truth = self.visit.source.score(output, batch)
         if counts:
-            self.visit.tally.add(loss.detach(), output.logits.argmax(1), labels)
+            self.visit.tally.add(loss.detach(), guesses, truth)
         return loss
 
     def step(
@@ -235,6 +228,10 @@ class Client(LightningModule):
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
+    def check_labels(self) -> None:
+        """Raise NoClustersError if the visit had no labels to train on."""
+        self.visit.source.check()
+
     def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
         """Check what the visit came to, and store the private state.
 
@@ -263,9 +260,7 @@ class Client(LightningModule):
             )
         self.store.write(self.client_name, {"state": self.resident.private, **_named(self.kept)})
         self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
-        outcome = Outcome(loss, correct, images, time.perf_counter() - self.visit.started)
-        found = self.visit.pseudo
-        return outcome if found is None else outcome._replace(clusters=found.num_clusters, clustered=found.share)
+        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
     def leave(self) -> None:
         """Let go of what only the visit needed, whether it counts or not."""
@@ -360,11 +355,6 @@ class Client(LightningModule):
         return normalise_images(images)
 
     @property
-    def clusters(self) -> bool:
-        """Whether it trains on clusters of its images."""
-        return self.training_settings.clusters
-
-    @property
     def local_epochs(self) -> int:
         """E in this round."""
         return self.training_settings.epochs_in(self.round)
@@ -372,39 +362,13 @@ class Client(LightningModule):
     def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield images and soft labels for positions in the epoch's labels."""
         assert self.pixels is not None
-        rows = indices
-        if self.clusters:  # where images are replicated, several have one row
-            rows = [index % self.data.num_images for index in indices]
+        rows = [self.visit.source.rows(index) for index in indices]
         real = self.pixels.batches(rows)
         if self.mixture is None:
             return zip(real, itertools.repeat(None))
         return self.mixture.mix(real, [self.labels[index] for index in rows], self.visit.generated_stream)
 
-    def _epoch_plan(self) -> tuple[Tensor, list[Tensor]]:
-        """Return labels [m] and batches of positions in them; with pseudo-labels, m is a multiple of the images."""
-        if not self.clusters:
-            return self.labels, self._epoch_order()
-        self.find_pseudo_labels()
-        pseudo = self.visit.pseudo
-        assert pseudo is not None
-        self.visit.found_clusters |= pseudo.num_clusters > 0
-        order = pseudo.batches(self.visit.batch_stream)
-        return pseudo.labels, limited(order, self.limit_batches)
-
-    def find_pseudo_labels(self) -> None:
-        """Cluster the images for the local epoch that begins; clusters that grow do so once in a round."""
-        training, visit = self.training_settings, self.visit
-        if training.cluster is not None:
-            visit.pseudo = label_by_density(self._plain_features(), self.cameras, training, training.cluster)
-        elif visit.pseudo is None:
-            assert training.bottom_up is not None
-            last = self.kept[CLUSTERS].cpu() if CLUSTERS in self.kept else None
-            features = None if last is None else self._plain_features()
-            labels = grow_clusters(features, last, self.data.num_images, training.bottom_up)
-            self.keep(CLUSTERS, labels)
-            visit.pseudo = remember_clusters(labels, self.resident, training, training.bottom_up)
-
-    def _plain_features(self) -> Tensor:
+    def plain_features(self) -> Tensor:
         """Return what the model, in evaluation mode, says of all images [n, D], without augmentation."""
         assert self.pixels is not None
         features = extract_features(self.resident.model, self.pixels, PLAIN, self.resident.device)
@@ -412,16 +376,6 @@ class Client(LightningModule):
         if not features.isfinite().all():
             raise self.bad_update("features are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
         return features
-
-    def _epoch_order(self) -> list[Tensor]:
-        settings = self.training_settings
-        if settings.sampler == "identity":
-            order = identity_batches(self.labels, settings.batch_size, settings.num_instances, self.visit.batch_stream)
-        else:
-            order = shuffled_batches(
-                self.data.num_images, settings.batch_size, self.visit.batch_stream, settings.drop_partial
-            )
-        return limited(order, self.limit_batches)
 
 
 def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,8 +40,7 @@ class Server(nn.Module):
     ) -> None:
         super().__init__()
         self.residents = dict(residents)
-        self.num_clients = Counter((archs or {}).values())
-        """architecture -> clients in the federation"""
+        self._archs = archs or {}
         self.augmentation = augmentation or Augmentation()
         self.seed = seed
         self.num_public = num_public
@@ -55,6 +54,11 @@ class Server(nn.Module):
         self.public_images: Tensor | None = None
         """unlabelled images that the server may use, uint8 [n, 3, H, W] in host memory"""
         self.vectors = nn.ParameterDict({a: residents[a].flat.shared.cpu().clone() for a in sorted(residents)})
+
+    @property
+    def num_clients(self) -> Mapping[str, int]:
+        """Architecture -> clients in the federation."""
+        return Counter(self._archs.values())
 
     def model(self, arch: str) -> Tensor:
         """Return the global vector [num_shared] of an architecture, without gradient; see :meth:`sending`."""
@@ -127,7 +131,7 @@ class Server(nn.Module):
         means: Mapping[str, Tensor],
         exact: Mapping[str, slice],
         sizes: Mapping[str, float] | None = None,
-        dead: Mapping[str, Tensor] | None = None,
+        untouched: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Step every vector with the pseudo-gradient ``theta - mean`` (Reddi et al., ICLR 2021).
 
@@ -139,10 +143,10 @@ class Server(nn.Module):
                 optimizer should touch, or all of it for plain averaging.
             sizes: architecture -> how far the parameters move towards the mean, where it is not 1; statistics always
                 become their mean.
-            dead: architecture -> the parameters that all clients have pruned, bool [num_shared_parameters], where
-                clients prune: they have no mean and stay, whatever the optimizer's momentum says.
+            untouched: architecture -> the parameters without a mean, bool [num_shared_parameters], where there are
+                any: they stay, whatever the optimizer's momentum says.
         """
-        held = {arch: mask.nonzero()[:, 0] for arch, mask in (dead or {}).items()}
+        held = {arch: mask.nonzero()[:, 0] for arch, mask in (untouched or {}).items()}
         before = {arch: self.model(arch)[index] for arch, index in held.items()}
         means = {arch: self._between(arch, mean, (sizes or {}).get(arch, 1.0)) for arch, mean in means.items()}
         for arch, mean in means.items():

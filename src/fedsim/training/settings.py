@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -171,10 +172,14 @@ class LocalTraining:
         """Passes over the client's images in a usual round: what a round costs."""
         return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
 
-    @property
+    @cached_property
     def trunk_lr(self) -> float:
         """The optimizer's own learning rate."""
         return float(self.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"])
+
+    def lr_in(self, round_: int) -> float:
+        """Return the trunk's learning rate in round ``round_``, from 0, in closed form."""
+        return self.trunk_lr * self.schedule.factor(round_)
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""

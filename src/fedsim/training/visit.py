@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,24 +12,11 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fedsim.training.labels.source import PseudoLabels
+    from fedsim.training.labels.source import LabelSource, PseudoLabels
     from fedsim.training.optimizer import LocalOptimizer
     from fedsim.training.settings import LocalTraining
 
-__all__ = ["Batch", "BatchReport", "Outcome", "Tally", "Visit"]
-
-
-class Batch(NamedTuple):
-    """A training batch on the device."""
-
-    images: Tensor
-    """[B, 3, H, W] float32, augmented and normalised"""
-    labels: Tensor
-    """[B] int64, 0 .. num_classes - 1, or proxies of clusters; for :meth:`Client.supervised_loss`"""
-    views: tuple[Tensor, ...] = ()
-    """further views of the same images, augmented independently, each like ``images``"""
-    targets: Tensor | None = None
-    """[B, num_classes] float32, soft labels of sums in (0, 1]; None: ``labels``, one-hot"""
+__all__ = ["BatchReport", "Outcome", "Tally", "Visit"]
 
 
 class BatchReport(NamedTuple):
@@ -91,10 +78,8 @@ class Outcome(NamedTuple):
     correct: float
     images: float
     seconds: float
-    clusters: float = -1.0
-    """of the last local epoch; -1: the client knows identities"""
-    clustered: float = -1.0
-    """share of the images that were in clusters; -1: the client knows identities"""
+    facts: Mapping[str, float]
+    """other numbers, by name"""
 
 
 class Visit:
@@ -107,6 +92,7 @@ class Visit:
         work: share of the local work that gets done.
         precision: of forward passes.
         listener: told about every batch.
+        source: of the labels of its images.
     """
 
     def __init__(
@@ -118,6 +104,7 @@ class Visit:
         work: float,
         precision: str,
         listener: Callable[[BatchReport], None],
+        source: LabelSource,
     ) -> None:
         self.work, self.precision, self.listener = work, precision, listener
         self.started = time.perf_counter()
@@ -126,14 +113,17 @@ class Visit:
         """local epoch, batches of it that have begun, batches of it in all"""
         self.optimizers: list[LocalOptimizer] = []
         """of replicas that train"""
-        self.pseudo: PseudoLabels | None = None
-        """of the current local epoch, of clients without identities"""
-        self.found_clusters = False
-        """whether a local epoch has had any"""
+        self.source = source
+        """of the labels"""
         self.batch_stream = stream("batches", "cpu")
         self._stream, self._augments, self._device = stream, augments, device
         self._augment_streams: list[torch.Generator] = []
         self._steps_left = 0
+
+    @property
+    def pseudo(self) -> PseudoLabels | None:
+        """Clusters of the current local epoch, of clients without identities."""
+        return self.source.pseudo
 
     def within_steps(self, epoch: int, num_batches: int, settings: LocalTraining) -> int:
         """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""

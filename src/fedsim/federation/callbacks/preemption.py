@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ from lightning import LightningModule, Trainer
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
-from fedsim.federation.events import RoundCallback
+from fedsim.federation.events import RoundCallback, was_stopped
 from fedsim.strategy.launch import requeue
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Preemption(RoundCallback):
         self.grace = grace
         self.requeue = requeue
         self._previous: dict[int, Any] = {}
-        self._costs: dict[str, float] = {}
+        self._costs: Mapping[str, float] = {}
         self._clients: list[str] = []
         self._started = 0.0
 
@@ -62,7 +63,7 @@ class Preemption(RoundCallback):
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         self._strategy: FederatedStrategy = federation.strategy
         self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
-        self._costs = federation.costs
+        self._costs = federation.parts.costs
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
 
@@ -102,10 +103,9 @@ class Preemption(RoundCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
         self._restore()
-        federation: Federation = pl_module  # type: ignore[assignment] # as above
         if self._strategy.stop_signal is not None:
             self._say_how_to_continue(trainer)
-        if federation.was_stopped:
+        if was_stopped(trainer):
             self._ask_to_start_again(trainer, self._strategy.stop_signal)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

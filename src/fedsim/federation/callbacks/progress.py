@@ -104,7 +104,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         names["time/simulated_seconds"] = "simulated seconds"
         every = trainer.check_val_every_n_epoch or 1
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
-            names[federation.evaluation.monitor] = federation.evaluation.monitor.replace("/", " ")
+            names[federation.settings.evaluation.monitor] = federation.settings.evaluation.monitor.replace("/", " ")
         shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:

@@ -13,6 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from fedsim._version import __version__
 from fedsim.core.files import replacing
+from fedsim.federation.events import was_stopped
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -64,14 +65,13 @@ class RunSummary(Callback):
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         scores = dict(federation.scores)
         self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
-        monitor = federation.evaluation.monitor
+        monitor = federation.settings.evaluation.monitor
         if monitor in scores and (self.best is None or scores[monitor] > self.best["metrics"][monitor]):
             self.best = self.final
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mark the run as finished, unless a signal ended it."""
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
-        self._write(trainer, pl_module, trainer.current_epoch, finished=not federation.was_stopped)
+        self._write(trainer, pl_module, trainer.current_epoch, finished=not was_stopped(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from."""
@@ -87,22 +87,22 @@ class RunSummary(Callback):
         if not trainer.is_global_zero:
             return
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
-        federated = federation.federated
+        federated = federation.parts.federated
         content = {
             "finished": finished,
-            "method": type(federation.method).__name__,
+            "method": type(federation.settings.method).__name__,
             "fingerprint": self.fingerprint,
-            "seed": federation.seed,
+            "seed": federation.settings.seed,
             "rounds": rounds,
             "clients": [c.name for c in federated.clients],
             "unseen": list(federated.unseen),
             "primary": federation.evaluator.primary,
             "final": self.final,
             "best": self.best,
-            **{f"bytes_{name}": total for name, total in federation.ledger.totals.items()},
+            **{f"bytes_{name}": total for name, total in federation.parts.ledger.totals.items()},
             **self.totals,
             "ranks": trainer.world_size,
-            "threads": federation.threads,
+            "threads": federation.settings.threads,
             "device": str(federation.device),
             "versions": _versions(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

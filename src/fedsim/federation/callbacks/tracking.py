@@ -26,6 +26,7 @@ from fedsim.core.files import replacing
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
+from fedsim.federation.events import was_stopped
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -84,8 +85,8 @@ class Tracking(Callback):
         """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
         federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
         for run in _runs(trainer):
-            clients = federation.round_table.of_clients(federation.trained)
-            few = len(federation.federated.clients) <= MAX_NAMES
+            clients = {name: report.numbers for name, report in federation.reports.items()}
+            few = len(federation.parts.names) <= MAX_NAMES
             run.log({**(_by_name(clients) if few else _spreads(clients)), "round": trainer.current_epoch + 1})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -194,7 +195,7 @@ def _runs(trainer: Trainer) -> list[Any]:
 def _mark_preempted(trainer: Trainer, pl_module: LightningModule) -> None:
     """A sweep's server gives a preempted run to the next agent, which continues it."""
     federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
-    if federation.was_stopped and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
+    if was_stopped(trainer) and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
         for run in _runs(trainer):
             run.mark_preempting()
 

@@ -1,37 +1,43 @@
-"""Labels of clients that know no identities: clusters of their images, found before a local epoch."""
+"""Where the labels of a client's images come from in a visit: identities, or clusters that are found on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedsim.data.batches import shuffled_batches
-from fedsim.training.flat_model import Resident
+from fedsim.core.errors import NoClustersError
+from fedsim.data.batches import identity_batches, shuffled_batches
+from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.training.batch import Batch
+from fedsim.training.flat_model import Output, Resident
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
 from fedsim.training.labels.losses import ProxyLoss, similarities
 from fedsim.training.labels.proxies import Proxies, make_proxies, proxy_batches, update_memory
 from fedsim.training.labels.pseudo_labels import find_clusters
-from fedsim.training.settings import LocalTraining
+from fedsim.training.settings import LocalTraining, Objective
 
-__all__ = ["CLUSTERS", "PseudoLabels", "ScoredBatch", "grow_clusters", "label_by_density", "remember_clusters"]
+__all__ = ["CLUSTERS", "FACTS", "Clusters", "Identities", "LabelSource", "PseudoLabels", "ScoredBatch", "source_of"]
 
 CLUSTERS = "bottom_up"
-"""what a client keeps whose clusters grow from round to round: [n] int64, the cluster of each image"""
+"""the name of the clusters that a client keeps between rounds, where they grow: [n] int64, the cluster of each image"""
+FACTS = ("clusters", "clustered")
+"""numbers about a visit of a client that clusters: clusters of the last local epoch, share of the images in them"""
 
 
 class ScoredBatch(NamedTuple):
-    """What pseudo-labels say about a batch of B images."""
+    """The loss and the guesses of a batch of B images."""
 
     loss: Tensor
     """scalar, with gradient"""
     guesses: Tensor
-    """[B] cluster of the most similar proxy"""
+    """[B] int64, identity of the largest logit, or cluster of the most similar proxy"""
     truth: Tensor
-    """[B] cluster of the own proxy"""
+    """[B] int64, the own identity or cluster"""
 
 
 class PseudoLabels:
@@ -116,3 +122,160 @@ def remember_clusters(labels: Tensor, resident: Resident, training: LocalTrainin
         return shuffled_batches(len(labels), training.batch_size, generator, training.drop_partial)
 
     return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, draw)
+
+
+class Labelled(Protocol):
+    """The view that a label source has of its client."""
+
+    @property
+    def client_name(self) -> str:
+        """Its name."""
+
+    @property
+    def round(self) -> int:
+        """The current round, from 0."""
+
+    @property
+    def training_settings(self) -> LocalTraining:
+        """How it trains."""
+
+    @property
+    def objective(self) -> Objective:
+        """The supervised loss."""
+
+    @property
+    def labels(self) -> Tensor:
+        """[n] int64 identities."""
+
+    @property
+    def cameras(self) -> Tensor:
+        """[n] int64."""
+
+    @property
+    def resident(self) -> Resident:
+        """Its model."""
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """What it remembers."""
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Remember a tensor."""
+
+    def plain_features(self) -> Tensor:
+        """Return the features [n, D] of all images without augmentation."""
+
+
+class LabelSource(ABC):
+    """The labels of a client's images during one visit.
+
+    Args:
+        client: whose images they are.
+    """
+
+    pseudo: PseudoLabels | None = None
+    """of the current local epoch, where labels are clusters"""
+
+    def __init__(self, client: Labelled) -> None:
+        self._client = client
+
+    @abstractmethod
+    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return labels [m] and the batches of a local epoch, as positions in them.
+
+        Args:
+            stream: of the batches.
+            is_wanted: whether the client gets to any batch of the epoch.
+        """
+
+    @abstractmethod
+    def score(self, output: Output, batch: Batch) -> ScoredBatch:
+        """Return the supervised loss of a batch."""
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Return the images at positions in the labels."""
+        return positions
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Numbers about the visit, by the names in :data:`FACTS`."""
+        return {}
+
+    def check(self) -> None:  # noqa: B027 - optional
+        """Raise NoClustersError if the visit had no labels."""
+
+
+class Identities(LabelSource):
+    """The people on the images: cross-entropy, and batch-hard triplet loss if it has a weight."""
+
+    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002 - streams move alike
+        """Return the identities, and random batches."""
+        how, labels = self._client.training_settings, self._client.labels
+        if how.sampler == "identity":
+            return labels, identity_batches(labels, how.batch_size, how.num_instances, stream)
+        return labels, shuffled_batches(len(labels), how.batch_size, stream, how.drop_partial)
+
+    def score(self, output: Output, batch: Batch) -> ScoredBatch:
+        """Return the objective's loss."""
+        goal, labels = self._client.objective, batch.labels
+        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
+        loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
+        if goal.triplet > 0:
+            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
+            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
+        return ScoredBatch(loss, output.logits.argmax(1), labels)
+
+
+class Clusters(LabelSource):
+    """Clusters of the images, by density and anew for each local epoch, or growing from round to round."""
+
+    _found = False
+
+    def find(self) -> PseudoLabels:
+        """Cluster the images for the local epoch that begins; clusters that grow do so once in a round."""
+        client, how = self._client, self._client.training_settings
+        if how.cluster is not None:
+            self.pseudo = label_by_density(client.plain_features(), client.cameras, how, how.cluster)
+        elif self.pseudo is None:
+            assert how.bottom_up is not None
+            last = client.kept[CLUSTERS].cpu() if CLUSTERS in client.kept else None
+            features = None if last is None else client.plain_features()
+            labels = grow_clusters(features, last, len(client.labels), how.bottom_up)
+            client.keep(CLUSTERS, labels)
+            self.pseudo = remember_clusters(labels, client.resident, how, how.bottom_up)
+        return self.pseudo
+
+    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return the proxies of all copies of all images, and batches of those that have one."""
+        if not is_wanted:
+            return self._client.labels, []
+        pseudo = self.find()
+        self._found |= pseudo.num_clusters > 0
+        return pseudo.labels, pseudo.batches(stream)
+
+    def score(self, output: Output, batch: Batch) -> ScoredBatch:
+        """Return the loss of the proxies, and move them."""
+        assert self.pseudo is not None, "there are no clusters before the first local epoch"
+        return self.pseudo.score(output.features.neck, batch.labels)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Return the images at positions in the labels: copy c of image i is at c * n + i."""
+        return positions % len(self._client.labels)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Clusters of the last local epoch, and the share of the images in them."""
+        if self.pseudo is None:
+            return {}
+        return dict(zip(FACTS, (float(self.pseudo.num_clusters), self.pseudo.share), strict=True))
+
+    def check(self) -> None:
+        """Raise NoClustersError if no local epoch had any."""
+        if not self._found:
+            name, round_ = self._client.client_name, self._client.round + 1
+            raise NoClustersError(f"client {name}, round {round_}: no clusters of its images")
+
+
+def source_of(client: Labelled) -> LabelSource:
+    """Return the source that a client's settings ask for."""
+    return Clusters(client) if client.training_settings.clusters else Identities(client)

@@ -1,0 +1,105 @@
+"""A federation that has been assembled: what all ranks share, and the clients of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from fedsim.core.placement import Placement
+from fedsim.core.store import ClientStore
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federated import ClientData, FederatedData
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.federation.ledger import Ledger
+from fedsim.methods.base import Method
+from fedsim.training.architectures import Architectures
+from fedsim.training.client import Client
+from fedsim.training.flat_model import Resident
+from fedsim.training.labels.source import FACTS
+from fedsim.training.server import Server
+from fedsim.training.statistics import BatchNormStatistics
+
+__all__ = ["Parts", "layout_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Server, clients and models; see :func:`~fedsim.federation.assembly.assemble`."""
+
+    method: Method
+    """of the run"""
+    federated: FederatedData
+    """the images and labels of all clients, not decoded"""
+    residents: Mapping[str, Resident]
+    """architecture -> the model of this rank"""
+    archs: Architectures
+    """of all clients"""
+    statistics: Mapping[str, BatchNormStatistics]
+    """architecture -> what happens to running statistics"""
+    costs: Mapping[str, float]
+    """client -> predicted work of a round: images times local epochs"""
+    placement: Placement
+    """which rank hosts which client"""
+    server: Server
+    """the global models"""
+    ledger: Ledger
+    """counts the bytes"""
+    store: ClientStore
+    """where private states of this rank's clients wait"""
+    clients: Mapping[str, Client]
+    """clients that this rank hosts"""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All clients."""
+        return [client.name for client in self.federated.clients]
+
+    @cached_property
+    def data_of(self) -> dict[str, ClientData]:
+        """Client -> its data."""
+        return {client.name: client for client in self.federated.clients}
+
+    @cached_property
+    def num_classes(self) -> dict[str, int]:
+        """Client -> number of identities."""
+        return {client.name: client.num_classes for client in self.federated.clients}
+
+    def limit_batches(self, limit: float | None) -> None:
+        """Let clients train on fewer batches; see FederatedDataModule.limit_client_batches."""
+        for client in self.clients.values():
+            client.limit_batches = limit
+
+    def read_images(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool) -> None:
+        """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts.
+
+        Args:
+            data: opens images.
+            evaluator: reads its own.
+            stage: Lightning's name.
+            tests: whether a fit scores the test sets, too.
+        """
+        if stage == "fit":
+            for client in self.clients.values():
+                client.open_images(data.open_train)
+            if self.federated.public is not None:
+                self.server.public_images = data.decode(self.federated.public.images, "public images")
+        trained = self.names if stage == "fit" else ()
+        if stage in ("fit", "validate"):
+            evaluator.prepare("val", trained)
+        if stage in ("test", "predict") or (stage == "fit" and tests):
+            evaluator.prepare("test", trained)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Names of the numbers that clients without identities report."""
+        return FACTS if self.federated.has_unlabelled else ()
+
+
+def layout_of(backbone: nn.Module) -> tuple[str, ...]:
+    """Return the layout that backbones of one architecture have in common."""
+    # repr() tells strides and epsilons, which shapes do not
+    shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
+    return (type(backbone).__name__, repr(backbone), *shapes)

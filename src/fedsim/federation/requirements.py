@@ -1,0 +1,131 @@
+"""Settings and data must fit together: each check refuses with one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedsim.core.checks import known
+from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federated import ClientData, FederatedData
+from fedsim.federation.hardware import Hardware
+from fedsim.methods.base import Method
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.flat_model import Resident
+from fedsim.training.settings import ClientOverride, LocalTraining
+from fedsim.training.statistics import StatisticsPolicy
+
+__all__ = ["check_equal_start", "check_image_size", "check_image_sizes", "check_settings", "settings_of"]
+
+
+def check_settings(
+    federated: FederatedData,
+    overrides: Mapping[str, ClientOverride],
+    bn_stats: StatisticsPolicy,
+    method: Method,
+    hardware: Hardware | None = None,
+) -> None:
+    """Raise ConfigError where settings name what the data do not have."""
+    names = [c.name for c in federated.clients]
+    known("model.clients", overrides, names)
+    known("model.hardware.clients", hardware.clients if hardware else (), names)
+    _check_identities(federated, method)
+    if bn_stats == "recalibrate" and federated.public is None:
+        raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
+    if method.needs_public_images and federated.public is None:
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, needs public images; "
+            "set data.public to an unseen data set"
+        )
+    if method.needs_hardware:
+        _check_speeds(names, type(method).__name__, hardware)
+
+
+def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None) -> None:
+    if hardware is None:
+        raise ConfigError(f"model.hardware: {method}, as it is configured, weighs by images_per_second; set it")
+    for name in clients:
+        if hardware.speed(name) == float("inf"):
+            raise ConfigError(
+                f"model.hardware.images_per_second: client {name}'s is infinite, and {method}, as it is configured, "
+                "weighs by it; give a number"
+            )
+
+
+def _check_identities(federated: FederatedData, method: Method) -> None:
+    """Refuse what needs labels of people where clients have none."""
+    unlabelled = [client.name for client in federated.clients if not client.knows_identities]
+    if not unlabelled:
+        return
+    if given := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
+        raise ConfigError(
+            f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
+            "remove its folder or leave model.client.cluster out"
+        )
+    if method.needs_identities:
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "
+            "clusters its images instead; leave model.client.cluster out or choose another method"
+        )
+    if method.shares_head and len(unlabelled) < len(federated.clients):
+        raise ConfigError(
+            f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
+        )
+
+
+def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
+    """Return a client's settings: the common ones with its own in their place.
+
+    Raises:
+        ConfigError: if they are wrong, or a batch is larger than the client's data.
+    """
+    settings, name = common, data.name
+    if name in overrides:
+        settings = overrides[name].apply(common)
+        settings.check(f"model.clients.{name}")
+    if not settings.clusters and not data.knows_identities:
+        raise ConfigError(
+            f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
+        )
+    if settings.batch_size > data.num_images:
+        raise ConfigError(
+            f"model.client.batch_size: {settings.batch_size} is more than the {data.num_images} training images of "
+            f"client {name}; set model.clients.{name}.batch_size to at most {data.num_images}"
+        )
+    return settings
+
+
+def check_image_sizes(residents: Mapping[str, Resident], data: FederatedDataModule) -> None:
+    """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
+    crop = data.augmentation.crop
+    check_image_size(residents, "augmentation.crop" if crop else "size", crop or data.size)
+    check_image_size(residents, "test_size", data.test_size)
+
+
+def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:
+    """Raise ConfigError if a model cannot process images of this height and width."""
+    for arch, resident in residents.items():
+        images = torch.zeros(2, 3, *size, device=resident.flat.buffer.device)
+        backbone = resident.model.eval().backbone
+        try:
+            with torch.no_grad():
+                maps = backbone(images)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
+        if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
+            raise ConfigError(
+                f"model.backbone: {arch} returns {list(maps.shape)} for 2 images; it must be [2, C, h, w] or [2, C] "
+                f"with C = out_channels = {backbone.out_channels}"
+            )
+
+
+def check_equal_start(strategy: FederatedStrategy, residents: Mapping[str, Resident]) -> None:
+    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
+    checksums = torch.zeros(strategy.world_size, len(residents), dtype=torch.float64)
+    mine = [resident.checksum for resident in residents.values()]
+    checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
+    strategy.exchange([checksums])
+    if len(checksums.unique(dim=0)) > 1:
+        raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")

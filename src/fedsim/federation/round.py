@@ -1,0 +1,138 @@
+"""One communication round, step by step. Read this file first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.core.messages import Report
+from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.aggregation import Aggregator, Weights, aggregation_weights
+from fedsim.federation.axis import Axis, RoundRecord
+from fedsim.federation.host import Host
+from fedsim.federation.parts import Parts
+from fedsim.federation.round_table import Columns, RoundTable
+from fedsim.federation.server_step import work_on_server
+from fedsim.federation.settings import Settings
+from fedsim.strategy.strategy import FederatedStrategy
+
+__all__ = ["Round", "RoundResult"]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The outcome of a round, alike on all ranks but for measured times."""
+
+    reports: Mapping[str, Report]
+    """client -> its report, of the clients whose updates count"""
+    metrics: Mapping[str, float]
+    """the numbers that are logged about training"""
+    stop_signal: int | None
+    """the signal that asked a rank to end the run, if there was one"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round; every rank runs it, and all come to the same.
+
+    Args:
+        how: the federation as configured.
+        parts: the federation, assembled.
+        axes: choices beside the method; they act before a round and learn from it.
+        host: trains this rank's clients.
+        aggregator: sums the uploads.
+        strategy: the collectives.
+    """
+
+    how: Settings
+    parts: Parts
+    axes: Sequence[Axis]
+    host: Host
+    aggregator: Aggregator
+    strategy: FederatedStrategy
+
+    def run(self, round_: int, optimizer_step: Callable[[], Any], keep_snapshots: bool) -> RoundResult:
+        """Run round ``round_``, from 0.
+
+        Args:
+            round_: which one.
+            optimizer_step: steps the server's optimizer.
+            keep_snapshots: whether local models are kept for an evaluation.
+        """
+        started, how, parts, method = time.perf_counter(), self.how, self.parts, self.how.method
+        # 1. The server picks clients; some of them do not answer, or are slow.
+        parts.server.round = round_
+        for axis in self.axes:
+            axis.begin(round_)
+        selected = how.selection.select(round_, parts.names, how.seed)
+        work = how.availability.of(selected, round_, how.seed)
+        called = [name for name in work if work[name] > 0]
+        # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
+        extras = {arch: method.extras_up(parts.server, arch) for arch in parts.residents}
+        self.aggregator.begin(round_, extras, self._early_weights(called))
+        # 3. Each rank trains its clients, one after another.
+        table = self._empty_table()
+        error = self.host.train(round_, called, work, table, keep_snapshots)
+        # 4. All ranks meet: the clients' reports, who is left out, whether somebody asked to stop.
+        self.strategy.exchange(table.parts, error)
+        table.warn_of_skipped(round_, called)
+        reports = {name: self._report(table, name) for name in table.returned(called)}
+        # 5. Every rank computes the same weights, normalised before they meet any upload.
+        weights = aggregation_weights(method, reports, parts.archs)
+        # 6. Weighted sums over all clients, one collective per architecture; noise, if there is to be any.
+        means = how.privacy.aggregated(parts.server, self.aggregator.means(weights), weights)
+        # 7. The server moves towards the means, and does what else the method asks of it.
+        if means:  # nobody answered: no step, not even of the momentum
+            parts.server.received = self.aggregator.received(weights)
+            self._step_server(means, weights, optimizer_step)
+        # 8. The axes learn from the round.
+        overall = method.weights(reports) if reports and how.selection.learns else {}
+        record = RoundRecord(
+            round_, how.seed, list(work), reports, {name: overall[name] for name in reports if overall}
+        )
+        for axis in self.axes:
+            axis.observe(record)
+        shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
+        metrics = self._metrics(round_) | table.metrics(shares, reports, time.perf_counter() - started)
+        return RoundResult(reports, metrics, table.stop_signal)
+
+    def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
+        """Return the round's weights if they depend neither on measured signals nor on who is left out."""
+        method, parts = self.how.method, self.parts
+        if method.measures or self.how.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
+            return None
+        reports = {name: Report(parts.data_of[name].num_images, {}) for name in called}
+        return aggregation_weights(method, reports, parts.archs)
+
+    def _empty_table(self) -> RoundTable:
+        method, parts = self.how.method, self.parts
+        columns = Columns(parts.facts, method.signal_names, self.aggregator.columns)
+        return RoundTable(parts.names, columns, self.strategy.world_size, self.aggregator.num_tensors(method))
+
+    def _report(self, table: RoundTable, name: str) -> Report:
+        hardware = self.how.hardware
+        return table.report(name, self.parts.data_of[name].num_images, hardware.speed(name) if hardware else None)
+
+    def _metrics(self, round_: int) -> dict[str, float]:
+        """Return the numbers that the axes have to say after a round."""
+        few = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
+        metrics = {"round": float(round_ + 1), "client/lr": self.how.client.lr_in(round_)}
+        for axis in self.axes:
+            metrics |= axis.metrics(round_, few)
+        return metrics
+
+    def _step_server(
+        self, means: Mapping[str, Tensor], weights: Mapping[str, Weights], optimizer_step: Callable[[], Any]
+    ) -> None:
+        how, parts = self.how, self.parts
+        exact = {a: s.span if how.server_optimizer else slice(None) for a, s in parts.statistics.items()}
+        sizes = {arch: w.step_size for arch, w in weights.items()}
+        parts.server.step(optimizer_step, means, exact, sizes, self.aggregator.untouched)
+        recalibrates = how.bn_stats == "recalibrate"
+        if recalibrates or how.method.has_server_step(parts.server):
+            size = how.evaluation.batch_size if recalibrates else None
+            work_on_server(self.strategy, parts.server, how.method, size)
