@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
-from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.ranking import RetrievalLabels
 
 __all__ = ["FeatureFile", "read_features", "write_features"]
 

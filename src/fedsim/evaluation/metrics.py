@@ -20,9 +20,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedsim.evaluation.backends import BackendName, make_backend
-from fedsim.evaluation.labels import JUNK, RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.ranking import MAX_RANK, Ranking
+from fedsim.evaluation.ranking import JUNK, MAX_RANK, Ranking, RetrievalLabels
 from fedsim.functional.similarity import Distance
 
 __all__ = ["CMC", "MeanAP", "ReIDRetrieval"]

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, make_backend
-from fedsim.evaluation.counting import count_ranks
-from fedsim.evaluation.gallery_shot import expected_hits
-from fedsim.evaluation.labels import Ints, RetrievalLabels
-from fedsim.evaluation.ranking import MAX_RANK, QueryScores, Ranking, average_scores, score_ranks
+from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, count_ranks, make_backend
+from fedsim.evaluation.ranking import (
+    MAX_RANK,
+    Ints,
+    QueryScores,
+    Ranking,
+    RetrievalLabels,
+    average_scores,
+    expected_hits,
+    score_ranks,
+)
 from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
 __all__ = ["Ranker", "rank_features", "score_blocks"]
@@ -23,14 +29,14 @@ __all__ = ["Ranker", "rank_features", "score_blocks"]
 
 @dataclass(frozen=True)
 class Ranker:
-    """How galleries are ranked.
+    """Ranks galleries and scores the ranks.
 
     Args:
         distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: what does it.
-        single_gallery_shot: score CMC on galleries with one random image per identity, in expectation, by torch; see
-            :func:`fedsim.evaluation.gallery_shot.expected_hits`.
-        invalid_as_zero: average over all queries, those without a match as zeros.
+        backend: finds the ranks.
+        single_gallery_shot: CMC on galleries with one random image per identity, in expectation, by torch; see
+            :func:`fedsim.evaluation.ranking.expected_hits`.
+        invalid_as_zero: average over all queries; those without a match count as zeros.
     """
 
     distance: Distance = "cosine"
@@ -40,7 +46,7 @@ class Ranker:
 
     @property
     def num_columns(self) -> int:
-        """Of the tables of scores; see :meth:`fedsim.evaluation.ranking.QueryScores.to_table`."""
+        """Columns of the tables of scores; see :meth:`fedsim.evaluation.ranking.QueryScores.to_table`."""
         return 4 + MAX_RANK * self.single_gallery_shot
 
     def score_queries(
@@ -51,7 +57,7 @@ class Ranker:
         Args:
             query: [Q, D].
             gallery: [G, D], on the same device.
-            labels: of all of them.
+            labels: of all queries and gallery images.
             blocks: of :func:`fedsim.functional.similarity.query_blocks`; None: all.
         """
         if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
@@ -73,10 +79,10 @@ class Ranker:
 def score_blocks(
     blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool = False
 ) -> QueryScores:
-    """Score similarities, wherever they come from.
+    """Score similarities from any source.
 
     Args:
-        blocks: which queries, and their similarities [b, G]; junk is overwritten.
+        blocks: (queries, their similarities [b, G]); junk is overwritten.
         labels: of all queries and gallery images.
         single_gallery_shot: see :class:`Ranker`.
     """
@@ -97,7 +103,7 @@ def rank_features(
     distance: Distance = "cosine",
     backend: BackendName = "auto",
 ) -> Ranking:
-    """Score features, in float32 whatever precision the model ran in.
+    """Score features, in float32 whatever their precision.
 
     Args:
         query: [Q, D].

@@ -1,4 +1,4 @@
-"""Ranked lists: what each query found, as a file and as a picture."""
+"""Ranked lists as files and pictures, and pictures of where a network's last map is strong (paper 002, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
 from fedsim.data.images import Images, Size
-from fedsim.evaluation.counting import mask_junk
-from fedsim.evaluation.labels import Ints, RetrievalLabels
+from fedsim.evaluation.backends import mask_junk
+from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
+from fedsim.functional.normalise import normalise_images
 
-__all__ = ["RankedLists", "draw_ranked_lists", "rank_lists", "write_ranked_lists"]
+__all__ = [
+    "RankedLists",
+    "draw_maps",
+    "draw_ranked_lists",
+    "map_strength",
+    "rank_lists",
+    "write_picture",
+    "write_ranked_lists",
+]
 
 _FRAME = 3
 """Pixels around a picture."""
+
+# -- ranked lists ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,9 +41,9 @@ class RankedLists:
     """The first k gallery images of each query, without junk."""
 
     index: Ints
-    """[Q, k] gallery positions, best first; -1 where the gallery has fewer images"""
+    """[Q, k] gallery positions, best first; -1 if the gallery has fewer images"""
     similarity: NDArray[np.float32]
-    """[Q, k] as ranked by; -inf where there is no image"""
+    """[Q, k]; -inf if there is no image"""
     is_match: NDArray[np.bool_]
     """[Q, k]"""
 
@@ -39,11 +52,10 @@ def rank_lists(blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, 
     """Find the first images of each query's ranked list.
 
     Args:
-        blocks: which queries, and their similarities [b, G]: a :class:`fedsim.functional.similarity.Similarity`.
+        blocks: (queries, their similarities [b, G]), such as a :class:`fedsim.functional.similarity.Similarity`.
         labels: of all queries and gallery images.
         k: images per list.
 
-    >>> import torch
     >>> from fedsim.functional.similarity import Similarity
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1]), np.array([0, 0, 1]))
     >>> rank_lists(Similarity(torch.ones(1, 2), torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])), labels, k=3).index
@@ -68,7 +80,7 @@ def write_ranked_lists(path: Path, lists: RankedLists) -> None:
 def draw_ranked_lists(
     lists: RankedLists, query: Images, gallery: Images, size: Size, rows: int = 8, columns: int = 10
 ) -> Image.Image:
-    """Draw some queries and what they found: green frames around matches, red ones around others.
+    """Draw some queries and their lists: green frames around matches, red ones around other images.
 
     Args:
         lists: of all queries.
@@ -99,3 +111,59 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Tensor, corner:
     height, width = image.shape[1:]
     draw.rectangle((left, top, left + width + 2 * _FRAME - 1, top + height + 2 * _FRAME - 1), fill=colour)
     sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (left + _FRAME, top + _FRAME))
+
+
+# -- maps --------------------------------------------------------------------------------------------------------------
+
+
+def map_strength(maps: Tensor) -> Tensor:
+    """Return the length of each pixel's vector of channels, divided by the largest length in the image.
+
+    Paper silent on how many channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying
+    more attention to attention", ICLR 2017, Section 3.1. The division removes factors that are common to all pixels,
+    such as gates of 1/2.
+
+    Args:
+        maps: [B, C, h, w] float.
+
+    Returns:
+        [B, h, w] in [0, 1]; 0 where a map is 0 everywhere.
+
+    >>> map_strength(torch.tensor([[[[3.0, 0.0]], [[4.0, 1.0]]]]))
+    tensor([[[1.0000, 0.2000]]])
+    """
+    length = maps.square().sum(1).sqrt()
+    largest = length.amax(dim=(1, 2), keepdim=True)
+    return length / largest.where(largest > 0, 1.0)
+
+
+@torch.no_grad()
+def draw_maps(backbone: nn.Module, images: Tensor) -> Image.Image:
+    """Draw images side by side, and below each the strength of the backbone's map: white is the strongest pixel.
+
+    Args:
+        backbone: normalised images [B, 3, H, W] -> maps [B, C, h, w], in evaluation mode.
+        images: uint8 [B, 3, H, W], on the backbone's device.
+
+    Raises:
+        ConfigError: if the backbone returns features without a map.
+    """
+    with torch.autocast(images.device.type, enabled=False):  # as in feature extraction
+        maps = backbone(normalise_images(images))
+    if maps.dim() != 4:
+        raise ConfigError(f"save_maps: {type(backbone).__name__} returns features without a map; leave it out")
+    height, width = images.shape[2:]
+    sheet = Image.new("RGB", (len(images) * width, 2 * height))
+    levels = (255 * map_strength(maps)).round().to(torch.uint8).cpu().numpy()
+    pictures = images.permute(0, 2, 3, 1).cpu().numpy()
+    for column, (picture, level) in enumerate(zip(pictures, levels, strict=True)):
+        sheet.paste(Image.fromarray(np.ascontiguousarray(picture)), (column * width, 0))
+        # each of the map's pixels stays a rectangle: nothing is invented between them
+        sheet.paste(Image.fromarray(level).resize((width, height), Image.Resampling.NEAREST), (column * width, height))
+    return sheet
+
+
+def write_picture(path: Path, picture: Image.Image) -> None:
+    """Write a PNG file."""
+    with replacing(path) as partial:
+        picture.save(partial, format="png")
