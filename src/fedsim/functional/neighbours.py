@@ -32,8 +32,7 @@ class Neighbours:
 Search = Callable[[Tensor, Tensor, int], Neighbours]
 """(queries [n, D], gallery [m, D], k <= m) -> the k nearest of each query; rows have unit length, on one device.
 
-An approximate search serves near points; the farthest ones (``scale="farthest"``) are sought as the nearest of -x, far
-from the data, where an index may be less exact.
+The search may be approximate. ``scale="farthest"`` also asks for the nearest of -x, where an index may be less exact.
 """
 
 
@@ -43,7 +42,7 @@ def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine
     Args:
         query: [Q, D].
         gallery: [G, D].
-        k: at most G count.
+        k: images per list; G if there are fewer.
         distance: see :class:`fedsim.functional.similarity.Similarity`.
 
     >>> import torch
@@ -73,7 +72,7 @@ def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     index = index.gather(1, order)
-    # which of several images that are as similar as the last one topk takes is undefined
+    # topk's choice among images as similar as the last one is undefined
     crowded = ((similarity >= values[:, -1:]).sum(1) > k).nonzero().flatten()
     for row in crowded.tolist():
         values[row], index[row] = (part[:k] for part in similarity[row].sort(descending=True, stable=True))
