@@ -52,13 +52,7 @@ def not_negative(where: str, hint: str = "", **fields: Number) -> None:
 def within(where: str, interval: str, **fields: Number) -> None:
     """Refuse values outside an interval in mathematical notation: a round bracket excludes its end.
 
-    Args:
-        where: the section of the config.
-        interval: such as ``[0, 1)``.
-        fields: name -> value.
-
-    Raises:
-        ConfigError: naming the first field that is wrong.
+    See :func:`at_least` for the other arguments.
 
     >>> within("model.selection", "(0, 1]", fraction=1.0)
     >>> within("model.selection", "(0, 1]", fraction=0.0)

@@ -128,7 +128,7 @@ class FlatParameters:
         return self._gradients
 
     def shared_change(self, start: Tensor) -> Tensor:
-        """Return shared parameters - ``start`` [num_shared_parameters or more, in the buffer's layout], a new tensor."""
+        """Return shared parameters - ``start``, a vector of the same layout: a new tensor [num_shared_parameters]."""
         return self.shared[: self.num_shared_parameters] - start[: self.num_shared_parameters]
 
     def place_of(self, tensor: Tensor) -> int:

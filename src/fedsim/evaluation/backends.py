@@ -64,9 +64,6 @@ class Backend(Protocol):
             blocks: some of :func:`fedsim.functional.similarity.query_blocks`.
         """
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """Return the k nearest gallery images of each query."""
-
 
 def make_backend(name: BackendName) -> Backend:
     """Return the backend of that name; ``auto`` is ``torch``: faster on CPUs, and no second allocator on GPUs.
@@ -103,10 +100,6 @@ class TorchBackend:
         similarity = Similarity(query, gallery, distance)
         return [row for rows in blocks for row in count_ranks(similarity.block(rows), labels.take(rows))]
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """See :func:`fedsim.functional.neighbours.nearest`."""
-        return nearest(query, gallery, k, distance)
-
 
 def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
     """Return the ranks of all matches: the fast version of :func:`fedsim.evaluation.ranking.positive_ranks`.
@@ -129,15 +122,7 @@ def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
 
 
 def mask_junk(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
-    """Overwrite the similarity [b, G] of junk with -inf, and return the gallery positions of each query's matches.
-
-    Args:
-        similarity: [b, G], changed in place.
-        labels: of these b queries and the G gallery images.
-
-    Returns:
-        b arrays of ascending positions.
-    """
+    """Overwrite junk in ``similarity`` [b, G] with -inf; return the ascending positions of each query's matches."""
     device = similarity.device
     sorted_out = [labels.positives_and_junk(q) for q in range(len(labels.query_pids))]
     similarity[:, torch.from_numpy(labels.junk_columns).to(device)] = -torch.inf
@@ -163,11 +148,9 @@ def _count_in_row(row: NDArray[np.float32], positives: Ints) -> Ints:
 
 
 def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
-    """Count in whole blocks, for devices where many small steps are slow; waits for the device twice per block.
+    """Count in whole blocks of ``similarity`` [b, G], for devices where many small steps are slow.
 
-    Args:
-        similarity: [b, G] float32, junk at -inf.
-        positives: b arrays of ascending gallery positions.
+    It waits for the device twice per block. Junk is at -inf; ``positives`` are b arrays of ascending gallery positions.
     """
     counts = [len(good) for good in positives]
     most = max(counts, default=0)
@@ -220,22 +203,17 @@ class FaissBackend:
             found += [next(counted) if row is None else row for row in ranks]
         return found
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """See :class:`Backend`; of several equally similar images, FAISS chooses the last one of a list.
+    def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
+        """Search by cosine among rows of unit length: see :data:`fedsim.functional.neighbours.Search`.
 
         Raises:
             ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
-            ValueError: see :class:`fedsim.functional.similarity.Similarity`.
         """
-        Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
-        return _search(_prepared(query, distance), _prepared(gallery, distance), k, distance)
-
-    def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
-        """Search like :meth:`nearest`, by cosine, for rows of unit length; it copies no features."""
         return _search(_plain(query), _plain(gallery), k, "cosine")
 
 
 def _search(query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
+    """Return the k nearest; FAISS chooses among images that are as similar as the last one."""
     faiss, k = _load_faiss(), min(k, len(gallery))
     metric = faiss.METRIC_INNER_PRODUCT if distance == "cosine" else faiss.METRIC_L2
     if query.is_cuda:

@@ -181,11 +181,10 @@ class Evaluator:
         return files
 
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
-        def is_large(domain: str) -> bool:
-            sets = self._sets(split, domain)
-            return len(sets.query) + len(sets.gallery) >= self.settings.share_from
+        def num_images(domain: str) -> int:
+            return sum(map(len, self._images(split, domain).values()))
 
-        return self.plan.jobs(rows, is_large)
+        return self.plan.jobs(rows, lambda domain: num_images(domain) >= self.settings.share_from)
 
     def _takes_part(self, job: Job) -> bool:
         return job.is_shared or job.row.owner == self.strategy.global_rank

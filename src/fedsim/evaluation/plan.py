@@ -181,11 +181,6 @@ class Trial:
         """Q."""
         return len(self.labels.query_pids)
 
-    @property
-    def blocks(self) -> list[slice]:
-        """Blocks of queries; see :func:`fedsim.functional.similarity.query_blocks`."""
-        return query_blocks(self.num_queries, len(self.labels.gallery_pids))
-
     def select(self, query: Tensor, gallery: Tensor) -> tuple[Tensor, Tensor]:
         """Return this trial's features, [Q, D] and [G, D], from those of the set."""
         if self.query is None or self.gallery is None:
@@ -205,13 +200,13 @@ def trials_of(sets: RetrievalSet, camera_aware: bool, junk_pids: tuple[int, ...]
 def score_trials(
     trials: Sequence[Trial], query: Tensor, gallery: Tensor, ranker: Ranker, is_mine: Callable[[int], bool]
 ) -> list[NDArray[np.float64]]:
-    """Score some blocks of queries of all trials.
+    """Score some blocks of queries of all trials of a retrieval set.
 
     Args:
-        trials: of one retrieval set.
-        query: [Q, D] features of its queries.
+        trials: of the set.
+        query: [Q, D] features of the set's queries.
         gallery: [G, D] features of its gallery, or pool.
-        ranker: how.
+        ranker: finds and scores the ranks.
         is_mine: number of a block, counted through all trials -> whether to score it.
 
     Returns:
@@ -220,8 +215,9 @@ def score_trials(
     tables, number = [], 0
     for trial in trials:
         table = np.zeros((trial.num_queries, ranker.num_columns))
-        mine = [rows for i, rows in enumerate(trial.blocks) if is_mine(number + i)]
-        number += len(trial.blocks)
+        blocks = query_blocks(trial.num_queries, len(trial.labels.gallery_pids))
+        mine = [rows for i, rows in enumerate(blocks, number) if is_mine(i)]
+        number += len(blocks)
         if mine:
             scores = ranker.score_queries(*trial.select(query, gallery), trial.labels, mine).to_table()
             table[np.concatenate([np.arange(rows.start, rows.stop) for rows in mine])] = scores
@@ -232,13 +228,9 @@ def score_trials(
 def check_matches(split: str, domain: str, trials: Sequence[Trial]) -> None:
     """Raise DataError if no query can have a match; log how many queries have none."""
     for trial in trials:
-        valid, queries = trial.labels.num_valid, trial.num_queries
+        name, valid, queries = f"{split} set of {domain}", trial.labels.num_valid, trial.num_queries
         if valid == 0:
-            raise DataError(
-                f"{split} set of {domain}: no query has a match: {trial.labels.why_no_match()} "
-                "(model.evaluation" + (", or set data.val to none)" if split == "val" else ")")
-            )
+            remedy = "model.evaluation" + (", or set data.val to none" if split == "val" else "")
+            raise DataError(f"{name}: no query has a match: {trial.labels.why_no_match()} ({remedy})")
         if valid < queries:
-            log.info(
-                "%s set of %s: %d of %d queries have a match, the others do not count", split, domain, valid, queries
-            )
+            log.info("%s: %d of %d queries have a match, the others do not count", name, valid, queries)

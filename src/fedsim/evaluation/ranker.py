@@ -52,14 +52,7 @@ class Ranker:
     def score_queries(
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Iterable[slice] | None = None
     ) -> QueryScores:
-        """Return the scores of the queries in some blocks.
-
-        Args:
-            query: [Q, D].
-            gallery: [G, D], on the same device.
-            labels: of all queries and gallery images.
-            blocks: of :func:`fedsim.functional.similarity.query_blocks`; None: all.
-        """
+        """Return the scores of the queries in some blocks (None: in all); see :meth:`Backend.ranks`."""
         if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
             raise ValueError(
                 f"labels: of {len(labels.query_pids)} queries and {len(labels.gallery_pids)} gallery images; "
@@ -79,13 +72,7 @@ class Ranker:
 def score_blocks(
     blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool = False
 ) -> QueryScores:
-    """Score similarities from any source.
-
-    Args:
-        blocks: (queries, their similarities [b, G]); junk is overwritten.
-        labels: of all queries and gallery images.
-        single_gallery_shot: see :class:`Ranker`.
-    """
+    """Score blocks of (queries, their similarities [b, G]) from any source; junk is overwritten."""
     ranks: list[Ints] = []
     hits = [np.zeros((0, MAX_RANK))]
     for rows, block in blocks:
@@ -103,14 +90,7 @@ def rank_features(
     distance: Distance = "cosine",
     backend: BackendName = "auto",
 ) -> Ranking:
-    """Score features, in float32 whatever their precision.
-
-    Args:
-        query: [Q, D].
-        gallery: [G, D], on the same device.
-        labels: identities and cameras.
-        distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: ``torch``, ``faiss``, or ``auto``.
+    """Score the features of queries [Q, D] and gallery [G, D], on one device, in float32; see :class:`Ranker`.
 
     >>> import torch
     >>> labels = RetrievalLabels(np.array([1, 2]), np.array([0, 0]), np.array([1, 2]), np.array([1, 1]))

@@ -266,14 +266,11 @@ def score_ranks(ranks: Sequence[Ints], hits: Floats | None = None) -> QueryScore
 
 
 def average_scores(scores: QueryScores, invalid_as_zero: bool = False) -> Ranking:
-    """Average the scores of the queries with a match.
+    """Average the scores of the queries with a match; NaN if there are none.
 
     Args:
         scores: of all queries.
         invalid_as_zero: count queries without a match as zeros, as the code of paper 003 does.
-
-    Returns:
-        the means; NaN if no query counts.
 
     >>> average_scores(score_ranks([np.array([2, 4, 6]), np.array([], dtype=np.int64)])).mAP
     0.5

@@ -36,20 +36,14 @@ def bitmap_bytes(num_elements: int, num_nonzero: int) -> int:
     return -(-num_elements // 8) + _VALUE * num_nonzero
 
 
-def index_bytes(num_elements: int, num_nonzero: int, packed: bool = False) -> int:
-    """Return the bytes of the values that are not zero, and their positions: ``(4 + 4) nnz``.
+def index_bytes(num_elements: int, num_nonzero: int) -> int:
+    """Return the bytes of the values that are not zero, and their 32-bit positions: ``(4 + 4) nnz``.
 
-    Args:
-        num_elements: n.
-        num_nonzero: nnz.
-        packed: positions take ``ceil(log2 n)`` bits, in whole bytes together, instead of 32 bits each.
-
-    >>> index_bytes(64, num_nonzero=3), index_bytes(64, num_nonzero=3, packed=True)
-    (24, 15)
+    >>> index_bytes(64, num_nonzero=3)
+    24
     """
     _check(num_elements, num_nonzero)
-    bits = max(num_elements - 1, 0).bit_length() if packed else 32
-    return -(-bits * num_nonzero // 8) + _VALUE * num_nonzero
+    return (4 + _VALUE) * num_nonzero
 
 
 def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:

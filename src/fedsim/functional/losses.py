@@ -98,12 +98,9 @@ def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, 
 
 
 def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Tensor:
-    """Mean squared difference between a student's features [B, D] and the mean of its teachers' [B, D].
+    """Mean squared difference of a student's features [B, D] and targets [B, D], the mean of its teachers' features.
 
-    Args:
-        features: of the student.
-        targets: mean of the teachers' features.
-        normalise: scale the student's features to unit length first.
+    ``normalise`` scales the student's features to unit length first.
 
     >>> distillation_loss(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.6, 0.0]]), normalise=True)
     tensor(0.3200)
@@ -112,12 +109,9 @@ def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Ten
 
 
 def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:
-    """``sum_d P_d log(P_d / Q_d)`` of two models' feature distributions, softmaxes over features (paper 004, Eq. 8).
+    """``sum_d P_d log(P_d / Q_d)``, a mean over a batch (paper 004, Eq. 8).
 
-    Args:
-        p: [B, D] features of P.
-        q: [B, D] features of Q, of the same images; the result is the mean over these.
-        temperature: T > 0, divides features.
+    P and Q are softmaxes over the features of two models, ``p`` and ``q`` [B, D], divided by the temperature T > 0.
 
     >>> feature_divergence(torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2))
     tensor(0.1308)
@@ -129,10 +123,7 @@ def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor
 def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """``T^2 sum_z Q_z log(Q_z / P_z)``, a mean over the batch (paper 001, Eqs. 12, 13).
 
-    Args:
-        logits: [B, Z] of the student; P is their softmax at temperature T.
-        targets: [B, Z] logits of the teacher, for Q.
-        temperature: T > 0.
+    P and Q are softmaxes, at temperature T > 0, of the student's logits [B, Z] and the teacher's, ``targets`` [B, Z].
 
     >>> soft_label_divergence(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log(), temperature=1.0)
     tensor(0.1308)

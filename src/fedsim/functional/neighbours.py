@@ -62,9 +62,7 @@ def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine
 def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]:
     """Return the first k columns of each row in the stable order, and their values.
 
-    Args:
-        similarity: [b, G] float32.
-        k: at most G.
+    ``similarity`` is [b, G] float32, k at most G.
     """
     if k == 0:
         return np.empty((len(similarity), 0), dtype=np.int64), np.empty((len(similarity), 0), dtype=np.float32)

@@ -31,9 +31,7 @@ _BLOCK = 2**17
 def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:
     """Set pruned elements to 0 in place. A product would leave -0 and NaN, and masked_fill_ takes six times as long.
 
-    Args:
-        weights: [n] float32, contiguous.
-        mask: [n] bool.
+    ``weights`` is [n] float32, contiguous; ``mask`` is [n] bool.
 
     >>> zero_pruned_(torch.tensor([-1.0, 2.0]), torch.tensor([False, True]))
     tensor([0., 2.])
@@ -66,7 +64,7 @@ def next_step(pruned: float, target: float, step: float = 0.09) -> float:
 def global_magnitude_mask(
     weights: Tensor, mask: Tensor, layers: Sequence[slice], fraction: float, floor: float = 0.0
 ) -> Tensor:
-    """Prune the smallest magnitudes of all layers together until ``fraction`` of their elements is pruned.
+    """Prune the smallest magnitudes of all layers together until ``fraction`` is pruned; return a new mask.
 
     Args:
         weights: [n].
@@ -74,9 +72,6 @@ def global_magnitude_mask(
         layers: slices that may be pruned.
         fraction: $PR$ to reach; of n elements ``floor(fraction n)`` are pruned.
         floor: share of each layer that is kept, its largest elements, even if ``fraction`` is then not reached.
-
-    Returns:
-        [n] bool, a new tensor.
 
     >>> weights = torch.tensor([0.1, -0.2, 3.0, 4.0])
     >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5)
@@ -100,16 +95,9 @@ def global_magnitude_mask(
 
 
 def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float) -> Tensor:
-    """Prune the smallest magnitudes of each layer: ``ceil(share a)`` of its a remaining elements, never the last one.
+    """Prune ``ceil(share a)`` of the a remaining elements of each layer, never the last one; return a new mask.
 
-    Args:
-        weights: [n].
-        mask: [n] bool, before.
-        layers: slices that may be pruned.
-        share: of each layer's remaining elements.
-
-    Returns:
-        [n] bool, a new tensor.
+    See :func:`global_magnitude_mask` for the arguments.
 
     >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
     >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)

@@ -39,13 +39,7 @@ def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: flo
 def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> bool:
     """Prune ``weights`` [n] of the live model in place by a mask [n]; restore them, to the bit, unless they are good.
 
-    Args:
-        weights: [n].
-        trial: [n] bool.
-        is_good: judges the pruned model.
-
-    Returns:
-        whether the weights are pruned now.
+    ``is_good`` judges the pruned model. Returns its answer: whether the weights are pruned now.
     """
     before = weights.clone()
     zero_pruned_(weights, trial)

@@ -70,13 +70,7 @@ def klpwa_weights(
 
 
 def softmax_weights(signals: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Softmax over the clients, for each tensor: ``exp(s_k) / sum_j exp(s_j)``.
-
-    Args:
-        signals: client -> [L] finite numbers.
-
-    Returns:
-        client -> [L] weights.
+    """Softmax over the clients, for each of L tensors: ``exp(s_k) / sum_j exp(s_j)``; the signals are finite.
 
     >>> softmax_weights({"a": [0.0, 0.0], "b": [0.0, math.log(3)]})
     {'a': [0.5, 0.25], 'b': [0.5, 0.75]}
