@@ -17,10 +17,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the system at once, and fetches and zeroes each page of the next batch
     again: half the cost of augmenting a batch. Blocks above 32 MB (glibc's limit) are still returned, and the peak
-    memory stays the same.
-
-    Returns:
-        whether it did: False with other C libraries, or if the user has settings (``MALLOC_...``).
+    memory stays the same. Returns False with other C libraries, or if the user has settings (``MALLOC_...``).
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

@@ -24,17 +24,7 @@ from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import Neighbours, Search, nearest
 from fedsim.functional.similarity import Distance, Similarity
 
-__all__ = [
-    "Backend",
-    "BackendName",
-    "FaissBackend",
-    "TorchBackend",
-    "count_on_device",
-    "count_ranks",
-    "make_backend",
-    "make_search",
-    "mask_junk",
-]
+__all__ = ["Backend", "BackendName", "FaissBackend", "TorchBackend", "count_ranks", "make_backend", "make_search"]
 
 BackendName = Literal["auto", "torch", "faiss"]
 

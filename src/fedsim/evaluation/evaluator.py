@@ -100,12 +100,12 @@ class Evaluator:
 
     @property
     def has_global(self) -> bool:
-        """Whether the server's models can be scored without a client."""
+        """See :attr:`Plan.has_global`."""
         return self.plan.has_global
 
     @property
     def primary(self) -> Kind:
-        """The kind of model that the method delivers, by which checkpoints are selected."""
+        """See :attr:`Plan.primary`."""
         return self.plan.primary
 
     def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:

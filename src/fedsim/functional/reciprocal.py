@@ -76,12 +76,7 @@ class Encodings(NamedTuple):
 
 
 def encode(
-    features: Tensor,
-    search: Search,
-    k1: int = 20,
-    k2: int = 6,
-    scale: Scale = "farthest",
-    rules: Rules = "reranking",
+    features: Tensor, search: Search, k1: int = 20, k2: int = 6, scale: Scale = "farthest", rules: Rules = "reranking"
 ) -> Csr:
     """Encode each image by its k-reciprocal neighbours (Eqs. 2-4, 7, 11).
 

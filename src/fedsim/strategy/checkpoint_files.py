@@ -148,15 +148,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Read the private states of some clients only.
+    """Read the private states of some clients only: client -> name -> tensor on the CPU.
 
     Args:
         path: the checkpoint, or one version of it.
         content: fedsim's part of it.
         clients: their names.
-
-    Returns:
-        client -> name -> tensor on the CPU.
 
     Raises:
         DataError: if a file cannot be read, or lacks a client.

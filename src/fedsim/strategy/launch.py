@@ -25,15 +25,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from fedsim.core.errors import ConfigError
 
-__all__ = [
-    "Launch",
-    "await_rank_0",
-    "check_address",
-    "find_launch",
-    "follow_launcher",
-    "leave_launcher",
-    "requeue",
-]
+__all__ = ["Launch", "await_rank_0", "check_address", "find_launch", "follow_launcher", "leave_launcher", "requeue"]
 
 log = logging.getLogger(__name__)
 
@@ -322,12 +314,8 @@ def _named(host: str) -> str:
 def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
     """Give rank 0 time to report an error that all ranks have: srun and torchrun end all ranks when one fails.
 
-    Args:
-        code: exit code of this process if the launcher ends it meanwhile.
-        environ: of this process.
-
-    Returns:
-        whether the launcher let this rank live: then it may be the only one with this error. False without a launcher.
+    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether a launcher lets it live: then
+    this rank may be the only one with the error.
     """
     if "TORCHELASTIC_RUN_ID" not in environ and "SLURM_STEP_ID" not in environ:
         return False
