@@ -15,14 +15,10 @@ __all__ = ["flush_directory", "flush_file", "make_folder", "new_folder", "replac
 
 
 def make_folder(path: Path, setting: str) -> None:
-    """Make a folder for results, and its parents, before there are results.
-
-    Args:
-        path: the folder; it may exist.
-        setting: its name in the config, for messages.
+    """Make a folder for results, which may exist, and its parents, before there are results.
 
     Raises:
-        ConfigError: if it cannot be made or written to.
+        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -39,10 +39,7 @@ def place(costs: Mapping[str, float], num_ranks: int) -> Placement:
     """Assign clients to ranks, the most expensive first, each to the least loaded rank (LPT, Graham 1969).
 
     Every rank computes the same result from the same arguments. Ties go to the first client and to the lower rank.
-
-    Args:
-        costs: client -> predicted work (images times local epochs).
-        num_ranks: number of processes.
+    ``costs`` are predicted work (images times local epochs) by client.
 
     >>> place({"msmt17": 43, "duke": 22, "market": 17, "cuhk03": 10}, num_ranks=2).ranks
     {'msmt17': 0, 'duke': 1, 'market': 1, 'cuhk03': 1}

@@ -26,13 +26,7 @@ _FORMAT = "fedsim sparse 1"
 
 
 def write_sparse(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], path: Path) -> None:
-    """Write a model.
-
-    Args:
-        tensors: name -> float32 tensor on the CPU.
-        masks: name of a pruned tensor -> bool of its shape, False for pruned elements.
-        path: the file.
-    """
+    """Write float32 CPU tensors by name; ``masks`` hold bool tensors of the pruned ones, False for pruned elements."""
     parts, shapes = {}, {}
     for name, tensor in tensors.items():
         if name not in masks or bool(masks[name].all()):

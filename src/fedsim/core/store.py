@@ -60,9 +60,7 @@ class ClientStore(ABC):
 class MemoryStore(ClientStore):
     """Tensors in the memory of a device; :meth:`read` returns the stored ones.
 
-    Args:
-        device: its memory is used.
-        pinned: whether host memory is page-locked, which makes copies to and from a GPU asynchronous.
+    ``pinned`` page-locks host memory, which makes copies to and from a GPU asynchronous.
     """
 
     def __init__(self, device: torch.device, pinned: bool = False) -> None:
@@ -82,10 +80,9 @@ class MemoryStore(ClientStore):
 
 
 class DiskStore(ClientStore):
-    """Tensors in one unnamed file, which vanishes with the process; :meth:`read` returns copies on the CPU.
+    """Tensors in one unnamed file in ``folder`` (None: the system's temporary one), which vanishes with the process.
 
-    Args:
-        folder: holds the file; None: the system's folder for temporary files.
+    :meth:`read` returns copies on the CPU.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -132,10 +129,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def make_store(place: Place, device: torch.device) -> ClientStore:
     """Return an empty store.
 
-    Args:
-        place: ``device``: with the models, the fastest; ``host``: in main memory; ``disk``: in a temporary file (in
-            TMPDIR), for more clients than memory holds.
-        device: of the models.
+    ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a temporary file (in
+    TMPDIR), for more clients than memory holds.
     """
     if place == "disk":
         return DiskStore()

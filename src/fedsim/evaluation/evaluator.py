@@ -124,15 +124,12 @@ class Evaluator:
                     self._read(images, name, self._share(images, job))
 
     def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
-        """Score all models.
+        """Score all models; see :func:`fedsim.evaluation.summary.summarise` for the names of the scores.
 
         Args:
             split: ``val`` or ``test``.
             trained: clients that have a local model from this round.
             rankings: a folder for ranked lists of the primary model; None: none are written.
-
-        Returns:
-            see :func:`fedsim.evaluation.summary.summarise`.
         """
         plan, rank = self.plan, self.strategy.global_rank
         rows = plan.rows(split, tuple(trained))
@@ -155,17 +152,11 @@ class Evaluator:
         return summarise(split, rows, values, unseen, plan.primary, len(self.archs), self.metrics)
 
     def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:
-        """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
+        """Write the primary model's features of each test set to ``folder``/DOMAIN.npz; return the files of all ranks.
 
         Arrays: query, gallery (float32 [n, D], not normalised), query_pids, query_camids, gallery_pids, gallery_camids.
-        If a data set has several random splits, the first one is written.
-
-        Args:
-            folder: of the files.
-            maps: a folder for pictures of the model's maps; None: none are drawn.
-
-        Returns:
-            the files of all ranks.
+        If a data set has several random splits, the first one is written. ``maps`` is a folder for pictures of the
+        model's maps; None: none are drawn.
         """
         plan = self.plan
         jobs = self._jobs("test", [row for row in plan.rows("test", ()) if plan.is_delivered(row)])

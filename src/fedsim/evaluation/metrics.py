@@ -137,12 +137,7 @@ class ReIDRetrieval(_Retrieval):
 
 
 class CMC(_Retrieval):
-    """Cumulative matching characteristic.
-
-    Args:
-        max_rank: length of the curve, at most 50.
-        kwargs: see :class:`ReIDRetrieval`.
-    """
+    """Cumulative matching characteristic up to ``max_rank``, at most 50; see :class:`ReIDRetrieval` for ``kwargs``."""
 
     def __init__(self, max_rank: int = MAX_RANK, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -160,11 +155,9 @@ class CMC(_Retrieval):
 
 
 class MeanAP(_Retrieval):
-    """Mean average precision.
+    """Mean average precision; see :class:`ReIDRetrieval` for ``kwargs``.
 
-    Args:
-        trapezoid: integrate precision over recall by trapezoids (Market-1501's code, paper 003), not rectangles.
-        kwargs: see :class:`ReIDRetrieval`.
+    ``trapezoid`` integrates precision over recall by trapezoids (Market-1501's code, paper 003), not by rectangles.
     """
 
     def __init__(self, trapezoid: bool = False, **kwargs: Any) -> None:

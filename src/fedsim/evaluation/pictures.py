@@ -41,12 +41,9 @@ class RankedLists:
 
 
 def rank_lists(blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, k: int = 50) -> RankedLists:
-    """Find the first images of each query's ranked list.
+    """Find the first k images of each query's ranked list.
 
-    Args:
-        blocks: (queries, their similarities [b, G]), such as a :class:`fedsim.functional.similarity.Similarity`.
-        labels: of all queries and gallery images.
-        k: images per list.
+    ``blocks`` are (queries, their similarities [b, G]), such as a :class:`fedsim.functional.similarity.Similarity`.
 
     >>> from fedsim.functional.similarity import Similarity
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1]), np.array([0, 0, 1]))
@@ -79,7 +76,7 @@ def draw_ranked_lists(
         query: the Q query images.
         gallery: the G gallery images.
         size: height and width of one picture, pixels.
-        rows: queries, evenly spread over all.
+        rows: number of queries, evenly spread over all.
         columns: images per list.
     """
     chosen = np.unique(np.linspace(0, len(lists.index) - 1, rows).round().astype(np.int64))
@@ -115,11 +112,7 @@ def map_strength(maps: Tensor) -> Tensor:
     more attention to attention", ICLR 2017, Section 3.1. The division removes factors that are common to all pixels,
     such as gates of 1/2.
 
-    Args:
-        maps: [B, C, h, w] float.
-
-    Returns:
-        [B, h, w] in [0, 1]; 0 where a map is 0 everywhere.
+    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0.
 
     >>> map_strength(torch.tensor([[[[3.0, 0.0]], [[4.0, 1.0]]]]))
     tensor([[[1.0000, 0.2000]]])

@@ -153,10 +153,7 @@ def positive_ranks(similarity: NDArray[np.float32], labels: RetrievalLabels) -> 
 
     Args:
         similarity: [Q, G] larger is closer.
-        labels: of the Q queries and G gallery images.
-
-    Returns:
-        Q arrays, empty for a query without a match.
+        labels: of the Q queries and G gallery images. A query without a match gets an empty array.
 
     >>> d = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]], dtype=np.float32)
     >>> gallery_pids, gallery_camids = np.array([2, 1, 3, 1, 4, 1]), np.array([1, 1, 1, 2, 2, 3])

@@ -82,11 +82,7 @@ def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
 def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, temperature: float) -> Tensor:
     """``-log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))`` (MOON), batch mean.
 
-    Args:
-        features: [B, D] of the model in training.
-        of_global: [B, D] of the received model.
-        of_previous: [B, D] of the client's model after its last round.
-        temperature: tau.
+    The three models' features are [B, D]: in training, as received, and after the client's last round.
 
     >>> x = torch.eye(2)
     >>> model_contrastive(x, x, x, temperature=0.5)

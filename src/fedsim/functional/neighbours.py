@@ -37,13 +37,9 @@ The search may be approximate. ``scale="farthest"`` also asks for the nearest of
 
 
 def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine") -> Neighbours:
-    """Find the k nearest gallery images of each query, exactly and in the stable order.
+    """Find the k (at most G) nearest gallery images of each query, exactly and in the stable order.
 
-    Args:
-        query: [Q, D].
-        gallery: [G, D].
-        k: images per list; G if there are fewer.
-        distance: see :class:`fedsim.functional.similarity.Similarity`.
+    See :class:`fedsim.functional.similarity.Similarity` for the arguments.
 
     >>> import torch
     >>> nearest(torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]), 2).index

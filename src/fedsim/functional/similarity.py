@@ -56,12 +56,7 @@ class Similarity:
     """The matrix of similarities, one block at a time.
 
     ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery like the distance.
-    Gallery and queries are never copied as a whole: norms are applied to the products.
-
-    Args:
-        query: [Q, D].
-        gallery: [G, D], on the same device.
-        distance: defines the order.
+    Query [Q, D] and gallery [G, D], on one device, are never copied as a whole: norms are applied to the products.
 
     Raises:
         ValueError: if shapes do not fit or features are not finite.

@@ -85,12 +85,8 @@ def sgd_normaliser(num_steps: int, momentum: float = 0.0, nesterov: bool = False
     """Return ``||a||_1``, the sum of the factors of all gradients in an SGD run (FedNova: Wang et al., NeurIPS 2020).
 
     Step s moves by ``sum_j rho^(s - j) g_j``, so the factor of gradient j is ``(1 - rho^(tau - j)) / (1 - rho)``.
-    Nesterov's variant, not in the paper, looks a step ahead: ``(1 - rho^(tau - j + 1)) / (1 - rho)``.
-
-    Args:
-        num_steps: tau.
-        momentum: rho in [0, 1).
-        nesterov: Nesterov's variant.
+    Nesterov's variant, not in the paper, looks a step ahead: ``(1 - rho^(tau - j + 1)) / (1 - rho)``. tau is
+    ``num_steps``, rho in [0, 1) is the momentum.
 
     >>> sgd_normaliser(3), sgd_normaliser(2, momentum=0.5), sgd_normaliser(2, momentum=0.5, nesterov=True)
     (3.0, 2.5, 3.25)

@@ -208,7 +208,7 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
         host: MASTER_ADDR.
         port: MASTER_PORT.
         listens: whether this process will listen there; then the address must lead to this process.
-        patience: seconds.
+        patience: longest time, seconds.
 
     Raises:
         ConfigError: if the address does not resolve, does not answer, or leads elsewhere.

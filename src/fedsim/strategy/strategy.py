@@ -47,12 +47,12 @@ class FederatedStrategy(DDPStrategy):
     GPU and trips its watchdog. Between meetings, ranks watch each other through a control channel.
 
     Args:
-        timeout: for ranks to find each other at the start, and for a sum after all have come to it.
-        round_timeout: for all ranks to finish their clients. A rank with small clients waits for one with a large
-            client, so this is long.
+        timeout: longest time for ranks to find each other at the start, and for a sum after all have come to it.
+        round_timeout: longest wait of a rank for the others to finish their clients. A rank with small clients waits
+            for one with a large client, so this is long.
         silence_timeout: longest time without a sign of life from a rank; then the others end.
-        connect_timeout: for the name MASTER_ADDR to resolve and its machine to answer. If the machine answers before
-            rank 0 runs there, ``timeout`` applies.
+        connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
+            answers before rank 0 runs there, ``timeout`` applies.
         process_group_backend: nccl, gloo, or null for the device's own.
         start_method: of processes on one machine; popen runs the command line again.
     """
