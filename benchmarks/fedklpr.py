@@ -39,8 +39,8 @@ from tabulate import tabulate
 from fedsim.__main__ import main as run_fedsim
 from fedsim.cli.report import Run, read_run
 from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
-from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import rank_features
+from fedsim.evaluation.ranking import RetrievalLabels
 from seeded_runs import ROOT, SEEDS, score, show
 
 ROUNDS = 6

@@ -33,8 +33,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation import Ranker, Ranking, RetrievalLabels, average_scores, rank_features, score_ranks
-from fedsim.evaluation.backends import Backend, FaissBackend
-from fedsim.evaluation.counting import count_ranks
+from fedsim.evaluation.backends import Backend, FaissBackend, count_ranks
 from fedsim.functional.similarity import Similarity, query_blocks
 from ranking_peers import PeakMemory
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
-from fedsim.functional import sparse_bytes
+from fedsim.functional.encodings import sparse_bytes
 from fedsim.methods import FedDIP, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, refuse

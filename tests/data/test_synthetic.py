@@ -7,8 +7,8 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
 from fedsim.data.synthetic import GENERATOR_VERSION, SyntheticReID, content_hash
-from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import rank_features
+from fedsim.evaluation.ranking import RetrievalLabels
 
 SIZE = (64, 32)
 

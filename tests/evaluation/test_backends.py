@@ -552,7 +552,8 @@ def test_faiss_under_autocast_and_of_low_precision(faiss):
 @pytest.mark.parametrize("k", [1, 7, 60, 100])
 def test_lists_of_faiss_are_those_of_torch_up_to_ties_at_the_end(faiss, distance, k):
     query, gallery, _, exact = exact_case(distance, 300, 60, seed=23)
-    found, expected = FaissBackend().nearest(query, gallery, k, distance), nearest(query, gallery, k, distance)
+    prepared = [backends._prepared(features, distance) for features in (query, gallery)]
+    found, expected = backends._search(*prepared, k, distance), nearest(query, gallery, k, distance)
     assert found.index.dtype == np.int64
     values = np.take_along_axis(exact, expected.index, 1)  # euclidean: the negative square of the distance
     np.testing.assert_array_equal(found.similarity, values)
@@ -561,12 +562,6 @@ def test_lists_of_faiss_are_those_of_torch_up_to_ties_at_the_end(faiss, distance
     assert found.index.shape == (300, min(k, 60))
     np.testing.assert_array_equal(found.index[before_the_last | whole], expected.index[before_the_last | whole])
     np.testing.assert_array_equal(np.take_along_axis(exact, found.index, 1), values)
-
-
-def test_torch_is_asked_for_lists_by_the_same_name():
-    query, gallery, _, _ = exact_case("cosine", 20, 30, seed=24)
-    found, expected = TorchBackend().nearest(query, gallery, 4, "euclidean"), nearest(query, gallery, 4, "euclidean")
-    np.testing.assert_array_equal(found.index, expected.index)
 
 
 def test_lists_are_never_longer_than_a_gpu_can_make_them(faiss):
@@ -583,9 +578,9 @@ def test_what_faiss_cannot_do_on_a_gpu_is_said(faiss, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(METRIC_INNER_PRODUCT=0, METRIC_L2=1))
     features = torch.ones(3000, 4).as_subclass(OnAGpu)
     with pytest.raises(ConfigError, match="at most 2048 neighbours on a GPU, not 2049; use torch"):
-        without_gpu.nearest(features, features, 2049, "cosine")
+        without_gpu.nearest_units(features, features, 2049)
     with pytest.raises(ConfigError, match="cannot use the GPU; install faiss-gpu or use torch"):
-        without_gpu.nearest(features, features, 2048, "cosine")
+        without_gpu.nearest_units(features, features, 2048)
 
 
 def test_without_faiss_only_who_wants_it_is_refused(monkeypatch):

@@ -18,8 +18,8 @@ from test_ranking import (
     similarity_of,
 )
 
-from fedsim.evaluation import counting
-from fedsim.evaluation.counting import count_on_device, count_ranks
+from fedsim.evaluation import backends
+from fedsim.evaluation.backends import count_on_device, count_ranks
 from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
 
 
@@ -70,7 +70,7 @@ def calls(monkeypatch):
             seen[name] += 1
             return getattr(np, name)
 
-    monkeypatch.setattr(counting, "np", Watched())
+    monkeypatch.setattr(backends, "np", Watched())
     return seen
 
 
@@ -191,7 +191,7 @@ def test_5000_drawn_lists_equal_the_loops(calls):
 
 @pytest.mark.parametrize("few", [0, 3, 10**9])
 def test_sorting_and_counting_candidates_agree_on_any_list(few, monkeypatch, calls):
-    monkeypatch.setattr(counting, "_FEW", few)
+    monkeypatch.setattr(backends, "_FEW", few)
     rng = np.random.default_rng(few)
     for _ in range(100):
         similarity, labels = drawn_case(rng, rng.integers(1, 41), queries=6)

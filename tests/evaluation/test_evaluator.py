@@ -16,9 +16,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
-from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.ranking import average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local

@@ -15,7 +15,7 @@ import torch
 
 from fedsim.core.errors import DataError
 from fedsim.evaluation.feature_file import read_features, write_features
-from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.ranking import RetrievalLabels
 
 NAMES = ("query", "query_pids", "query_camids", "gallery", "gallery_pids", "gallery_camids")
 

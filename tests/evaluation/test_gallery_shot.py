@@ -8,9 +8,8 @@ import pytest
 import torch
 from test_ranking import counts, labels_of
 
-from fedsim.evaluation.gallery_shot import expected_hits
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.ranking import MAX_RANK, QueryScores, average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.ranking import MAX_RANK, QueryScores, average_scores, expected_hits, positive_ranks, score_ranks
 from fedsim.functional.similarity import query_blocks
 
 

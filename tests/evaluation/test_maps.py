@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.maps import draw_maps, map_strength
+from fedsim.evaluation.pictures import draw_maps, map_strength
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedPav, Local
 from small import fit, make_data, make_model

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchmetrics import MetricCollection
 
 from failing import _server as processes  # forked from a server that has imported torch: they start in a second
-from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.metrics import CMC, MeanAP, ReIDRetrieval
 from fedsim.evaluation.ranker import Ranker, rank_features
-from fedsim.evaluation.ranking import MAX_RANK, average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.ranking import MAX_RANK, RetrievalLabels, average_scores, positive_ranks, score_ranks
 
 mpl.use("Agg")
 

@@ -5,8 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.evaluation.labels import JUNK, RetrievalLabels
-from fedsim.evaluation.ranking import MAX_RANK, QueryScores, average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.ranking import (
+    JUNK,
+    MAX_RANK,
+    QueryScores,
+    RetrievalLabels,
+    average_scores,
+    positive_ranks,
+    score_ranks,
+)
 
 # -- worked examples ---------------------------------------------------------------------------------------------------
 # name: distances (one row per query), query identities, query cameras, gallery identities, gallery cameras,

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError, TrainingError
-from fedsim.core.exact import exact_weighted_sum
 from fedsim.core.messages import Report, Upload
 from fedsim.methods import FedAvg, FedPav
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
+from plain_sums import exact_weighted_sum
 from small import LR, fit, make_data, make_model, named, vector
 
 # -- extras ------------------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.exact import exact_weighted_sum
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
 from fedsim.training.flat_model import Resident
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdagrad, FedAdam, FedYogi
 from fedsim.training.statistics import BatchNormStatistics, shared_names
+from plain_sums import exact_weighted_sum
 
 # -- adaptive server optimizers: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2 ---------------
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
-from fedsim.evaluation.ranked_lists import rank_lists, write_ranked_lists
+from fedsim.evaluation.pictures import rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks

@@ -1,4 +1,4 @@
-"""Memory of tensors: what the C library does with what they give back, and how one sees that there is none left."""
+"""Memory of tensors: keeping freed memory for the next batch, and recognising that memory ran out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's options, <malloc
 def keep_freed_memory() -> bool:
     """Let the process keep memory that it will need again with the next batch.
 
-    By default glibc returns large blocks to the system at once, and each page of the next batch is fetched, and filled
-    with zeros, anew: half of what augmenting a batch costs. Blocks above 32 MB, glibc's limit for this, and the peak of
-    the memory in use stay as they are.
-
-    Returns:
-        whether it did: not with other C libraries, nor against the user's own settings (``MALLOC_...``).
+    By default glibc returns large blocks to the system at once, and fetches and zeroes each page of the next batch
+    again: half the cost of augmenting a batch. Blocks above 32 MB (glibc's limit) are still returned, and the peak
+    memory stays the same. Returns False with other C libraries, or if the user has settings (``MALLOC_...``).
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
@@ -32,5 +29,5 @@ def keep_freed_memory() -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, that of a GPU or of the machine, for which torch has no type of its own."""
+    """Whether a GPU or the machine ran out of memory; for the machine, torch has no error type of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

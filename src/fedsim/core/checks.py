@@ -1,4 +1,4 @@
-"""Checks of settings: each refuses a number with one line that names its field. NaN passes none of them."""
+"""Checks of settings: each refuses a number with one line that names its field, and refuses NaN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Number = float | int | None
 
 
 def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None:
-    """Refuse what is less than ``least``.
+    """Refuse values below ``least``.
 
     Args:
         where: the section of the config, such as ``model.client``.
@@ -36,29 +36,23 @@ def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None
 
 
 def positive(where: str, hint: str = "", **fields: Number) -> None:
-    """Refuse 0 and what is less; see :func:`at_least`."""
+    """Refuse values of 0 and below; see :func:`at_least`."""
     for name, value in fields.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{where}.{name}: {value} is not positive{hint}")
 
 
 def not_negative(where: str, hint: str = "", **fields: Number) -> None:
-    """Refuse what is less than 0; see :func:`at_least`."""
+    """Refuse values below 0; see :func:`at_least`."""
     for name, value in fields.items():
         if value is not None and not value >= 0:
             raise ConfigError(f"{where}.{name}: {value} is negative{hint}")
 
 
 def within(where: str, interval: str, **fields: Number) -> None:
-    """Refuse what is outside an interval, written as in mathematics: a round bracket excludes its end.
+    """Refuse values outside an interval in mathematical notation: a round bracket excludes its end.
 
-    Args:
-        where: the section of the config.
-        interval: such as ``[0, 1)``.
-        fields: name -> value.
-
-    Raises:
-        ConfigError: naming the first field that is wrong.
+    See :func:`at_least` for the other arguments.
 
     >>> within("model.selection", "(0, 1]", fraction=1.0)
     >>> within("model.selection", "(0, 1]", fraction=0.0)
@@ -74,7 +68,7 @@ def within(where: str, interval: str, **fields: Number) -> None:
 
 
 def known(where: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:
-    """Refuse names that do not exist, and list those that do.
+    """Refuse unknown names, and list the known ones.
 
     >>> known("model.clients", ["town9"], ["town0", "town1"])
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Errors that people can act on. The command line prints them as one line and exits with code 2."""
+"""Errors that users can solve. The command line prints them as one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DrawsFailedError(FedSimError, RuntimeError):
 
 
 class TrainingError(FedSimError, RuntimeError):
-    """Training of one client failed (for example: its loss is not finite). The message names client and round."""
+    """Training of one client failed. The message names client and round."""
 
 
 class LeftOutError(TrainingError):
@@ -59,12 +59,7 @@ class NoClustersError(LeftOutError):
 
 
 class PeerError(FedSimError, RuntimeError):
-    """Another rank failed or fell silent; the message names it, and what it reported.
-
-    Args:
-        message: for people.
-        rank: the rank, if it is known.
-    """
+    """Another rank (``rank``, None: unknown) failed or gave no sign of life; the message repeats its report."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -72,11 +67,7 @@ class PeerError(FedSimError, RuntimeError):
 
 
 class RunStoppedError(FedSimError, RuntimeError):
-    """The run was asked to end before its last round.
-
-    Args:
-        signum: number of the signal that asked.
-    """
+    """Signal ``signum`` asked the run to end before its last round."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it, not even after a power cut."""
+"""Atomic writes: a reader sees the old file or the new one, never half of it, even after a power cut."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ __all__ = ["flush_directory", "flush_file", "make_folder", "new_folder", "replac
 
 
 def make_folder(path: Path, setting: str) -> None:
-    """Make the folder of results before there are any, with those on the way.
-
-    Args:
-        path: the folder; it may be there.
-        setting: what names it.
+    """Make a folder for results, which may exist, and its parents, before there are results.
 
     Raises:
-        ConfigError: if it cannot be made, or not be written into.
+        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -34,19 +30,17 @@ def make_folder(path: Path, setting: str) -> None:
 
 @contextmanager
 def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """Yield a path to write to; it takes the place of ``path`` when the block ends, and vanishes when it fails.
-
-    Folders on the way are created.
+    """Yield a path to write to. The file replaces ``path`` when the block ends, and vanishes when the block fails.
 
     Args:
-        path: the file to write.
-        new: refuse to take the place of a file that is there, whoever has written it meanwhile.
+        path: the file to write; missing folders are created.
+        new: refuse to replace a file, even if another process wrote it during the block.
 
     Raises:
-        FileExistsError: if there is a file, and there shall be none.
+        FileExistsError: if ``new`` and there is a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # another process, of this machine or another one, may write the same file
+    # another process, on this machine or another one, may write the same file
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield partial
@@ -62,11 +56,7 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it becomes ``path`` when the block ends, and vanishes when it fails.
-
-    Args:
-        path: the folder, which is not there yet, or empty.
-    """
+    """Yield a folder to write to. It becomes ``path``, missing or empty so far, when the block ends."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     partial.mkdir(parents=True)
     try:

@@ -5,7 +5,7 @@ Loading the global model is then one ``copy_``, an upload is one slice, and aggr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 def aligned(numel: int) -> int:
-    """Return the room that ``numel`` elements take in a flat buffer.
+    """Return the elements that a tensor of ``numel`` elements takes in a flat buffer, with padding.
 
     >>> aligned(1), aligned(64), aligned(65)
     (64, 64, 128)
@@ -45,8 +45,13 @@ class Entry:
 
     @property
     def span(self) -> slice:
-        """Where the entry lies in the buffer."""
+        """Its elements of the buffer."""
         return slice(self.offset, self.offset + self.numel)
+
+    @property
+    def end(self) -> int:
+        """Offset of the next entry."""
+        return self.offset + aligned(self.numel)
 
 
 class FlatParameters:
@@ -55,13 +60,13 @@ class FlatParameters:
     The buffer is sorted [shared parameters | shared buffers | private parameters | private buffers]. Integer buffers
     (``num_batches_tracked``) stay where they are.
 
-    Trap: ``module.to(device)`` replaces the tensors and breaks the aliasing. Build after the module was moved, and call
-    :meth:`check` at each round.
+    Trap: ``module.to(device)`` replaces the tensors, which then are no views any more. Move the module first, and call
+    :meth:`check` in each round.
 
     Args:
         module: the model, already on its device.
-        is_shared: tells for a tensor's name whether it is sent to the server.
-        reserve: free elements at the end of the buffer, for tensors that differ from client to client.
+        is_shared: name of a tensor -> whether it is sent to the server.
+        reserve: free elements at the end of the buffer, for tensors of single clients.
 
     Raises:
         TypeError: if a parameter or floating buffer is not float32.
@@ -74,11 +79,14 @@ class FlatParameters:
         for name, (_, tensor) in tensors.items():
             if tensor.dtype is not torch.float32:
                 raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")
-        order = sorted(tensors, key=lambda name: (not is_shared(name), tensors[name][0] == "buffer"))
-        self.entries: tuple[Entry, ...]
-        self.entries, self.num_model = _lay_out(tensors, order, is_shared)
-        self.num_shared_parameters = _end(e for e in self.entries if e.shared and e.kind == "parameter")
-        self.num_shared = max(self.num_shared_parameters, _end(e for e in self.entries if e.shared))
+        entries: list[Entry] = []
+        for name in sorted(tensors, key=lambda name: (not is_shared(name), tensors[name][0] == "buffer")):
+            kind, tensor = tensors[name]
+            entries.append(Entry(name, kind, is_shared(name), tensor.shape, entries[-1].end if entries else 0))
+        self.entries = tuple(entries)
+        self.num_model = max((entry.end for entry in entries), default=0)
+        self.num_shared = max((entry.end for entry in self.shared_entries), default=0)
+        self.num_shared_parameters = max((entry.end for entry in self.shared_parameters), default=0)
         device = next(iter(tensors.values()))[1].device if tensors else torch.device("cpu")
         self.buffer = torch.zeros(self.num_model + reserve, dtype=torch.float32, device=device)
         """The whole model and the reserve, shape [num_model + reserve]."""
@@ -89,12 +97,12 @@ class FlatParameters:
 
     @property
     def shared(self) -> Tensor:
-        """What the server sees: a view of shape [num_shared]."""
+        """The part that the server sees: a view of shape [num_shared]."""
         return self.buffer[: self.num_shared]
 
     @property
     def private(self) -> Tensor:
-        """What of the model stays with the client: a view of shape [num_model - num_shared]."""
+        """The part that stays with the client: a view of shape [num_model - num_shared]."""
         return self.buffer[self.num_shared : self.num_model]
 
     @property
@@ -104,7 +112,7 @@ class FlatParameters:
 
     @property
     def shared_parameters(self) -> list[Entry]:
-        """The parameters among :attr:`shared_entries`, in order: what lies before ``num_shared_parameters``."""
+        """The parameters among :attr:`shared_entries`, in order; they end at ``num_shared_parameters``."""
         return [entry for entry in self.shared_entries if entry.kind == "parameter"]
 
     @property
@@ -120,11 +128,7 @@ class FlatParameters:
         return self._gradients
 
     def shared_change(self, start: Tensor) -> Tensor:
-        """Return how the shared parameters differ from ``start``, a new tensor [num_shared_parameters].
-
-        Args:
-            start: a vector of the buffer's layout, at least so long.
-        """
+        """Return shared parameters - ``start``, a vector of the same layout: a new tensor [num_shared_parameters]."""
         return self.shared[: self.num_shared_parameters] - start[: self.num_shared_parameters]
 
     def place_of(self, tensor: Tensor) -> int:
@@ -136,7 +140,8 @@ class FlatParameters:
         start, size = self.buffer.data_ptr(), self.buffer.element_size()
         self._addresses: list[tuple[str, nn.Module, str, int]] = []  # name, owner, attribute, address
         for entry in self.entries:
-            owner, leaf = _owner(self.module, entry.name)
+            path, _, leaf = entry.name.rpartition(".")
+            owner = self.module.get_submodule(path)
             view = self.buffer[entry.span].view(entry.shape)
             if entry.kind == "parameter":
                 owner.get_parameter(leaf).data = view
@@ -146,29 +151,7 @@ class FlatParameters:
                 self._addresses.append((entry.name, owner, leaf, start + entry.offset * size))
 
     def check(self) -> None:
-        """Assert that the module's tensors still are views of the buffer."""
+        """Assert that the module's tensors are still views of the buffer."""
         for name, owner, leaf, address in self._addresses:
             tensor: Tensor = getattr(owner, leaf)
             assert tensor.data_ptr() == address, f"{name} left the flat buffer (was the module moved?)"
-
-
-def _lay_out(
-    tensors: dict[str, tuple[str, Tensor]], order: list[str], is_shared: Callable[[str], bool]
-) -> tuple[tuple[Entry, ...], int]:
-    """Return (entries, total length)."""
-    entries, offset = [], 0
-    for name in order:
-        kind, tensor = tensors[name]
-        entries.append(Entry(name, kind, is_shared(name), tensor.shape, offset))
-        offset = _end(entries[-1:])
-    return tuple(entries), offset
-
-
-def _end(entries: Iterable[Entry]) -> int:
-    """Where the next entry would start."""
-    return max((e.offset + aligned(e.numel) for e in entries), default=0)
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf

@@ -1,4 +1,4 @@
-"""What clients and server send each other."""
+"""Messages between clients and server."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Received", "Report", "Upload"]
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends to the server."""
+    """A client's update."""
 
     vector: Tensor
-    """[num_shared] float32 on the device: the shared part of its model, as a rule a view of the resident's buffer"""
+    """[num_shared] float32 on the device: the shared part of its model, usually a view of the resident's buffer"""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """further float32 tensors, as :meth:`Method.extras_up` declares them; the server gets their plain means over the
-    clients of an architecture that count"""
+    """float32 tensors that :meth:`Method.extras_up` declares; the server gets their plain means over the clients of an
+    architecture"""
     mask: Tensor | None = None
-    """[num_shared_parameters] bool on the device, of methods that declare :attr:`Method.has_masks`: False where the
-    client has pruned an element, which then does not count in the mean; what lies between tensors is True. Running
-    statistics always count. None: nothing is pruned"""
+    """[num_shared_parameters] bool on the device, of methods that declare :attr:`Method.has_masks`: False for pruned
+    elements, which the mean leaves out; padding between tensors is True. Running statistics are never pruned. None: no
+    element is pruned"""
     is_new_mask: bool = True
-    """whether the server must be told the mask: it is not that of the client's last upload"""
+    """whether the mask is sent: it differs from the mask of the client's last upload"""
     zeros_count: bool = False
-    """whether pruned elements enter the mean as zeros, instead of being left out"""
+    """whether pruned elements enter the mean as zeros instead"""
 
     @property
     def is_plain(self) -> bool:
@@ -43,16 +43,16 @@ class Upload:
 
 @dataclass(frozen=True)
 class Report:
-    """What the server knows about a client that returned an update."""
+    """The server's knowledge about a client that returned an update."""
 
     num_images: int
     """n_k"""
     signals: Mapping[str, float]
-    """numbers that :meth:`Method.signals` measured"""
+    """the client's values of :meth:`Method.signals`"""
     tensor_signals: tuple[float, ...] = ()
-    """numbers that :meth:`Method.tensor_signals` measured: one for each shared parameter tensor"""
+    """the client's values of :meth:`Method.tensor_signals`: one number for each shared parameter tensor"""
     speed: float | None = None
-    """images per second that its device trains on, as ``model.hardware`` says; None: there is no such setting"""
+    """training speed of its device in images per second, from ``model.hardware``; None: not set"""
     loss: float = math.nan
     """mean training loss over the images; NaN before the client has trained"""
     accuracy: float = math.nan
@@ -75,9 +75,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Received:
-    """What came from the clients of one architecture whose updates count in the round."""
+    """The clients of one architecture whose updates enter the round's mean."""
 
     reports: Mapping[str, Report]
-    """by client"""
+    """client -> report"""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """plain means of what they uploaded beside the vector, float32 on the device"""
+    """name -> plain mean of the uploaded extras, float32 on the device"""

@@ -16,7 +16,7 @@ class Placement:
     """
 
     ranks: Mapping[str, int]
-    """client -> rank"""
+    """client -> its rank"""
     loads: tuple[float, ...]
     """rank -> predicted work, in the unit of the costs"""
 
@@ -26,7 +26,7 @@ class Placement:
 
     @property
     def speedup(self) -> float:
-        """Predicted speed-up over one rank: total work divided by the work of the busiest rank."""
+        """Predicted speed-up over one rank: total work / work of the busiest rank."""
         return sum(self.loads) / max(self.loads) if max(self.loads) > 0 else 1.0
 
     @property
@@ -38,12 +38,8 @@ class Placement:
 def place(costs: Mapping[str, float], num_ranks: int) -> Placement:
     """Assign clients to ranks, the most expensive first, each to the least loaded rank (LPT, Graham 1969).
 
-    The result depends on nothing but the arguments, so every rank computes the same. Ties go to the client that comes
-    first and to the lower rank.
-
-    Args:
-        costs: client -> predicted work (images times local epochs).
-        num_ranks: number of processes.
+    Every rank computes the same result from the same arguments. Ties go to the first client and to the lower rank.
+    ``costs`` are predicted work (images times local epochs) by client.
 
     >>> place({"msmt17": 43, "duke": 22, "market": 17, "cuhk03": 10}, num_ranks=2).ranks
     {'msmt17': 0, 'duke': 1, 'market': 1, 'cuhk03': 1}

@@ -1,6 +1,6 @@
-"""Stateless seeding: every random choice is a function of (seed, round, client, purpose), never of what ran before.
+"""Stateless seeding: every random choice is a function of (seed, round, client, purpose), not of earlier draws.
 
-That is what makes a run independent of the number of ranks, and resumable without saving any generator state.
+So a run does not depend on the number of ranks, and resumes without a saved generator state.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ __all__ = ["derive_seed", "numpy_generator", "seed_global_stream", "torch_genera
 def derive_seed(*parts: int | str) -> int:
     """Hash ``parts`` to a seed in [0, 2**63).
 
-    The parts are separated and typed before hashing, so that ``("a", "bc")`` and ``("ab", "c")``, or ``1`` and
-    ``"1"``, give different seeds.
+    ``("a", "bc")`` and ``("ab", "c")``, or ``1`` and ``"1"``, give different seeds.
 
     >>> derive_seed(0, 3, "client-a", "batches") == derive_seed(0, 3, "client-a", "batches")
     True

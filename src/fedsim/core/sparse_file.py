@@ -1,8 +1,8 @@
 """Files of pruned models: a bit for each element of a pruned tensor, and the values that are left.
 
-A safetensors file. A tensor NAME that is not pruned is stored under its name; of a pruned one there are
-``bitmap/NAME``, uint8 [ceil(n / 8)], first element in the highest bit, and ``values/NAME``, float32 [elements that are
-left]. The file's metadata hold ``format`` and, as JSON, ``shapes`` of the pruned tensors.
+It is a safetensors file. A tensor without pruned elements is stored as NAME. A pruned tensor is stored as
+``bitmap/NAME``, uint8 [ceil(n / 8)], first element in the highest bit, and ``values/NAME``, float32 [number of values].
+The file's metadata hold ``format`` and, as JSON, the ``shapes`` of the pruned tensors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ _FORMAT = "fedsim sparse 1"
 
 
 def write_sparse(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], path: Path) -> None:
-    """Write a model.
-
-    Args:
-        tensors: name -> float32 tensor on the CPU.
-        masks: name -> bool of the tensor's shape, False where it is pruned; of the tensors that are.
-        path: the file.
-    """
+    """Write float32 CPU tensors by name; ``masks`` hold bool tensors of the pruned ones, False for pruned elements."""
     parts, shapes = {}, {}
     for name, tensor in tensors.items():
         if name not in masks or bool(masks[name].all()):
@@ -46,10 +40,10 @@ def write_sparse(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], pat
 
 
 def read_sparse(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file that :func:`write_sparse` wrote, with zeros where they are pruned.
+    """Return the tensors of a file of :func:`write_sparse`, with zeros for pruned elements.
 
     Raises:
-        DataError: if it is another file, or damaged.
+        DataError: if it is another kind of file, or damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -70,7 +64,7 @@ def read_sparse(path: Path) -> dict[str, Tensor]:
 
 
 def _unpack(bitmap: Tensor, values: Tensor, shape: list[int]) -> Tensor:
-    """Raises ValueError if the parts do not fit together."""
+    """Raise ValueError if the parts do not fit together."""
     length = math.prod(shape)
     if bitmap.shape != (-(-length // 8),):
         raise ValueError("the bitmap has another length")

@@ -1,4 +1,4 @@
-"""Where the tensors of many clients wait between their visits: device, host or disk memory."""
+"""Stores of the tensors of many clients between their visits, in device, host or disk memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,106 +32,93 @@ Place = Literal["device", "host", "disk"]
 
 
 class ClientStore(ABC):
-    """Named tensors of each client."""
+    """Named tensors of each client. A tensor whose shape and dtype stay is overwritten in place."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, Any]] = {}  # client -> name -> what :meth:`_put` returned
+
     def read(self, client: str) -> dict[str, Tensor]:
         """Return a client's tensors, empty if it has none. They may be the stored ones: do not write to them."""
+        return {name: self._get(kept) for name, kept in self._kept.get(client, {}).items()}
 
-    @abstractmethod
     def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a client's tensors by copies of these."""
+        old = self._kept.get(client, {})
+        self._kept[client] = {name: self._put(tensor, old.get(name)) for name, tensor in tensors.items()}
 
-    @abstractmethod
     def clients(self) -> list[str]:
         """Return the clients that have tensors."""
+        return list(self._kept)
+
+    @abstractmethod
+    def _get(self, kept: Any) -> Tensor: ...
+
+    @abstractmethod
+    def _put(self, tensor: Tensor, old: Any) -> Any: ...
 
 
 class MemoryStore(ClientStore):
-    """Tensors in the memory of a device; a tensor whose shape stays is overwritten in place.
+    """Tensors in the memory of a device; :meth:`read` returns the stored ones.
 
-    Args:
-        device: where.
-        pinned: whether host memory is page-locked, which makes copies to and from a GPU asynchronous.
+    ``pinned`` page-locks host memory, which makes copies to and from a GPU asynchronous.
     """
 
     def __init__(self, device: torch.device, pinned: bool = False) -> None:
+        super().__init__()
         self.device = device
         self.pinned = pinned
-        self._tensors: dict[str, dict[str, Tensor]] = {}
 
-    def read(self, client: str) -> dict[str, Tensor]:
-        """Return the stored tensors themselves."""
-        return dict(self._tensors.get(client, {}))
+    def _get(self, kept: Tensor) -> Tensor:
+        return kept
 
-    def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copy into the store."""
-        old = self._tensors.get(client, {})
-        self._tensors[client] = {name: self._copy(tensor, old.get(name)) for name, tensor in tensors.items()}
-
-    def _copy(self, tensor: Tensor, old: Tensor | None) -> Tensor:
+    def _put(self, tensor: Tensor, old: Tensor | None) -> Tensor:
         if old is tensor:
             return old
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
             old = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device, pin_memory=self.pinned)
         return old.copy_(tensor)
 
-    def clients(self) -> list[str]:
-        """Return the clients that were written."""
-        return list(self._tensors)
-
 
 class DiskStore(ClientStore):
-    """Tensors in one file without a name, which vanishes with the process.
+    """Tensors in one unnamed file in ``folder`` (None: the system's temporary one), which vanishes with the process.
 
-    What is written again takes its old place as long as its size stays.
-
-    Args:
-        folder: where the file is made; None takes the system's folder for temporary files.
+    :meth:`read` returns copies on the CPU.
     """
 
     def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open as long as the store lives
         weakref.finalize(self, self._file.close)
-        self._places: dict[str, dict[str, tuple[int, torch.dtype, torch.Size]]] = {}
         self._end = 0
 
-    def read(self, client: str) -> dict[str, Tensor]:
-        """Read fresh copies, on the CPU."""
-        return {name: self._read(*place) for name, place in self._places.get(client, {}).items()}
-
-    def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write through the page cache."""
-        old = self._places.get(client, {})
-        self._places[client] = {name: self._write(tensor, old.get(name)) for name, tensor in tensors.items()}
-
-    def clients(self) -> list[str]:
-        """Return the clients that were written."""
-        return list(self._places)
-
-    def _read(self, offset: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        tensor = torch.empty(shape, dtype=dtype)
-        view = bytes_of(tensor)
+    def _get(self, kept: _Place) -> Tensor:
+        tensor = torch.empty(kept.shape, dtype=kept.dtype)
+        view, offset = bytes_of(tensor), kept.offset
         while view:
             done = os.preadv(self._file.fileno(), [view], offset)
             assert done > 0, "the store's file was truncated"
             view, offset = view[done:], offset + done
         return tensor
 
-    def _write(
-        self, tensor: Tensor, old: tuple[int, torch.dtype, torch.Size] | None
-    ) -> tuple[int, torch.dtype, torch.Size]:
+    def _put(self, tensor: Tensor, old: _Place | None) -> _Place:
         view = bytes_of(tensor.detach().cpu().contiguous())
-        offset = self._end
-        if old is not None and (old[1], old[2]) == (tensor.dtype, tensor.shape):
-            offset = old[0]
-        else:
+        place = old
+        if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
+            place = _Place(self._end, tensor.dtype, tensor.shape)
             self._end += len(view)
-        place = (offset, tensor.dtype, tensor.shape)
+        offset = place.offset
         while view:
             done = os.pwrite(self._file.fileno(), view, offset)
             view, offset = view[done:], offset + done
         return place
+
+
+class _Place(NamedTuple):
+    """A tensor in the file."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -142,10 +129,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def make_store(place: Place, device: torch.device) -> ClientStore:
     """Return an empty store.
 
-    Args:
-        place: ``device``: beside the models, the fastest; ``host``: in main memory; ``disk``: in a temporary file (of
-            TMPDIR), for more clients than memory holds.
-        device: of the models.
+    ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a temporary file (in
+    TMPDIR), for more clients than memory holds.
     """
     if place == "disk":
         return DiskStore()

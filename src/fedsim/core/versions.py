@@ -1,4 +1,4 @@
-"""Directories of which a reader sees a whole old version or a whole new one, though several processes write them.
+"""Atomic versions of a directory that several processes write: a reader sees a whole old version or a whole new one.
 
 ``NAME/`` holds versions ``v1``, ``v2``, ... and a file ``current`` with the name of the newest. A version is written
 under a partial name, flushed to the disk, renamed, and then becomes current. Whenever the writers are killed, either
@@ -31,11 +31,7 @@ def begin_version(folder: Path) -> Path:
 
 
 def publish_version(partial: Path) -> Path:
-    """Make a partial version, whose files have been flushed, the current one; remove older ones.
-
-    Returns:
-        its final path.
-    """
+    """Make a partial version with flushed files the current one, remove older ones, and return its final path."""
     folder = partial.parent
     flush_directory(partial)
     version = partial.with_suffix("")
@@ -45,9 +41,9 @@ def publish_version(partial: Path) -> Path:
         pointer.write_text(version.name + "\n")
     for old in _versions(folder):
         if old != version:
-            # first out of the way: a killed removal leaves no half of a version behind
+            # renamed first: a killed removal then leaves no half of a version behind
             doomed = old.rename(old.with_name(old.name + ".tmp"))
-            # beside what follows: removing gigabytes takes a noticeable time
+            # in a thread: removing gigabytes takes a noticeable time
             threading.Thread(target=shutil.rmtree, args=(doomed, True)).start()
     return version
 

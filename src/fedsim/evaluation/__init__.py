@@ -1,8 +1,7 @@
-"""Retrieval features, ranking metrics, and the scoring of a federation's models."""
+"""Ranking and its scores, and the evaluation of a federation's models."""
 
-from fedsim.evaluation.labels import RetrievalLabels
 from fedsim.evaluation.ranker import Ranker, rank_features
-from fedsim.evaluation.ranking import QueryScores, Ranking, average_scores, positive_ranks, score_ranks
+from fedsim.evaluation.ranking import QueryScores, Ranking, RetrievalLabels, average_scores, positive_ranks, score_ranks
 
 __all__ = [
     "QueryScores",

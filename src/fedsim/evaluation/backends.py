@@ -1,8 +1,11 @@
-"""Two ways to the same ranks: torch's matrix product with counting, and FAISS's lists with counting beyond them.
+"""Two ways to the ranks of matches: ``torch`` counts; ``faiss`` finds lists first and counts what they do not hold.
 
-``torch`` is exact at any gallery size, in bounded memory, and the quicker of the two for CMC and mAP. ``faiss`` asks an
-index for each query's first k images; a query all of whose matches are among them is done, the others are counted by
-``torch``. Values of the two libraries differ in their last bits, so a query's ranks come from one of them, never both.
+``torch`` is exact at any gallery size, in bounded memory, and the faster one for CMC and mAP. ``faiss`` asks an index
+for each query's first k images; queries with a match beyond these are counted by ``torch``. The similarities of the two
+libraries differ in their last bits, so all ranks of a query come from one of them.
+
+Counting needs no sort and no full matrix. The rank of a match at gallery position p with similarity s is 1 + the number
+of images before it: those at positions below p with similarity >= s, those above p with similarity > s.
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.counting import count_ranks
-from fedsim.evaluation.labels import Ints, RetrievalLabels
+from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import Neighbours, Search, nearest
 from fedsim.functional.similarity import Distance, Similarity
 
-__all__ = ["Backend", "BackendName", "FaissBackend", "TorchBackend", "make_backend", "make_search"]
+__all__ = ["Backend", "BackendName", "FaissBackend", "TorchBackend", "count_ranks", "make_backend", "make_search"]
 
 BackendName = Literal["auto", "torch", "faiss"]
 
@@ -29,11 +32,14 @@ _MOST = 2048
 """Images per list: the limit of FAISS's selection on GPUs."""
 
 _TEMPORARY_BYTES = 256 * 2**20
-"""That FAISS may take on a GPU, outside of torch's memory; its own default is 1.5 GiB."""
+"""FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB."""
+
+_FEW = 512
+"""Up to so many candidates, sorting is faster than counting."""
 
 
 class Backend(Protocol):
-    """What ranks galleries."""
+    """Ranks galleries."""
 
     def ranks(
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, distance: Distance, blocks: Iterable[slice]
@@ -44,16 +50,38 @@ class Backend(Protocol):
             query: [Q, D].
             gallery: [G, D], on the same device.
             labels: of all queries and gallery images.
-            distance: what is ranked by.
+            distance: defines the order.
             blocks: some of :func:`fedsim.functional.similarity.query_blocks`.
         """
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """Return the k nearest gallery images of each query."""
+
+def make_backend(name: BackendName) -> Backend:
+    """Return the backend of that name; ``auto`` is ``torch``: faster on CPUs, and no second allocator on GPUs.
+
+    Raises:
+        ConfigError: if ``faiss`` is wanted and not installed.
+    """
+    if name not in get_args(BackendName):
+        raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
+    return FaissBackend() if name == "faiss" else TorchBackend()
+
+
+def make_search(name: BackendName, device: torch.device) -> Search:
+    """Return a search for neighbours by cosine; ``auto`` is FAISS if it can use ``device``, else torch.
+
+    Raises:
+        ConfigError: if ``faiss`` is wanted and not installed.
+    """
+    if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
+        return FaissBackend().nearest_units
+    return nearest
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
 
 
 class TorchBackend:
-    """Blocks of similarities and counting, on the features' own device."""
+    """Blocks of similarities and counting, on the device of the features."""
 
     def ranks(
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, distance: Distance, blocks: Iterable[slice]
@@ -62,16 +90,85 @@ class TorchBackend:
         similarity = Similarity(query, gallery, distance)
         return [row for rows in blocks for row in count_ranks(similarity.block(rows), labels.take(rows))]
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """See :func:`fedsim.functional.neighbours.nearest`."""
-        return nearest(query, gallery, k, distance)
+
+def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
+    """Return the ranks of all matches: the fast version of :func:`fedsim.evaluation.ranking.positive_ranks`.
+
+    Args:
+        similarity: [b, G] float32, finite, larger is closer, on a CPU or GPU. Junk is overwritten with -inf.
+        labels: of these b queries and the G gallery images.
+
+    Returns:
+        b arrays of ascending ranks, from 1.
+
+    >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 3, 1]), np.array([1, 1, 1, 2]))
+    >>> count_ranks(torch.tensor([[0.9, 0.8, 0.7, 0.8]]), labels)
+    [array([2, 3])]
+    """
+    positives = mask_junk(similarity, labels)
+    if not similarity.is_cpu:
+        return count_on_device(similarity, positives)
+    return [_count_in_row(row, good) for row, good in zip(similarity.numpy(), positives, strict=True)]
+
+
+def mask_junk(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
+    """Overwrite junk in ``similarity`` [b, G] with -inf; return the ascending positions of each query's matches."""
+    device = similarity.device
+    sorted_out = [labels.positives_and_junk(q) for q in range(len(labels.query_pids))]
+    similarity[:, torch.from_numpy(labels.junk_columns).to(device)] = -torch.inf
+    rows = np.repeat(np.arange(len(sorted_out)), [len(junk) for _, junk in sorted_out])
+    columns = np.concatenate([junk for _, junk in sorted_out]) if sorted_out else rows
+    similarity[torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)] = -torch.inf
+    return [good for good, _ in sorted_out]
+
+
+def _count_in_row(row: NDArray[np.float32], positives: Ints) -> Ints:
+    """Return the ranks of the gallery positions ``positives`` (ascending) by similarity ``row`` [G]."""
+    if len(positives) == 0:
+        return positives
+    candidates = np.flatnonzero(row >= row[positives].min())  # images after the last match change no rank
+    if len(candidates) <= _FEW:
+        order = np.argsort(-row[candidates], kind="stable")
+        is_match = np.isin(candidates[order], positives, assume_unique=True)
+        return np.flatnonzero(is_match) + 1
+    ranks = [
+        1 + np.count_nonzero(row[:p] >= row[p]) + np.count_nonzero(row[p + 1 :] > row[p]) for p in positives.tolist()
+    ]
+    return np.sort(np.array(ranks, dtype=np.int64))
+
+
+def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
+    """Count in whole blocks of ``similarity`` [b, G], for devices where many small steps are slow.
+
+    It waits for the device twice per block. Junk is at -inf; ``positives`` are b arrays of ascending gallery positions.
+    """
+    counts = [len(good) for good in positives]
+    most = max(counts, default=0)
+    if most == 0:
+        return [good.copy() for good in positives]
+    padded = np.zeros((len(positives), most), dtype=np.int64)
+    for row, good in zip(padded, positives, strict=True):
+        row[: len(good)] = good
+    scores = similarity.gather(1, torch.from_numpy(padded).to(similarity.device))
+    above = torch.stack([(similarity > scores[:, j, None]).sum(1) for j in range(most)], dim=1)
+    at_least = torch.stack([(similarity >= scores[:, j, None]).sum(1) for j in range(most)], dim=1)
+    ranks = 1 + above
+    # ties are rare: the gallery's order matters only for them
+    for q, j in (at_least - above > 1).nonzero().tolist():
+        if j < counts[q]:
+            p = int(padded[q, j])
+            ranks[q, j] += (similarity[q, :p] == scores[q, j]).sum()
+    return [np.sort(row[:count]) for row, count in zip(ranks.cpu().numpy(), counts, strict=True)]
+
+
+# -- FAISS -------------------------------------------------------------------------------------------------------------
 
 
 class FaissBackend:
-    """Lists from FAISS's exact search, on the features' own device.
+    """Lists from FAISS's exact search, on the device of the features.
 
     Args:
-        k: images per list, at most 2048; more are slower to find, fewer leave more queries to counting.
+        k: images per list, at most 2048. Longer lists take more time to find, shorter ones leave more to counting.
 
     Raises:
         ConfigError: if FAISS is not installed.
@@ -89,84 +186,53 @@ class FaissBackend:
         prepared = _prepared(gallery, distance)
         found: list[Ints] = []
         for rows in blocks:
-            lists = self._search(_prepared(query[rows], distance), prepared, self.k, distance)
+            lists = _search(_prepared(query[rows], distance), prepared, self.k, distance)
             ranks = _ranks_in_lists(lists, labels.take(rows))
             missing = [rows.start + q for q, row in enumerate(ranks) if row is None]
             counted = iter(count_ranks(similarity.block(missing), labels.take(missing)) if missing else ())
             found += [next(counted) if row is None else row for row in ranks]
         return found
 
-    def nearest(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        """See :class:`Backend`; which of several equally similar images is the last of a list is FAISS's choice.
+    def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
+        """Search by cosine among rows of unit length: see :data:`fedsim.functional.neighbours.Search`.
 
         Raises:
             ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
-            ValueError: see :class:`fedsim.functional.similarity.Similarity`.
         """
-        Similarity(query, gallery, distance)  # checks them: FAISS would return nonsense
-        return self._search(_prepared(query, distance), _prepared(gallery, distance), k, distance)
-
-    def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
-        """:meth:`nearest` by cosine for rows of unit length, of which it makes no copies."""
-        return self._search(_plain(query), _plain(gallery), k, "cosine")
-
-    @property
-    def _faiss(self) -> Any:
-        return _load_faiss()  # not kept: modules cannot be pickled
-
-    def _search(self, query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
-        k = min(k, len(gallery))
-        metric = self._faiss.METRIC_INNER_PRODUCT if distance == "cosine" else self._faiss.METRIC_L2
-        if query.is_cuda:
-            if k > _MOST:
-                raise ConfigError(f"backend: faiss finds at most {_MOST} neighbours on a GPU, not {k}; use torch")
-            values, index = self._search_on_gpu(query, gallery, k, metric)
-        else:
-            values, index = self._faiss.knn(query.numpy(), gallery.numpy(), k, metric=metric)
-        if distance == "euclidean":
-            values = -values
-        order = np.lexsort((index, -values), axis=1)
-        return Neighbours(np.take_along_axis(index, order, 1).astype(np.int64), np.take_along_axis(values, order, 1))
-
-    def _search_on_gpu(self, query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple[Any, Any]:
-        if not hasattr(self._faiss, "StandardGpuResources") or self._faiss.get_num_gpus() == 0:
-            raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
-        import faiss.contrib.torch_utils  # noqa: F401 - lets FAISS read torch's GPU tensors where they are
-
-        torch.cuda.current_stream(query.device).synchronize()  # FAISS works on a stream of its own
-        found = self._faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
-        values, index = (part.cpu().numpy() for part in found)
-        return values, index
+        return _search(_plain(query), _plain(gallery), k, "cosine")
 
 
-def make_backend(name: BackendName) -> Backend:
-    """Return the backend of that name; ``auto`` is ``torch``: quicker on CPUs, and no second allocator on GPUs.
+def _search(query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neighbours:
+    """Return the k nearest; FAISS chooses among images that are as similar as the last one."""
+    faiss, k = _load_faiss(), min(k, len(gallery))
+    metric = faiss.METRIC_INNER_PRODUCT if distance == "cosine" else faiss.METRIC_L2
+    if query.is_cuda:
+        if k > _MOST:
+            raise ConfigError(f"backend: faiss finds at most {_MOST} neighbours on a GPU, not {k}; use torch")
+        values, index = _search_on_gpu(query, gallery, k, metric)
+    else:
+        values, index = faiss.knn(query.numpy(), gallery.numpy(), k, metric=metric)
+    if distance == "euclidean":
+        values = -values
+    order = np.lexsort((index, -values), axis=1)
+    return Neighbours(np.take_along_axis(index, order, 1).astype(np.int64), np.take_along_axis(values, order, 1))
 
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
-    """
-    if name not in get_args(BackendName):
-        raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
-    return FaissBackend() if name == "faiss" else TorchBackend()
 
+def _search_on_gpu(query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple[Any, Any]:
+    if not _has_gpus(_load_faiss()):
+        raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
+    import faiss.contrib.torch_utils
 
-def make_search(name: BackendName, device: torch.device) -> Search:
-    """Return a search for neighbours by cosine; ``auto`` is FAISS where it can use ``device``, else torch.
-
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
-    """
-    if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
-        return FaissBackend().nearest_units
-    return nearest
+    torch.cuda.current_stream(query.device).synchronize()  # FAISS works on a stream of its own
+    found = faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
+    values, index = (part.cpu().numpy() for part in found)
+    return values, index
 
 
 def _ranks_in_lists(lists: Neighbours, labels: RetrievalLabels) -> list[Ints | None]:
-    """Ranks of each query's matches, or None where one of them is not safely inside the list."""
+    """Return the ranks of each query's matches, or None if one of them may not be in the list."""
     ranks: list[Ints | None] = []
     whole = lists.index.shape[1] == len(labels.gallery_pids)
-    columns = np.zeros(len(labels.gallery_pids), dtype=bool)
-    columns[labels.junk_columns] = True
     for q, (index, values) in enumerate(zip(lists.index, lists.similarity, strict=True)):
         good, junk = labels.positives_and_junk(q)
         is_match = np.isin(index, good)
@@ -175,7 +241,7 @@ def _ranks_in_lists(lists: Neighbours, labels: RetrievalLabels) -> list[Ints | N
         if inside < len(good):
             ranks.append(None)
             continue
-        counts = ~(columns[index] | np.isin(index, junk))
+        counts = ~(labels.is_junk[index] | np.isin(index, junk))
         ranks.append(np.cumsum(counts)[is_match])
     return ranks
 
@@ -190,6 +256,7 @@ def _prepared(features: Tensor, distance: Distance) -> Tensor:
 
 
 def _load_faiss() -> Any:
+    """Import FAISS when it is needed."""
     try:
         import faiss
     except ImportError as error:
@@ -204,12 +271,16 @@ def _faiss_can_use(device: torch.device) -> bool:
         faiss = _load_faiss()
     except ConfigError:
         return False
-    return device.type == "cpu" or bool(hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus())
+    return device.type == "cpu" or _has_gpus(faiss)
+
+
+def _has_gpus(faiss: Any) -> bool:
+    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 
 @functools.cache
 def _gpu_resources() -> Any:
-    """One per process: each would reserve memory of its own."""
+    """Return the memory of FAISS on GPUs, one per process: each would reserve its own."""
     resources = _load_faiss().StandardGpuResources()
     resources.setTempMemory(_TEMPORARY_BYTES)
     return resources

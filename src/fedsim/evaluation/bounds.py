@@ -1,4 +1,4 @@
-"""What mean average precision can be, given a CMC: a check of published numbers."""
+"""Bounds of mean average precision for a given CMC: a check of published numbers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def one_match_bounds(
 ) -> Interval:
     """Return the interval in which mAP lies when every query has one match.
 
-    A match at rank r has the average precision 1 / r; of the trapezoid it is 1 / (2 r), and 1 where r = 1. The CMC says
-    how many queries have their match between two ranks. Ranks 1, 5 and 10, rectangular, an endless gallery:
-    ``R1 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11`` with ``(R5 - R1) / 5 + (R10 - R5) / 10``
-    more at the lower end. It holds for means over several splits or rounds, too.
+    A match at rank r has the average precision 1 / r (trapezoid: 1 / (2 r), and 1 for r = 1). The CMC tells how many
+    matches lie between two ranks. For ranks 1, 5 and 10, rectangular, in an endless gallery:
+    ``R1 + (R5 - R1) / 5 + (R10 - R5) / 10 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11``.
+    This also holds for means over several splits or rounds.
 
     Args:
-        cmc: rank -> share of the queries whose match is at this rank or before, percent; with rank 1.
+        cmc: rank -> share of the queries with their match up to this rank, percent; rank 1 must be there.
         definition: of average precision.
-        gallery: images in it, the last rank there is.
+        gallery: number of gallery images, the last rank.
 
     >>> one_match_bounds({1: 50.0, 5: 60.0, 10: 70.0})
     Interval(low=53.0, high=59.39393939393939)

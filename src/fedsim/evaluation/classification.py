@@ -1,8 +1,7 @@
-"""Scoring a federation as classifiers: top-1 accuracy on images of the classes that are trained on.
+"""Scoring a federation as classifiers: top-1 accuracy on images of the training's classes.
 
-Who scores what, and how ranks share the work, is as for retrieval. Of a test or validation set the queries are
-classified, or all of the gallery where there are no queries. The global model classifies only where it is complete, its
-head included; local and personalised models classify with the head that they trained.
+Ranks share the work as in retrieval. Models classify the queries of a set, or its gallery if there are no queries. A
+global model is scored only if the head is shared; local and personalised models use the head that they trained.
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ __all__ = ["ClassificationEvaluator", "evaluator_for", "hits_of"]
 
 
 def evaluator_for(settings: Evaluation) -> type[Evaluator]:
-    """Return what scores models for ``settings.task``."""
+    """Return the evaluator of ``settings.task``."""
     return ClassificationEvaluator if settings.task == "classification" else Evaluator
 
 
 def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return which images are classified right: bool [n].
-
-    An image with a logit that is not finite is not. Of equal largest logits the first counts.
+    """Return which images are classified right, bool [n]: the first of equal logits counts, and all must be finite.
 
     Args:
         logits: [n, Z].
@@ -56,7 +53,7 @@ class ClassificationEvaluator(Evaluator):
     """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`.
 
     Raises:
-        ConfigError: if clients number classes each in its own way.
+        ConfigError: if each client has class numbers of its own.
     """
 
     def __post_init__(self) -> None:
@@ -74,7 +71,7 @@ class ClassificationEvaluator(Evaluator):
             )
 
     def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:  # noqa: ARG002 - as in retrieval
-        """Refuse."""
+        """Raise ConfigError: there are none."""
         raise ConfigError(
             "model.evaluation.task: classification has no retrieval features to write; set it to retrieval"
         )
@@ -86,7 +83,7 @@ class ClassificationEvaluator(Evaluator):
         return super().score(split, trained)
 
     def _sets(self, split: SplitName, domain: str) -> RetrievalSet:
-        """What is classified, as queries of an empty gallery."""
+        """Return the images to classify as queries of an empty gallery."""
         sets = super()._sets(split, domain)
         images = sets.query if len(sets.query) else sets.gallery
         return RetrievalSet(images, images.take(np.empty(0, dtype=np.int64)))
@@ -109,13 +106,11 @@ class ClassificationEvaluator(Evaluator):
     def _outputs(self, resident: Resident, images: Pixels) -> Tensor:
         """Return logits, float32 [n, Z]."""
         resident.model.eval()
-        return run_batches(
-            lambda x: resident.head(resident.model(x).neck),
-            images, self._width(resident), self.settings, resident.device,
-        )  # fmt: skip
+        head, model = resident.head, resident.model
+        return run_batches(lambda x: head(model(x).neck), images, self._width(resident), self.settings, resident.device)
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
-        """One table: per image 1 where it is classified right."""
+        """Return one table: per image 1 if it is classified right."""
         return [torch.zeros(len(self._sets(split, job.domain).query), 1, dtype=torch.float64)]
 
     def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterator[NDArray[np.float64]]:  # noqa: ARG002 - empty
@@ -125,7 +120,7 @@ class ClassificationEvaluator(Evaluator):
         yield hits if self._is_mine(job)(0) else np.zeros_like(hits)
 
     def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Means over images [1, 1], and no curve."""
+        """Return means over images [1, 1], and no curve."""
         return np.array([[float(table.sum()) / len(table)] for table in tables]), np.empty(0)
 
     def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:

@@ -1,11 +1,11 @@
-"""Scoring the federation's models: global, local (before aggregation) and personalised (global + private groups).
+"""Scoring the federation's models: global, local (before averaging) and personalised (with private parts).
 
-A model that every rank has, which is the global one, is scored by all ranks together where the data set is worth it:
-each extracts a share of the images, features are gathered once, and each ranks a share of the queries. Personal models
-are scored by the rank that hosts the client, on the client's own domain. Unseen domains are for the server's model, or,
-where it has none, for everybody's personal model, whose scores are averaged, or for their ensemble. An ensemble is all
-personal models together; its feature is theirs side by side, each extracted by the rank that hosts the client. Every
-number is computed by one rank and zero elsewhere; a sum over ranks then gives all numbers to everybody, and the same
+All ranks score a global model on a large data set together: each extracts the features of a share of the images,
+features are gathered once, and each ranks a share of the queries. A personal model is scored by the rank that hosts the
+client, on the client's own domains. Unseen domains are for the server's model. If it has none, they are for all
+personal models: their scores are averaged, or they form an ensemble, whose feature is all of theirs side by side.
+
+One rank computes each number, the others hold zero. A sum over ranks then gives every rank all numbers, with the same
 bits on any number of ranks.
 """
 
@@ -13,30 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import TrainingError
-from fedsim.core.files import replacing
 from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.feature_file import write_features
-from fedsim.evaluation.maps import write_maps
-from fedsim.evaluation.plan import Job, Plan, SplitName
-from fedsim.evaluation.ranked_lists import draw_ranked_lists, rank_lists, write_ranked_lists
+from fedsim.evaluation.pictures import draw_maps, draw_ranked_lists, rank_lists, write_picture, write_ranked_lists
+from fedsim.evaluation.plan import Job, Plan, SplitName, Trial, check_matches, score_trials, trials_of
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.ranking import QueryScores, average_scores
+from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
-from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
 from fedsim.functional.similarity import NotFiniteError, Similarity
 from fedsim.methods.base import Method
 from fedsim.strategy.strategy import FederatedStrategy
@@ -57,16 +54,16 @@ class Evaluator:
 
     Args:
         settings: how.
-        method: says what a personalised model is.
+        method: defines the personalised model.
         server: the global models.
         clients: hosted by this rank.
         residents: one model per architecture.
         archs: client -> architecture, for all clients.
         federated: all clients' data, not decoded.
-        placement: who hosts whom.
+        placement: client -> rank.
         strategy: the collectives.
         open_images: images, name, device -> their pixels.
-        progress: told the name of each set before it is scored.
+        progress: receives the name of each model and set before they are scored.
     """
 
     settings: Evaluation
@@ -82,12 +79,12 @@ class Evaluator:
     progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        """Start with nothing read."""
+        """Make the ranker; images are read later."""
         self.metrics: tuple[str, ...] = METRICS
         self.needs: Literal["neck", "pool", "head"] = self.settings.layer
-        """what must be shared for a global model to be scored"""
+        """part of the model that must be shared for a global model to be scored"""
         self.curves: dict[Curve, list[float]] = {}
-        """CMC of the last evaluation, shares of the queries at rank 1, 2, ..."""
+        """CMC of the last evaluation: shares of the queries at rank 1, 2, ..."""
         self._opened: dict[tuple[str, int, int], Pixels] = {}
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
@@ -95,7 +92,7 @@ class Evaluator:
 
     @property
     def plan(self) -> Plan:
-        """What is scored now."""
+        """The models and data sets of an evaluation at this moment."""
         return Plan(
             self.method, self.server, self.residents, self.archs, self.federated, self.placement,
             self.needs, self.settings.ensemble,
@@ -103,16 +100,16 @@ class Evaluator:
 
     @property
     def has_global(self) -> bool:
-        """Whether the server's models can be scored on their own."""
+        """See :attr:`Plan.has_global`."""
         return self.plan.has_global
 
     @property
     def primary(self) -> Kind:
-        """The model that the method delivers, by which checkpoints are selected."""
+        """See :attr:`Plan.primary`."""
         return self.plan.primary
 
     def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
-        """Check and read what this rank needs now, so that a damaged image is reported before hours of training.
+        """Check labels and read this rank's images now: a damaged image is reported before hours of training.
 
         Args:
             split: ``val`` or ``test``.
@@ -122,22 +119,17 @@ class Evaluator:
         for domain in dict.fromkeys(job.domain for job in jobs):
             self._check(split, domain)
         for job in reversed(jobs):  # whole sets first: shares are parts of them
-            if job.is_shared or job.row.owner == self.strategy.global_rank:
-                sets = self._sets(split, job.domain)
-                for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images)):
-                    self._read(images, f"{split} {job.domain} {name}", self._share(images, job))
+            if self._takes_part(job):
+                for name, images in self._images(split, job.domain).items():
+                    self._read(images, name, self._share(images, job))
 
     def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
-        """Score all models.
+        """Score all models; see :func:`fedsim.evaluation.summary.summarise` for the names of the scores.
 
         Args:
             split: ``val`` or ``test``.
             trained: clients that have a local model from this round.
             rankings: a folder for ranked lists of the primary model; None: none are written.
-
-        Returns:
-            ``split/kind/domain/metric`` -> fraction of 1; ``domain`` is also ``seen`` and ``unseen``, the means over
-            those; and ``split/metric``, the mean over clients of the method's primary model.
         """
         plan, rank = self.plan, self.strategy.global_rank
         rows = plan.rows(split, tuple(trained))
@@ -151,28 +143,20 @@ class Evaluator:
                 if rankings is not None and plan.is_delivered(job.row) and job.row.owner == rank:
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
-        values: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
-        curves: list[NDArray[np.float64]] = [np.empty(0)] * len(rows)
+        scores: dict[int, tuple[Floats, Floats]] = {}
         for job, parts in zip(jobs, tables, strict=True):
-            metrics, curve = self._metrics_of(parts)
-            for row in job.rows:
-                values[row], curves[row] = metrics, curve
+            scores |= dict.fromkeys(job.rows, self._metrics_of(parts))
+        values, curves = ([scores[number][part] for number in range(len(rows))] for part in (0, 1))
         self._keep_curves(split, rows, curves)
         unseen = set(self.federated.unseen) if split == "test" else set()
         return summarise(split, rows, values, unseen, plan.primary, len(self.archs), self.metrics)
 
     def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:
-        """Write the primary model's features of each test set to ``folder``/DOMAIN.npz.
+        """Write the primary model's features of each test set to ``folder``/DOMAIN.npz; return the files of all ranks.
 
         Arrays: query, gallery (float32 [n, D], not normalised), query_pids, query_camids, gallery_pids, gallery_camids.
-        Of a data set with several random splits, the first.
-
-        Args:
-            folder: of the files.
-            maps: a folder for pictures of its maps of the first images; None: none are drawn.
-
-        Returns:
-            the files of all ranks.
+        If a data set has several random splits, the first one is written. ``maps`` is a folder for pictures of the
+        model's maps; None: none are drawn.
         """
         plan = self.plan
         jobs = self._jobs("test", [row for row in plan.rows("test", ()) if plan.is_delivered(row)])
@@ -184,18 +168,20 @@ class Evaluator:
                     trial = self._trials_of("test", job.domain)[0]
                     write_features(files[number], *trial.select(query, gallery), trial.labels)
                     if maps is not None and not job.is_ensemble:
-                        self._write_maps(maps / f"{self._file_name(job)}.png", job)
+                        self._draw_maps(maps / f"{self._file_name(job)}.png", job)
         return files
 
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
-        def is_large(domain: str) -> bool:
-            sets = self._sets(split, domain)
-            return len(sets.query) + len(sets.gallery) >= self.settings.share_from
+        def num_images(domain: str) -> int:
+            return sum(map(len, self._images(split, domain).values()))
 
-        return self.plan.jobs(rows, is_large)
+        return self.plan.jobs(rows, lambda domain: num_images(domain) >= self.settings.share_from)
+
+    def _takes_part(self, job: Job) -> bool:
+        return job.is_shared or job.row.owner == self.strategy.global_rank
 
     def _is_mine(self, job: Job) -> Callable[[int], bool]:
-        """Which blocks of a job's queries this rank ranks."""
+        """Return a test of the number of a block of queries: does this rank rank it?"""
         rank, world_size = self.strategy.global_rank, self.strategy.world_size
         return (lambda block: block % world_size == rank) if job.is_shared else (lambda _: True)
 
@@ -204,44 +190,39 @@ class Evaluator:
     def _features(self, split: SplitName, jobs: list[Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""
         for number, job in enumerate(jobs):
-            if not (job.is_shared or job.row.owner == self.strategy.global_rank):
+            if not self._takes_part(job):
                 continue
             self.progress(f"{job.row.kind} model on {job.domain}")
             if not job.is_ensemble:
                 self._load_model(job.row)
-            sets, extract = self._sets(split, job.domain), self._extract_all if job.is_ensemble else self._extract
-            query, gallery = (
-                extract(job, images, f"{split} {job.domain} {name}")
-                for name, images in (("queries", sets.query.images), ("gallery", sets.gallery.images))
-            )
+            extract = self._extract_all if job.is_ensemble else self._extract
+            query, gallery = (extract(job, images, name) for name, images in self._images(split, job.domain).items())
             if job.row.client is not None and self.plan.weights_of(job.row)[0] != "global":
                 self.clients[job.row.client].unload()
             yield number, query, gallery
 
-    def _extract(self, job: Job, images: Images, what: str) -> Tensor:
-        """Return the features [n, D] of ``images``, on the device; shared models' are gathered from all ranks."""
+    def _extract(self, job: Job, images: Images, name: str) -> Tensor:
+        """Return the features [n, D] of ``images``, on the device; shares of a shared job are gathered."""
         resident = self.residents[job.row.arch]
         share = self._share(images, job)
-        part = self._outputs(resident, self._read(images, what, share))
+        part = self._outputs(resident, self._read(images, name, share))
         if not job.is_shared or self.strategy.world_size == 1:
             return part
         features = torch.zeros(len(images), self._width(resident), device=resident.device)
         features[share] = part
-        self.strategy.barrier()  # here ranks may wait for long, in a collective they may not
+        self.strategy.barrier()  # ranks may wait long here, but not in a collective
         return self.strategy.sum_(features)
 
-    def _extract_all(self, job: Job, images: Images, what: str) -> Tensor:
+    def _extract_all(self, job: Job, images: Images, name: str) -> Tensor:
         """Return the features [n, sum of D] of all clients' personalised models, side by side."""
-        models = {name: self.residents[arch] for name, arch in self.archs.items()}
+        models = {client: self.residents[arch] for client, arch in self.archs.items()}
         widths = [self._width(resident) for resident in models.values()]
-        device = next(iter(models.values())).device
-        features = torch.zeros(len(images), sum(widths), device=device)
-        for (name, resident), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
-            if name in self.clients:
-                self._load_model(Row("personalised", job.domain, name, self.archs[name], 0))
-                pixels = self._read(images, what, self._share(images, job))
-                columns.copy_(self._outputs(resident, pixels))
-                self.clients[name].unload()
+        features = torch.zeros(len(images), sum(widths), device=self._device)
+        for (client, resident), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
+            if client in self.clients:
+                self._load_model(Row("personalised", job.domain, client, self.archs[client], 0))
+                columns.copy_(self._outputs(resident, self._read(images, name, self._share(images, job))))
+                self.clients[client].unload()
         self.strategy.barrier()
         return self.strategy.sum_(features)
 
@@ -252,6 +233,7 @@ class Evaluator:
         return extract_features(resident.model, images, self.settings, resident.device)
 
     def _share(self, images: Images, job: Job) -> slice:
+        """Return the images whose features this rank extracts."""
         if job.is_ensemble or not job.is_shared:
             return slice(0, len(images))
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
@@ -271,16 +253,24 @@ class Evaluator:
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
-    def _read(self, images: Images, what: str, rows: slice) -> Pixels:
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.residents.values())).device
+
+    def _read(self, images: Images, name: str, rows: slice) -> Pixels:
         """Open some of a list of images, once."""
-        key, whole = (what, rows.start, rows.stop), self._opened.get((what, 0, len(images)))
+        key, whole = (name, rows.start, rows.stop), self._opened.get((name, 0, len(images)))
         if whole is not None:
             return whole.part(rows)
         if key not in self._opened:
             index = np.arange(rows.start, rows.stop, dtype=np.int64)
-            device = next(iter(self.residents.values())).device
-            self._opened[key] = self.open_images(images.take(index), what, device)
+            self._opened[key] = self.open_images(images.take(index), name, self._device)
         return self._opened[key]
+
+    def _images(self, split: SplitName, domain: str) -> dict[str, Images]:
+        """Return queries and gallery by their names in messages."""
+        sets = self._sets(split, domain)
+        return {f"{split} {domain} queries": sets.query.images, f"{split} {domain} gallery": sets.gallery.images}
 
     def _sets(self, split: SplitName, domain: str) -> RetrievalSet:
         if split == "test":
@@ -301,14 +291,14 @@ class Evaluator:
     # -- results and files ---------------------------------------------------------------------------------------------
 
     def _file_name(self, job: Job) -> str:
-        """The domain, and whose model it is where the method delivers several for it."""
+        """Return the domain, with the model's client or architecture if the method delivers several models for it."""
         if job.is_ensemble:
             return job.domain
         several = len(self.residents) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
     def _write_lists(self, path: Path, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> None:
-        """Write ranked lists and a picture of some; of a data set with several random splits, the first."""
+        """Write ranked lists, of the first random split, and a picture of some."""
         trial, sets = self._trials_of(split, job.domain)[0], self._sets(split, job.domain)
         lists = rank_lists(Similarity(*trial.select(query, gallery), self.settings.distance), trial.labels)
         write_ranked_lists(path.with_name(f"{path.name}.npz"), lists)
@@ -316,24 +306,23 @@ class Evaluator:
         if sets.splits:
             query_images, gallery_images = (gallery_images.take(part) for part in sets.splits[0])
         picture = draw_ranked_lists(lists, query_images, gallery_images, (128, 64))
-        with replacing(path.with_name(f"{path.name}.png")) as partial:
-            picture.save(partial, format="png")
+        write_picture(path.with_name(f"{path.name}.png"), picture)
 
-    def _write_maps(self, path: Path, job: Job) -> None:
-        """Draw maps of the first queries, or of the first gallery images where there are none, by the loaded model."""
+    def _draw_maps(self, path: Path, job: Job) -> None:
+        """Draw the loaded model's maps of the first queries, or of the first gallery images if there are no queries."""
         sets, resident = self._sets("test", job.domain), self.residents[job.row.arch]
         images = sets.query.images if len(sets.query) else sets.gallery.images
         first = images.take(np.arange(min(_MAPS, len(images))))
         [pixels] = self.open_images(first, f"maps of {job.domain}", resident.device).batches([torch.arange(len(first))])
-        write_maps(resident.model.backbone, pixels, path)
+        write_picture(path, draw_maps(resident.model.backbone, pixels))
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
-        """Tables of a job's scores, a row per query."""
+        """Return empty tables for a job's scores, a row per query."""
         sizes = [trial.num_queries for trial in self._trials_of(split, job.domain)]
         return [torch.zeros(size, self._ranker.num_columns, dtype=torch.float64) for size in sizes]
 
-    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterable[NDArray[np.float64]]:
-        """Fill the rows that are this rank's; the others are zero."""
+    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterable[Floats]:
+        """Return the tables with this rank's rows; the others are zero."""
         trials = self._trials_of(split, job.domain)
         try:
             return score_trials(trials, query, gallery, self._ranker, self._is_mine(job))
@@ -344,17 +333,17 @@ class Evaluator:
                 "its weights are too large: train with a lower learning rate"
             ) from error
 
-    def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Means over queries [trials, metrics], and the CMC curve, mean over trials [MAX_RANK]."""
+    def _metrics_of(self, tables: list[Tensor]) -> tuple[Floats, Floats]:
+        """Return means over queries [trials, metrics], and the CMC curve, mean over trials [MAX_RANK]."""
         rankings = [
             average_scores(QueryScores.from_table(table.numpy()), self.settings.invalid_as_zero) for table in tables
         ]
-        metrics = np.array([[ranking.__dict__[metric] for metric in METRICS] for ranking in rankings])
+        metrics = np.array([attrgetter(*METRICS)(ranking) for ranking in rankings])
         return metrics, np.mean([ranking.cmc for ranking in rankings], axis=0)
 
-    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
-        """Replace the curves of ``split``; a domain that several models of a kind are scored on gets their mean."""
-        members: dict[Curve, list[NDArray[np.float64]]] = {}
+    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[Floats]) -> None:
+        """Replace the curves of ``split``; several models of a kind on one domain share their mean curve."""
+        members: dict[Curve, list[Floats]] = {}
         for row, curve in zip(rows, curves, strict=True):
             members.setdefault((split, row.kind, row.domain), []).append(curve)
         others = {key: curve for key, curve in self.curves.items() if key[0] != split}

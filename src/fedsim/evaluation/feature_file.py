@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
-from fedsim.evaluation.labels import RetrievalLabels
+from fedsim.evaluation.ranking import Ints, RetrievalLabels
 
 __all__ = ["FeatureFile", "read_features", "write_features"]
 
@@ -23,7 +23,7 @@ _LOCAL_HEADER = 30  # bytes before name and extra field of a member of a zip arc
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """What a feature file holds."""
+    """The content of a feature file."""
 
     query: Tensor
     """[Q, D]"""
@@ -33,14 +33,7 @@ class FeatureFile:
 
 
 def write_features(path: Path, query: Tensor, gallery: Tensor, labels: RetrievalLabels) -> None:
-    """Write a feature file.
-
-    Args:
-        path: the file.
-        query: [Q, D].
-        gallery: [G, D].
-        labels: identities and cameras of both.
-    """
+    """Write a feature file of ``query`` [Q, D], ``gallery`` [G, D] and their identities and cameras."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(
             file, query=query.cpu().numpy(), gallery=gallery.cpu().numpy(),
@@ -54,35 +47,34 @@ def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, .
 
     Args:
         path: an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery.
-        camera_aware: see :class:`RetrievalLabels`; without, cameras may be missing.
+        camera_aware: see :class:`RetrievalLabels`; if False, cameras may be missing.
         junk_pids: see there.
 
     Raises:
-        DataError: naming the array at fault.
+        DataError: naming the wrong array.
     """
-    arrays: dict[str, NDArray[Any]] = {}
     try:
         with ZipFile(path) as archive:
-            for kind in ("query", "gallery"):
-                arrays[kind] = _features(path, archive, kind)
-                size = len(arrays[kind])
-                arrays[f"{kind}_pids"] = _labels(path, archive, f"{kind}_pids", size)
-                if camera_aware or f"{kind}_camids.npy" in archive.namelist():
-                    arrays[f"{kind}_camids"] = _labels(path, archive, f"{kind}_camids", size)
-                else:
-                    arrays[f"{kind}_camids"] = np.zeros(size, dtype=np.int64)
+            query, query_pids, query_camids = _read_kind(path, archive, "query", camera_aware)
+            gallery, gallery_pids, gallery_camids = _read_kind(path, archive, "gallery", camera_aware)
     except DataError:
         raise
-    except Exception as error:  # whatever zipfile and numpy make of a damaged file
+    except Exception as error:  # zipfile and numpy raise many types for damaged files
         raise DataError(f"{path}: cannot be read as an npz file ({error})") from error
-    if arrays["query"].shape[1] != arrays["gallery"].shape[1]:
-        widths = f"{arrays['query'].shape[1]} and {arrays['gallery'].shape[1]}"
+    if query.shape[1] != gallery.shape[1]:
+        widths = f"{query.shape[1]} and {gallery.shape[1]}"
         raise DataError(f"{path}: query and gallery have features of different width, {widths}")
-    labels = RetrievalLabels(
-        arrays["query_pids"], arrays["query_camids"], arrays["gallery_pids"], arrays["gallery_camids"],
-        camera_aware, junk_pids,
-    )  # fmt: skip
-    return FeatureFile(torch.from_numpy(arrays["query"]), torch.from_numpy(arrays["gallery"]), labels)
+    labels = RetrievalLabels(query_pids, query_camids, gallery_pids, gallery_camids, camera_aware, junk_pids)
+    return FeatureFile(torch.from_numpy(query), torch.from_numpy(gallery), labels)
+
+
+def _read_kind(path: Path, archive: ZipFile, kind: str, camera_aware: bool) -> tuple[NDArray[Any], Ints, Ints]:
+    """Return features, identities and cameras of queries or gallery."""
+    features = _features(path, archive, kind)
+    pids, camids = _labels(path, archive, f"{kind}_pids", len(features)), np.zeros(len(features), dtype=np.int64)
+    if camera_aware or f"{kind}_camids.npy" in archive.namelist():
+        camids = _labels(path, archive, f"{kind}_camids", len(features))
+    return features, pids, camids
 
 
 def _features(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
@@ -96,7 +88,7 @@ def _features(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
     return array
 
 
-def _labels(path: Path, archive: ZipFile, name: str, size: int) -> NDArray[np.int64]:
+def _labels(path: Path, archive: ZipFile, name: str, size: int) -> Ints:
     array = _array(path, archive, name)
     if array.shape != (size,) or array.dtype.kind not in "iu":
         raise DataError(f"{path}: {name} is {array.dtype} {list(array.shape)}; it must be {size} integers")
@@ -104,7 +96,7 @@ def _labels(path: Path, archive: ZipFile, name: str, size: int) -> NDArray[np.in
 
 
 def _array(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
-    """Return a member, mapped into memory if it is stored as it is."""
+    """Return a member, mapped into memory if it is not compressed."""
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError as error:

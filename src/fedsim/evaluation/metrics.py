@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedsim.evaluation.backends import BackendName, make_backend
-from fedsim.evaluation.labels import JUNK, RetrievalLabels
 from fedsim.evaluation.ranker import Ranker
-from fedsim.evaluation.ranking import MAX_RANK, Ranking
+from fedsim.evaluation.ranking import JUNK, MAX_RANK, Ranking, RetrievalLabels
 from fedsim.functional.similarity import Distance
 
 __all__ = ["CMC", "MeanAP", "ReIDRetrieval"]
@@ -31,14 +31,14 @@ __all__ = ["CMC", "MeanAP", "ReIDRetrieval"]
 class _Retrieval(Metric):
     """Collects features of queries and gallery, on any number of ranks, and ranks them at the end.
 
-    Equally similar gallery images are ordered as they were given, rank after rank. Where that order matters, or where a
-    sampler pads batches with images that others have, too, give ``index``: each image's place in the data set's list.
+    Equally similar gallery images keep the order of the updates, rank after rank. If that order matters, or a sampler
+    pads batches with images of other ranks, give ``index``: each image's place in the data set's list.
 
     Args:
         distance: ``cosine``, or ``euclidean`` on features as they are.
         camera_aware: whether the same identity in the same camera is junk.
         junk_pids: identities whose gallery images count neither as right nor as wrong.
-        invalid_as_zero: average over all queries, those without a match as zeros.
+        invalid_as_zero: average over all queries; those without a match count as zeros.
         single_gallery_shot: CMC on galleries with one random image per identity, in expectation.
         backend: ``torch``, ``faiss``, or ``auto``.
         kwargs: of :class:`torchmetrics.Metric`.
@@ -77,9 +77,8 @@ class _Retrieval(Metric):
             features: [B, D].
             pids: [B] identities.
             camids: [B] cameras.
-            is_query: [B], or one answer for all.
-            index: [B] place of each image in the list of queries, or of gallery images; of images with the same place
-                one counts.
+            is_query: [B], or one value for all.
+            index: [B] place of each image in the list of queries or gallery images; one image per place counts.
 
         Raises:
             ValueError: if lengths differ.
@@ -97,8 +96,8 @@ class _Retrieval(Metric):
         self.labels.append(torch.stack([c.to(features.device, torch.int64) for c in columns.values()], dim=1))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather the images of all ranks; one may have none."""
-        # torchmetrics gathers one tensor per list, with as many dimensions everywhere
+        """Gather the images of all ranks; a rank may have none."""
+        # torchmetrics gathers one tensor per list, with equally many dimensions on all ranks
         self.features = [_join(self.features) if len(self.features) else torch.zeros(0, 0, device=self.device)]
         nothing = torch.zeros(0, 4, dtype=torch.int64, device=self.device)
         self.labels = [_join(self.labels) if len(self.labels) else nothing]
@@ -124,31 +123,21 @@ class _Retrieval(Metric):
 
 
 class ReIDRetrieval(_Retrieval):
-    """All scores of :class:`fedsim.evaluation.Ranking` from one ranking; see there."""
+    """All scores of :class:`fedsim.evaluation.Ranking` from one ranking."""
 
     def compute(self) -> dict[str, Tensor]:
         """Return rank1, rank5, rank10, mAP, mAP_trapezoid, mINP (fractions of 1), num_valid, num_queries, cmc [50]."""
-        return {name: torch.tensor(value) for name, value in self.ranking().__dict__.items()}
+        return {name: torch.tensor(value) for name, value in asdict(self.ranking()).items()}
 
     def plot(self, val: dict[str, Tensor] | None = None, ax: Any = None) -> Any:
-        """Draw the CMC curve, with the scores as its title; returns (figure, axes).
-
-        Args:
-            val: what :meth:`compute` returned; None computes it.
-            ax: matplotlib axes to draw on; None makes new ones.
-        """
+        """Draw the CMC curve of ``val`` (None: of :meth:`compute`) with the scores as title; return (figure, axes)."""
         scores = self.compute() if val is None else val
         title = ", ".join(f"{name} {100 * float(scores[name]):.1f}" for name in ("rank1", "mAP", "mINP"))
         return _plot_cmc(scores["cmc"], title, ax)
 
 
 class CMC(_Retrieval):
-    """Cumulative matching characteristic.
-
-    Args:
-        max_rank: length of the curve, at most 50.
-        kwargs: see :class:`ReIDRetrieval`.
-    """
+    """Cumulative matching characteristic up to ``max_rank``, at most 50; see :class:`ReIDRetrieval` for ``kwargs``."""
 
     def __init__(self, max_rank: int = MAX_RANK, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -161,17 +150,14 @@ class CMC(_Retrieval):
         return torch.tensor(self.ranking().cmc[: self.max_rank])
 
     def plot(self, val: Tensor | None = None, ax: Any = None) -> Any:
-        """Draw the curve; returns (figure, axes)."""
+        """Draw the curve; return (figure, axes)."""
         return _plot_cmc(self.compute() if val is None else val, "", ax)
 
 
 class MeanAP(_Retrieval):
-    """Mean average precision.
+    """Mean average precision; see :class:`ReIDRetrieval` for ``kwargs``.
 
-    Args:
-        trapezoid: the area under the precision-recall curve by trapezoids (Market-1501's own code, paper 003) instead
-            of by rectangles.
-        kwargs: see :class:`ReIDRetrieval`.
+    ``trapezoid`` integrates precision over recall by trapezoids (Market-1501's code, paper 003), not by rectangles.
     """
 
     def __init__(self, trapezoid: bool = False, **kwargs: Any) -> None:
@@ -184,20 +170,20 @@ class MeanAP(_Retrieval):
         return torch.tensor(ranking.mAP_trapezoid if self.trapezoid else ranking.mAP)
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Draw one or several values; returns (figure, axes)."""
+        """Draw one or several values; return (figure, axes)."""
         return self._plot(val, ax)
 
 
 def _join(parts: Tensor | Sequence[Tensor]) -> Tensor:
-    """Put the rows of batches, or of ranks, behind each other; some may have none."""
-    if isinstance(parts, Tensor):  # joined already
+    """Join the rows of batches or ranks; some may have none."""
+    if isinstance(parts, Tensor):  # already joined
         return parts
     filled = [part for part in parts if len(part)]
     return torch.cat(filled) if filled else parts[0]
 
 
 def _in_order(labels: Tensor, is_query: int) -> Tensor:
-    """Rows of queries or gallery images, by index; of those with the same index, the first."""
+    """Return the rows of queries or gallery images, sorted by index; of equal indices, the first."""
     rows = (labels[:, 2] == is_query).nonzero().flatten()
     places = labels[rows, 3].cpu().numpy()
     if len(set((places < 0).tolist())) > 1:

@@ -1,30 +1,44 @@
-"""Which models are scored on which data sets, which of them are the same model, and which ones the method delivers."""
+"""Which models are scored on which data sets, which rows are the same model, and how a data set is ranked (trials)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.errors import DataError
 from fedsim.core.placement import Placement
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import FederatedData, RetrievalSet
+from fedsim.evaluation.ranker import Ranker
+from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.summary import Kind, Row
+from fedsim.functional.similarity import query_blocks
 from fedsim.methods.base import Method
 from fedsim.training.flat_model import Resident
 from fedsim.training.server import Server
 
-__all__ = ["Job", "Plan", "SplitName"]
+__all__ = ["Job", "Plan", "SplitName", "Trial", "check_matches", "score_trials", "trials_of"]
+
+log = logging.getLogger(__name__)
 
 SplitName = Literal["val", "test"]
 
+# -- models ------------------------------------------------------------------------------------------------------------
+
 
 class Job(NamedTuple):
-    """One model on one retrieval set; rows with equal weights are one job."""
+    """One model on one retrieval set, for all rows with these weights."""
 
     row: Row
-    """the first of them"""
+    """the first row"""
     rows: list[int]
-    """their positions in the list of rows"""
+    """positions of all its rows"""
     is_shared: bool
     """whether all ranks take part"""
     is_ensemble: bool
@@ -37,17 +51,13 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is scored; the server's state decides on unseen domains, so it holds for one evaluation.
+    """The models and data sets of one evaluation; the server's state decides on unseen domains, so it holds once.
+
+    Most arguments are those of :class:`fedsim.evaluation.evaluator.Evaluator`.
 
     Args:
-        method: says what a personalised model is.
-        server: the global models.
-        residents: one model per architecture.
-        archs: client -> architecture, for all clients.
-        federated: all clients' data.
-        placement: who hosts whom.
-        needs: what must be shared for a global model to be scored.
-        ensemble: whether unseen domains are also for all personalised models together.
+        needs: part of the model that must be shared for a global model to be scored.
+        ensemble: also score all personalised models together on unseen domains.
     """
 
     method: Method
@@ -61,7 +71,7 @@ class Plan:
 
     @property
     def has_global(self) -> bool:
-        """Whether the server's models can be scored on their own."""
+        """Whether the server's models can be scored without a client."""
         return all(resident.serves(self.needs) for resident in self.residents.values())
 
     @property
@@ -81,7 +91,7 @@ class Plan:
         return self.method.unseen_by_all and not self._unseen_by_server
 
     def rows(self, split: SplitName, trained: tuple[str, ...]) -> list[Row]:
-        """Return all models with the domains that they are scored on.
+        """Return all models with their domains.
 
         Args:
             split: ``val`` or ``test``.
@@ -114,17 +124,17 @@ class Plan:
         return rows
 
     def is_delivered(self, row: Row) -> bool:
-        """Whether a row is of the model that the method delivers for its domain; features and lists are this one's."""
+        """Whether the method delivers the row's model for its domain; features and lists are written for these."""
         if row.kind == "ensemble":
             return self._unseen_by_all
         return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
 
     def jobs(self, rows: list[Row], is_large: Callable[[str], bool]) -> list[Job]:
-        """Put rows with equal weights and data together; what needs all ranks comes first.
+        """Join rows with equal weights and data to jobs; jobs of all ranks come first.
 
         Args:
             rows: see :meth:`rows`.
-            is_large: whether a domain is worth that all ranks score it together.
+            is_large: whether all ranks should score a domain together.
         """
         members: dict[tuple[str, str, str], list[int]] = {}
         for number, row in enumerate(rows):
@@ -151,3 +161,76 @@ class Plan:
         if plain and resident.flat.num_shared == 0:
             return "private", row.client
         return row.kind, row.client
+
+
+# -- trials ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One ranking: all queries of a retrieval set, or one random split of its pool of images."""
+
+    labels: RetrievalLabels
+    query: Tensor | None = None
+    """[Q] positions in the pool; None: the set's own queries"""
+    gallery: Tensor | None = None
+    """[G] positions in the pool; None: the set's whole gallery"""
+
+    @property
+    def num_queries(self) -> int:
+        """Q."""
+        return len(self.labels.query_pids)
+
+    def select(self, query: Tensor, gallery: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this trial's features, [Q, D] and [G, D], from those of the set."""
+        if self.query is None or self.gallery is None:
+            return query, gallery
+        return gallery[self.query.to(gallery.device)], gallery[self.gallery.to(gallery.device)]
+
+
+def trials_of(sets: RetrievalSet, camera_aware: bool, junk_pids: tuple[int, ...]) -> list[Trial]:
+    """Return one trial, or one per split."""
+    query, gallery, rules = sets.query, sets.gallery, (camera_aware, tuple(junk_pids))
+    if not sets.splits:
+        return [Trial(RetrievalLabels(query.pids, query.camids, gallery.pids, gallery.camids, *rules, sets.own))]
+    pool = RetrievalLabels(gallery.pids, gallery.camids, gallery.pids, gallery.camids, *rules)
+    return [Trial(pool.take(q, g), torch.from_numpy(q), torch.from_numpy(g)) for q, g in sets.splits]
+
+
+def score_trials(
+    trials: Sequence[Trial], query: Tensor, gallery: Tensor, ranker: Ranker, is_mine: Callable[[int], bool]
+) -> list[NDArray[np.float64]]:
+    """Score some blocks of queries of all trials of a retrieval set.
+
+    Args:
+        trials: of the set.
+        query: [Q, D] features of the set's queries.
+        gallery: [G, D] features of its gallery, or pool.
+        ranker: finds and scores the ranks.
+        is_mine: number of a block, counted through all trials -> whether to score it.
+
+    Returns:
+        per trial the table of :class:`fedsim.evaluation.ranking.QueryScores`, zero for the other blocks.
+    """
+    tables, number = [], 0
+    for trial in trials:
+        table = np.zeros((trial.num_queries, ranker.num_columns))
+        blocks = query_blocks(trial.num_queries, len(trial.labels.gallery_pids))
+        mine = [rows for i, rows in enumerate(blocks, number) if is_mine(i)]
+        number += len(blocks)
+        if mine:
+            scores = ranker.score_queries(*trial.select(query, gallery), trial.labels, mine).to_table()
+            table[np.concatenate([np.arange(rows.start, rows.stop) for rows in mine])] = scores
+        tables.append(table)
+    return tables
+
+
+def check_matches(split: str, domain: str, trials: Sequence[Trial]) -> None:
+    """Raise DataError if no query can have a match; log how many queries have none."""
+    for trial in trials:
+        name, valid, queries = f"{split} set of {domain}", trial.labels.num_valid, trial.num_queries
+        if valid == 0:
+            remedy = "model.evaluation" + (", or set data.val to none" if split == "val" else "")
+            raise DataError(f"{name}: no query has a match: {trial.labels.why_no_match()} ({remedy})")
+        if valid < queries:
+            log.info("%s: %d of %d queries have a match, the others do not count", name, valid, queries)

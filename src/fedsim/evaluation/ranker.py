@@ -11,11 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, make_backend
-from fedsim.evaluation.counting import count_ranks
-from fedsim.evaluation.gallery_shot import expected_hits
-from fedsim.evaluation.labels import Ints, RetrievalLabels
-from fedsim.evaluation.ranking import MAX_RANK, QueryScores, Ranking, average_scores, score_ranks
+from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, count_ranks, make_backend
+from fedsim.evaluation.ranking import (
+    MAX_RANK,
+    Ints,
+    QueryScores,
+    Ranking,
+    RetrievalLabels,
+    average_scores,
+    expected_hits,
+    score_ranks,
+)
 from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
 __all__ = ["Ranker", "rank_features", "score_blocks"]
@@ -23,14 +29,14 @@ __all__ = ["Ranker", "rank_features", "score_blocks"]
 
 @dataclass(frozen=True)
 class Ranker:
-    """How galleries are ranked.
+    """Ranks galleries and scores the ranks.
 
     Args:
         distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: what does it.
-        single_gallery_shot: score CMC on galleries with one random image per identity, in expectation, by torch; see
-            :func:`fedsim.evaluation.gallery_shot.expected_hits`.
-        invalid_as_zero: average over all queries, those without a match as zeros.
+        backend: finds the ranks.
+        single_gallery_shot: CMC on galleries with one random image per identity, in expectation, by torch; see
+            :func:`fedsim.evaluation.ranking.expected_hits`.
+        invalid_as_zero: average over all queries; those without a match count as zeros.
     """
 
     distance: Distance = "cosine"
@@ -40,20 +46,13 @@ class Ranker:
 
     @property
     def num_columns(self) -> int:
-        """Of the tables of scores; see :meth:`fedsim.evaluation.ranking.QueryScores.to_table`."""
+        """Columns of the tables of scores; see :meth:`fedsim.evaluation.ranking.QueryScores.to_table`."""
         return 4 + MAX_RANK * self.single_gallery_shot
 
     def score_queries(
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Iterable[slice] | None = None
     ) -> QueryScores:
-        """Return the scores of the queries in some blocks.
-
-        Args:
-            query: [Q, D].
-            gallery: [G, D], on the same device.
-            labels: of all of them.
-            blocks: of :func:`fedsim.functional.similarity.query_blocks`; None: all.
-        """
+        """Return the scores of the queries in some blocks (None: in all); see :meth:`Backend.ranks`."""
         if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
             raise ValueError(
                 f"labels: of {len(labels.query_pids)} queries and {len(labels.gallery_pids)} gallery images; "
@@ -73,13 +72,7 @@ class Ranker:
 def score_blocks(
     blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, single_gallery_shot: bool = False
 ) -> QueryScores:
-    """Score similarities, wherever they come from.
-
-    Args:
-        blocks: which queries, and their similarities [b, G]; junk is overwritten.
-        labels: of all queries and gallery images.
-        single_gallery_shot: see :class:`Ranker`.
-    """
+    """Score blocks of (queries, their similarities [b, G]) from any source; junk is overwritten."""
     ranks: list[Ints] = []
     hits = [np.zeros((0, MAX_RANK))]
     for rows, block in blocks:
@@ -97,14 +90,7 @@ def rank_features(
     distance: Distance = "cosine",
     backend: BackendName = "auto",
 ) -> Ranking:
-    """Score features, in float32 whatever precision the model ran in.
-
-    Args:
-        query: [Q, D].
-        gallery: [G, D], on the same device.
-        labels: identities and cameras.
-        distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: ``torch``, ``faiss``, or ``auto``.
+    """Score the features of queries [Q, D] and gallery [G, D], on one device, in float32; see :class:`Ranker`.
 
     >>> import torch
     >>> labels = RetrievalLabels(np.array([1, 2]), np.array([0, 0]), np.array([1, 2]), np.array([1, 1]))

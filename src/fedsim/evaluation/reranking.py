@@ -1,11 +1,6 @@
-"""Re-ranking by k-reciprocal encoding, and query expansion, in memory that grows with n * k and never with n * n.
+"""Re-ranking by k-reciprocal encoding (see :mod:`fedsim.functional.reciprocal`), and query expansion.
 
-Q queries, G gallery images, D features, n = Q + G. The encoding, its geometry and its rules:
-:mod:`fedsim.functional.reciprocal`. The search for neighbours is the caller's: exact or approximate, on a CPU or GPU.
-
-Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017.
-
-- Eq. 12, (1 - lambda) d_J + lambda d: :func:`rerank_blocks`
+Q queries, G gallery images, D features.
 """
 
 from __future__ import annotations
@@ -44,23 +39,20 @@ def rerank_blocks(
     scale: Scale = "farthest",
     block: int = 256,
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield the final distances of queries to the gallery (Eq. 12), as dense blocks of queries.
+    """Yield the distances ``(1 - lambda) d_J + lambda d`` (Eq. 12) as blocks: (queries, [b, G] float32).
 
     Args:
         query: [Q, D], any float type.
         gallery: [G, D].
-        search: finds neighbours; it is asked for those among queries and gallery together.
-        k1: see :func:`fedsim.functional.reciprocal.encode`.
-        k2: see :func:`fedsim.functional.reciprocal.encode`.
-        lambda_: weight of the original distance: 1 keeps the original order, 0 leaves the Jaccard distance alone.
-        scale: of the original distance, see the module.
-        block: queries at once; a block takes about 12 * block * G bytes.
-
-    Returns:
-        iterator of (queries, distances [b, G] float32, smaller is closer).
+        search: finds neighbours, among queries and gallery together.
+        k1: see :func:`fedsim.functional.reciprocal.encode`, also for k2 and scale.
+        k2: images to average over.
+        lambda_: weight of the original distance d: 1 keeps the original order, 0 takes the Jaccard distance d_J alone.
+        scale: divisor of the original distance.
+        block: queries at a time; a block takes about 12 * block * G bytes.
 
     Raises:
-        ConfigError: if k1, k2, lambda_ or scale is out of range; at once, not with the first block.
+        ConfigError: if k1, k2, lambda_ or scale is out of range, before the first block.
         ValueError: see :func:`fedsim.functional.reciprocal.encode`.
     """
     check_options(k1, k2, scale)
@@ -83,22 +75,18 @@ def rerank_blocks(
 
 
 def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha: float = 0.0) -> Tensor:
-    """Replace each query by a mean of itself and its k nearest gallery images, of unit length.
+    """Replace each query by a mean of itself and its k nearest gallery images: [Q, D] float32, of unit length.
 
-    O. Chum et al., "Total Recall: Automatic Query Expansion with a Generative Feature Model for Object Retrieval",
-    ICCV 2007 (average query expansion: alpha = 0), without its spatial verification; F. Radenovic, G. Tolias, O. Chum,
-    "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2018 (neighbours weigh similarity ** alpha, the
-    query 1; theirs is alpha = 3). The gallery should not hold the queries themselves: they would count twice.
+    alpha = 0: average query expansion of O. Chum et al., "Total Recall: Automatic Query Expansion with a Generative
+    Feature Model for Object Retrieval", ICCV 2007, without its spatial verification. alpha > 0: F. Radenovic et al.,
+    "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2018 (theirs is 3).
 
     Args:
         query: [Q, D], any float type.
-        gallery: [G, D].
+        gallery: [G, D], without the queries: they would count twice.
         search: finds neighbours.
-        k: neighbours, at least 1; G where there are fewer.
-        alpha: at least 0. With alpha > 0 a negative similarity weighs 0; with alpha = 0 all neighbours weigh 1.
-
-    Returns:
-        [Q, D] float32, on the query's device.
+        k: neighbours, at least 1; G if there are fewer.
+        alpha: neighbours weigh max(similarity, 0) ** alpha, or 1 if alpha is 0; the query weighs 1.
 
     Raises:
         ConfigError: if k or alpha is out of range.

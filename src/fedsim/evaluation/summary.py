@@ -24,16 +24,16 @@ METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification"
 """Task -> what models are scored by."""
 
 MAX_NAMES = 50
-"""Clients or data sets that loggers hear of by name; more curves than this are no help to anybody."""
+"""Largest number of clients or data sets with own curves in loggers."""
 
 
 class Row(NamedTuple):
-    """One model on one query/gallery set."""
+    """One model on one set of queries and gallery images."""
 
     kind: Kind
     domain: str
     client: str | None
-    """whose model; None: the global model of :attr:`arch`, or all clients' (``ensemble``)"""
+    """owner of the model; None: the global model of :attr:`arch`, or all clients' (``ensemble``)"""
     arch: str
     owner: int
     """the rank that hosts the client, or writes the files"""
@@ -52,16 +52,16 @@ def summarise(
 
     Args:
         split: ``val`` or ``test``.
-        rows: what was scored.
+        rows: the scored models.
         values: per row [trials, metrics]; several trials are random splits of one data set.
-        unseen: domains on which nobody trains.
+        unseen: domains without a client.
         primary: the kind of model that the method delivers.
         num_clients: of the federation.
         names: of the metrics.
 
     Returns:
-        ``split/kind/domain/metric`` -> fraction of 1, with ``metric_std`` beside it where there are several random
-        splits; ``domain`` is also ``seen`` and ``unseen``; and ``split/metric``, the primary model's mean over seen
+        ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several random splits. ``domain``
+        is also ``seen`` and ``unseen``, the means over those. ``split/metric`` is the primary model's mean over seen
         domains.
     """
     metrics: dict[str, float] = {}
@@ -74,7 +74,7 @@ def summarise(
             means[domain] = trials.mean(axis=0)
             if len(trials) > 1:
                 metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), names, "_std")
-        # a mean over the local models of a sample of clients would stand beside means over all of them
+        # no mean over the local models of a sample of clients: means of other kinds are over all clients
         if not (kind == "local" and len(clients) < num_clients):
             means |= _means_over_domains(means, unseen)
         for domain, mean in means.items():
@@ -84,11 +84,7 @@ def summarise(
 
 
 def few_names(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores that are worth a curve each: without single data sets, if those are more than MAX_NAMES.
-
-    Args:
-        scores: see :func:`summarise`.
-    """
+    """Return the scores of :func:`summarise`, without single data sets if there are more than MAX_NAMES."""
     domains = {key.split("/")[2] for key in scores if key.count("/") == 3} - {"seen", "unseen"}
     if len(domains) <= MAX_NAMES:
         return dict(scores)
@@ -96,8 +92,9 @@ def few_names(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _means_over_domains(scores: dict[str, NDArray[np.float64]], unseen: Set[str]) -> dict[str, NDArray[np.float64]]:
-    groups = {"seen": [s for d, s in scores.items() if d not in unseen],
-              "unseen": [s for d, s in scores.items() if d in unseen]}  # fmt: skip
+    groups: dict[str, list[NDArray[np.float64]]] = {"seen": [], "unseen": []}
+    for domain, score in scores.items():
+        groups["unseen" if domain in unseen else "seen"].append(score)
     return {name: np.mean(members, axis=0) for name, members in groups.items() if members}
 
 

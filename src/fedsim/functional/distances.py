@@ -1,4 +1,4 @@
-"""How far a model is from another one."""
+"""Distances between models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ __all__ = ["cosine_distance_of_parameters"]
 
 
 def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    r"""``1 - cos(v, w)`` of two models whose parameters hardly differ (paper 002, Eqs. (10) and (13)), at least 0.
+    r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
 
-    As $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no right digit where models differ
-    by a hundredth. Dot products of single tensors are summed in float64.
+    It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
+    models differ by a hundredth. Dot products of single tensors are summed in float64.
 
     Args:
-        pairs: for each parameter tensor, the one of v and that of w: equal shapes, any floating type.
-
-    Returns:
-        in [0, 2]; 0 if both are zero, 1 if one of them is.
+        pairs: (tensor of v, tensor of w) for each parameter tensor: equal shapes, any floating type. The distance is 0
+            if both models are zero, and 1 if one is.
 
     >>> v, w = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
     >>> round(cosine_distance_of_parameters([(v, w)]), 12)

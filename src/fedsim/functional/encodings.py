@@ -1,7 +1,7 @@
-"""Bytes of a payload of n float32 elements of which only some are not zero, in the encodings that pruning papers count.
+"""Bytes of n float32 elements, nnz of them not zero, in the encodings that pruning papers count.
 
-``bitmap`` is what paper 004's figures follow: below a density of 31/32 it is smaller than ``dense``, above 1/32 smaller
-than 32-bit ``index``.
+The figures of paper 004 count ``bitmap``. It is smaller than ``dense`` below a density of 31/32, and smaller than
+``index`` above 1/32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ __all__ = ["Encoding", "bitmap_bytes", "dense_bytes", "index_bytes", "sparse_byt
 Encoding = Literal["dense", "bitmap", "index", "min"]
 
 _VALUE = 4
-"""bytes of a float32"""
+"""Bytes of a float32."""
 
 
 def dense_bytes(num_elements: int) -> int:
-    """Return the bytes of all elements, zeros and all: ``4 n``.
+    """Return the bytes of all elements, zeros included: ``4 n``.
 
     >>> dense_bytes(64)
     256
@@ -27,9 +27,7 @@ def dense_bytes(num_elements: int) -> int:
 
 
 def bitmap_bytes(num_elements: int, num_nonzero: int) -> int:
-    """Return the bytes of one bit per element and the values that are not zero: ``n / 8 + 4 nnz``.
-
-    The bits fill whole bytes.
+    """Return the bytes of one bit per element (in whole bytes) and the values that are not zero: ``n / 8 + 4 nnz``.
 
     >>> bitmap_bytes(64, num_nonzero=3)
     20
@@ -38,20 +36,14 @@ def bitmap_bytes(num_elements: int, num_nonzero: int) -> int:
     return -(-num_elements // 8) + _VALUE * num_nonzero
 
 
-def index_bytes(num_elements: int, num_nonzero: int, packed: bool = False) -> int:
-    """Return the bytes of the values that are not zero, each with its position: ``(4 + 4) nnz``.
+def index_bytes(num_elements: int, num_nonzero: int) -> int:
+    """Return the bytes of the values that are not zero, and their 32-bit positions: ``(4 + 4) nnz``.
 
-    Args:
-        num_elements: n.
-        num_nonzero: nnz.
-        packed: positions take ``ceil(log2 n)`` bits, in whole bytes together, instead of 32 bits each.
-
-    >>> index_bytes(64, num_nonzero=3), index_bytes(64, num_nonzero=3, packed=True)
-    (24, 15)
+    >>> index_bytes(64, num_nonzero=3)
+    24
     """
     _check(num_elements, num_nonzero)
-    bits = max(num_elements - 1, 0).bit_length() if packed else 32
-    return -(-bits * num_nonzero // 8) + _VALUE * num_nonzero
+    return (4 + _VALUE) * num_nonzero
 
 
 def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:
@@ -61,27 +53,20 @@ def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known:
         num_elements: n.
         num_nonzero: nnz.
         encoding: ``min`` is the shortest of the three others.
-        known: whether the receiver knows already which elements are not zero: their values then do, ``4 nnz``, in all
-            encodings but ``dense``.
+        known: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
 
     >>> [sparse_bytes(64, 3, encoding) for encoding in ("dense", "bitmap", "index", "min")]
     [256, 20, 24, 20]
     >>> sparse_bytes(64, 3, "min", known=True)
     12
     """
+    dense = dense_bytes(num_elements)
     if encoding == "dense":
-        return dense_bytes(num_elements)
+        return dense
+    lengths = {"bitmap": bitmap_bytes(num_elements, num_nonzero), "index": index_bytes(num_elements, num_nonzero)}
     if known:
-        _check(num_elements, num_nonzero)
         return dense_bytes(num_nonzero)
-    lengths = {
-        "bitmap": bitmap_bytes(num_elements, num_nonzero),
-        "index": index_bytes(num_elements, num_nonzero),
-        "min": min(
-            dense_bytes(num_elements), bitmap_bytes(num_elements, num_nonzero), index_bytes(num_elements, num_nonzero)
-        ),
-    }
-    return lengths[encoding]
+    return min(dense, *lengths.values()) if encoding == "min" else lengths[encoding]
 
 
 def _check(num_elements: int, num_nonzero: int) -> None:

@@ -20,18 +20,15 @@ __all__ = [
 def smoothed_cross_entropy(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, targets: Tensor | None = None
 ) -> Tensor:
-    """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016).
+    """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016), a scalar.
 
     With soft labels t, against ``(1 - s) * t + s * w / Z``, w the sum of t.
 
     Args:
         logits: [B, Z] float.
-        labels: [B] int64; unused where there are soft ones.
+        labels: [B] int64; unused if there are soft labels.
         smoothing: s in [0, 1); 0 is plain cross-entropy.
-        targets: [B, Z] float, soft labels t; the batch's sum is divided by B whatever their sums w are. None: one-hot.
-
-    Returns:
-        scalar.
+        targets: [B, Z] float, soft labels t; the mean divides by B for any w. None: one-hot labels.
 
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)
@@ -45,21 +42,17 @@ def smoothed_cross_entropy(
 
 
 def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, squared: bool = False) -> Tensor:
-    """Batch-hard triplet loss on Euclidean distances (Hermans et al., "In defense of the triplet loss", Eq. 5).
+    """Batch-hard triplet loss ``mean(max(0, m + d_positive - d_negative))``, a scalar (Hermans et al., 2017, Eq. 5).
 
-    Eq. (8) of paper 002 has squared distances, and in print both signs wrong: it would push positives away.
-
-    For every anchor: its farthest image of the same identity against its nearest image of another one. Anchors without
-    a positive or a negative in the batch do not count; a batch without any gives 0.
+    Each anchor compares its farthest image of the same identity with its nearest image of another one. Anchors without
+    a positive or a negative in the batch do not count; a batch without such anchors gives 0. Eq. (8) of paper 002 has
+    squared distances, and both signs wrong in print: it would push positives away.
 
     Args:
         features: [B, D] float.
         labels: [B] int64.
-        margin: the margin m in the distance's unit.
+        margin: m, in the unit of the Euclidean distance.
         squared: take squared distances.
-
-    Returns:
-        scalar ``mean(max(0, m + d_positive - d_negative))``.
 
     >>> x = torch.tensor([[0.0], [1.0], [1.5], [3.0]])
     >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)
@@ -73,19 +66,12 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     positive = distance.masked_fill(~same | itself, -torch.inf).amax(1)
     negative = distance.masked_fill(same, torch.inf).amin(1)
     valid = (same & ~itself).any(1) & (~same).any(1)
-    # an anchor that lacks one of the two has a gap of -inf, which relu turns into 0 without gradient
+    # without a positive or negative the gap is -inf, which relu turns into 0 without gradient
     return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)
 
 
 def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
-    """Mean over a batch of ``1 - cos(f, f')``, at least 0 (paper 003, Algorithm 3, lines 23-28).
-
-    Args:
-        logits: [B, Z] float.
-        others: [B, Z] float.
-
-    Returns:
-        scalar in [0, 2].
+    """Mean of ``1 - cos(f, f')`` over two batches of logits [B, Z], in [0, 2] (paper 003, Algorithm 3, lines 23-28).
 
     >>> mean_cosine_distance(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     tensor(0.5000)
@@ -94,16 +80,9 @@ def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
 
 
 def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, temperature: float) -> Tensor:
-    """``-log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))`` (MOON).
+    """``-log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))`` (MOON), batch mean.
 
-    Args:
-        features: [B, D] of the model in training.
-        of_global: [B, D] of the received model.
-        of_previous: [B, D] of the client's model of its last round.
-        temperature: tau.
-
-    Returns:
-        scalar, mean over the batch.
+    The three models' features are [B, D]: in training, as received, and after the client's last round.
 
     >>> x = torch.eye(2)
     >>> model_contrastive(x, x, x, temperature=0.5)
@@ -115,12 +94,9 @@ def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, 
 
 
 def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Tensor:
-    """Mean squared difference between a student's features and its teachers' mean.
+    """Mean squared difference of a student's features [B, D] and targets [B, D], the mean of its teachers' features.
 
-    Args:
-        features: [B, D] of the student.
-        targets: [B, D].
-        normalise: give the student's features unit length first.
+    ``normalise`` scales the student's features to unit length first.
 
     >>> distillation_loss(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.6, 0.0]]), normalise=True)
     tensor(0.3200)
@@ -129,15 +105,9 @@ def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Ten
 
 
 def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:
-    """``sum_d P_d log(P_d / Q_d)`` of two models' feature distributions, softmaxes over features (paper 004, Eq. 8).
+    """``sum_d P_d log(P_d / Q_d)``, a mean over a batch (paper 004, Eq. 8).
 
-    Args:
-        p: [B, D] features of P.
-        q: [B, D] features of Q, of the same images.
-        temperature: T > 0, divides features.
-
-    Returns:
-        scalar, mean over the batch.
+    P and Q are softmaxes over the features of two models, ``p`` and ``q`` [B, D], divided by the temperature T > 0.
 
     >>> feature_divergence(torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2))
     tensor(0.1308)
@@ -147,15 +117,9 @@ def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor
 
 
 def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """``T^2 sum_z Q_z log(Q_z / P_z)``, P of the student and Q of the teacher, softened by T (paper 001, Eqs. 12, 13).
+    """``T^2 sum_z Q_z log(Q_z / P_z)``, a mean over the batch (paper 001, Eqs. 12, 13).
 
-    Args:
-        logits: [B, Z] of the student.
-        targets: [B, Z] logits of the teacher.
-        temperature: T > 0.
-
-    Returns:
-        scalar, mean over the batch.
+    P and Q are softmaxes, at temperature T > 0, of the student's logits [B, Z] and the teacher's, ``targets`` [B, Z].
 
     >>> soft_label_divergence(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log(), temperature=1.0)
     tensor(0.1308)

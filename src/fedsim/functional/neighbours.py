@@ -32,19 +32,14 @@ class Neighbours:
 Search = Callable[[Tensor, Tensor, int], Neighbours]
 """(queries [n, D], gallery [m, D], k <= m) -> the k nearest of each query; rows have unit length, on one device.
 
-An approximate search serves near points; the farthest ones (``scale="farthest"``) are sought as the nearest of -x, far
-from the data, where an index may be less exact.
+The search may be approximate. ``scale="farthest"`` also asks for the nearest of -x, where an index may be less exact.
 """
 
 
 def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine") -> Neighbours:
-    """Find the k nearest gallery images of each query, exactly and in the stable order.
+    """Find the k (at most G) nearest gallery images of each query, exactly and in the stable order.
 
-    Args:
-        query: [Q, D].
-        gallery: [G, D].
-        k: at most G count.
-        distance: see :class:`fedsim.functional.similarity.Similarity`.
+    See :class:`fedsim.functional.similarity.Similarity` for the arguments.
 
     >>> import torch
     >>> nearest(torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]), 2).index
@@ -63,9 +58,7 @@ def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine
 def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]:
     """Return the first k columns of each row in the stable order, and their values.
 
-    Args:
-        similarity: [b, G] float32.
-        k: at most G.
+    ``similarity`` is [b, G] float32, k at most G.
     """
     if k == 0:
         return np.empty((len(similarity), 0), dtype=np.int64), np.empty((len(similarity), 0), dtype=np.float32)
@@ -73,7 +66,7 @@ def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     index = index.gather(1, order)
-    # which of several images that are as similar as the last one topk takes is undefined
+    # topk's choice among images as similar as the last one is undefined
     crowded = ((similarity >= values[:, -1:]).sum(1) > k).nonzero().flatten()
     for row in crowded.tolist():
         values[row], index[row] = (part[:k] for part in similarity[row].sort(descending=True, stable=True))

@@ -1,4 +1,4 @@
-"""Images as networks take them: ImageNet's means and deviations."""
+"""Normalisation of images by ImageNet's means and deviations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["normalise_images"]
-
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "normalise_images"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-
-
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
@@ -24,6 +21,6 @@ def normalise_images(images: Tensor) -> Tensor:
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1]; once per device, for a copy to a GPU makes it wait."""
+    """Return ``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1], once per device: each copy to a GPU makes it wait."""
     mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)

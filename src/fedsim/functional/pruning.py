@@ -1,8 +1,8 @@
-"""Magnitude pruning: which elements of a vector of weights are kept.
+"""Magnitude pruning of a vector of n weights.
 
-A mask is bool [n], as long as the weights: False where an element is pruned. Only elements of ``layers``, slices of the
-vector, can be pruned; a mask is True everywhere else. Masks are explicit: a weight that happens to be 0 is not pruned.
-Of equal magnitudes the first one counts as smaller, on every device.
+A mask is bool [n], False for pruned elements. Only elements of ``layers``, slices of the vector, can be pruned; all
+others are True. Masks are explicit: a weight of 0 is not pruned by that. Of equal magnitudes the first one counts as
+smaller, on every device.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ __all__ = [
 ]
 
 _BLOCK = 2**17
-"""Elements that a CPU zeroes at a time: what lies between stays in its cache."""
+"""Elements that a CPU zeroes at a time: intermediates stay in its cache."""
 
 
 def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:
     """Set pruned elements to 0 in place. A product would leave -0 and NaN, and masked_fill_ takes six times as long.
 
-    Args:
-        weights: [n] float32, contiguous.
-        mask: [n] bool.
+    ``weights`` is [n] float32, contiguous; ``mask`` is [n] bool.
 
     >>> zero_pruned_(torch.tensor([-1.0, 2.0]), torch.tensor([False, True]))
     tensor([0., 2.])
@@ -45,7 +43,7 @@ def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:
 
 
 def pruned_fraction(mask: Tensor, layers: Sequence[slice]) -> float:
-    """Return $PR$, the share of the elements of ``layers`` that is pruned; 0 without layers.
+    """Return $PR$, the pruned share of the elements of ``layers``; 0 without layers.
 
     >>> pruned_fraction(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
     0.25
@@ -55,7 +53,7 @@ def pruned_fraction(mask: Tensor, layers: Sequence[slice]) -> float:
 
 
 def next_step(pruned: float, target: float, step: float = 0.09) -> float:
-    """Return the share of all elements to prune next: ``step``, less near the target, 0 beyond it (paper 004).
+    """Return the share of all elements to prune next: ``step``, or less to stop at the target (paper 004).
 
     >>> next_step(0.0, 0.7), round(next_step(0.65, 0.7), 9), next_step(0.7, 0.7)
     (0.09, 0.05, 0.0)
@@ -66,19 +64,14 @@ def next_step(pruned: float, target: float, step: float = 0.09) -> float:
 def global_magnitude_mask(
     weights: Tensor, mask: Tensor, layers: Sequence[slice], fraction: float, floor: float = 0.0
 ) -> Tensor:
-    """Prune the smallest magnitudes of all layers together until ``fraction`` of their elements is pruned.
-
-    What is pruned already stays so.
+    """Prune the smallest magnitudes of all layers together until ``fraction`` is pruned; return a new mask.
 
     Args:
         weights: [n].
-        mask: [n] bool, before.
-        layers: what may be pruned.
+        mask: [n] bool, before; pruned elements stay pruned.
+        layers: slices that may be pruned.
         fraction: $PR$ to reach; of n elements ``floor(fraction n)`` are pruned.
-        floor: share of each layer's elements, its largest ones, that is kept even if ``fraction`` is then not reached.
-
-    Returns:
-        [n] bool, a new tensor.
+        floor: share of each layer that is kept, its largest elements, even if ``fraction`` is then not reached.
 
     >>> weights = torch.tensor([0.1, -0.2, 3.0, 4.0])
     >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5)
@@ -102,18 +95,9 @@ def global_magnitude_mask(
 
 
 def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float) -> Tensor:
-    """Prune a share of what is left of each layer, its smallest magnitudes.
+    """Prune ``ceil(share a)`` of the a remaining elements of each layer, never the last one; return a new mask.
 
-    Of a elements ``ceil(share a)`` are pruned, but never the last one.
-
-    Args:
-        weights: [n].
-        mask: [n] bool, before.
-        layers: what may be pruned.
-        share: of each layer's elements that are not pruned yet.
-
-    Returns:
-        [n] bool, a new tensor.
+    See :func:`global_magnitude_mask` for the arguments.
 
     >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
     >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)
@@ -129,7 +113,7 @@ def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[sli
 
 
 def hamming_distance(a: Tensor, b: Tensor, layers: Sequence[slice]) -> float:
-    """Return the share of the elements of ``layers`` in which two masks differ.
+    """Return the share of the elements of ``layers`` whose masks differ.
 
     >>> hamming_distance(torch.tensor([True, False, True, True]), torch.ones(4).bool(), [slice(0, 4)])
     0.25
@@ -147,9 +131,7 @@ def cubic_sparsity(t: float, num_rounds: int, start: float, end: float) -> float
 
 
 def stepped_weight(t: float, num_rounds: int, largest: float, num_steps: int) -> float:
-    """Return a weight that rises in equal steps, from 0 in the first of ``num_steps`` parts of a run to ``largest``.
-
-    ``lambda_t = largest floor(Q t / T) / Q``, from t = T on ``largest`` (FedDIP's incremental regularisation).
+    """``lambda_t = largest floor(Q t / T) / Q``: Q equal steps from 0 to ``largest`` (FedDIP's regularisation).
 
     >>> [stepped_weight(t, 40, 1.0, 4) for t in (0, 9, 10, 39, 40, 50)]
     [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
@@ -162,7 +144,7 @@ def _count(mask: Tensor, layers: Sequence[slice]) -> int:
 
 
 def _whole(number: float, up: bool = False) -> int:
-    """Round down or up, but not because of the last bits: 0.1 * 30 is 3, not 3.0000000000000004."""
+    """Round down or up, but ignore the last bits: 0.1 * 30 is 3, not 3.0000000000000004."""
     nearest = round(number)
     if math.isclose(number, nearest, rel_tol=1e-12):
         return nearest

@@ -1,8 +1,7 @@
-"""Encoding of images by their k-reciprocal neighbours, in memory that grows with n * k and never with n * n.
+"""Encoding of images by their k-reciprocal neighbours, in memory that grows with n * k, not with n * n.
 
-n images, D features. Cosine geometry: features are L2-normalised here, similarity is the cosine, and the original
-distance is the squared Euclidean one of unit vectors, d = 2 - 2 cos (Eq. 1 with M = I). The search for neighbours is
-the caller's: exact or approximate, on a CPU or GPU.
+n images, D features. Features are L2-normalised here. Similarity is the cosine; the original distance is the squared
+Euclidean one of unit vectors, d = 2 - 2 cos (Eq. 1 with M = I).
 
 Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017.
 
@@ -10,20 +9,21 @@ Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-r
 - Eq. 7, V, Gaussian weights on R*: :func:`_weigh`; Eq. 11, the mean of V over the k2 nearest: :func:`encode`
 - Eqs. 8-10, Jaccard distance from sums of minima and maxima: :func:`jaccard_blocks`, :func:`sparse_jaccard`
 
-Where the paper is silent, or its authors' public code, from which the published numbers come, does something else:
+Details that the paper leaves open, or that its authors' public code, the source of the published numbers, does
+differently:
 
-- N(p, k) is the image itself and its k nearest others, for k1 and k1 / 2; for k2 it is k2 images with the image itself,
-  so that k2 = 1 means no expansion. Neighbours are searched among queries and gallery together. All as in the code.
-- An image always is its own first neighbour. In the code it can miss itself among many duplicates (then 0 / 0).
+- N(p, k) is the image itself and its k nearest others, for k1 and k1 / 2. For k2 it is k2 images with the image itself,
+  so k2 = 1 means no expansion. Neighbours are searched among queries and gallery together. All as in the code.
+- An image is always its own first neighbour. In the code it can miss itself among many duplicates (then 0 / 0).
 - k1 / 2 is rounded to the nearest integer, halves to even, as in the code.
 - "At least two thirds" in Eq. 4 is the paper's; the code asks for more than two thirds.
-- V is divided by its row's sum (the code; without it the weights in Eqs. 8-9 depend on the size of the set).
-- d in Eqs. 7 and 12 is divided by the distance to the row's farthest image with ``scale="farthest"``, as in the code:
-  published "+RR" numbers have it. ``scale="none"`` is plain d.
+- V is divided by its row's sum (the code; otherwise the weights in Eqs. 8-9 depend on the size of the set).
+- ``scale="farthest"`` divides d in Eqs. 7 and 12 by the distance to the row's farthest image, as in the code and the
+  published "+RR" numbers. ``scale="none"`` is plain d.
 
-Public code for clustering (SpCL, cluster-contrast, CAP) has rules of its own, here ``rules="clustering"``: its search
-returns k1 neighbours with the image itself, so N(p, k1) has one image less, N(p, k1 / 2) has not; "more than" two
-thirds; plain d.
+Public code for clustering (SpCL, cluster-contrast, CAP) has other rules, ``rules="clustering"``: its search returns
+k1 neighbours with the image itself, so N(p, k1) has one image less, but not N(p, k1 / 2); "more than" two thirds;
+plain d.
 """
 
 from __future__ import annotations
@@ -58,49 +58,44 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Csr: TypeAlias = Any  # scipy.sparse.csr_array
 Scale = Literal["farthest", "none"]
-"""Whether the original distance is divided by the row's largest one."""
+"""Divisor of the original distance: the row's largest one, or none."""
 Rules = Literal["reranking", "clustering"]
-"""Whose details, see the module."""
+"""See the module."""
 
 _PAIRS = 1 << 22  # numbers gathered at once for the distances of pairs: 16 MiB
 _TINY = 1e-6  # a smaller largest distance is rounding error of float32
 
 
 class Encodings(NamedTuple):
-    """Codes of n images, and what their distances are measured in."""
+    """Codes of n images, and the unit of their distances."""
 
     weights: Csr
     """V, [n, n]"""
     farthest: Floats
-    """[n] what each row's original distances are divided by"""
+    """[n] divisor of each row's original distances"""
 
 
 def encode(
-    features: Tensor,
-    search: Search,
-    k1: int = 20,
-    k2: int = 6,
-    scale: Scale = "farthest",
-    rules: Rules = "reranking",
+    features: Tensor, search: Search, k1: int = 20, k2: int = 6, scale: Scale = "farthest", rules: Rules = "reranking"
 ) -> Csr:
     """Encode each image by its k-reciprocal neighbours (Eqs. 2-4, 7, 11).
 
-    Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1, not with n * n.
+    Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1.
 
     Args:
         features: [n, D], any float type.
-        search: finds neighbours.
-        k1: neighbours for the reciprocal sets; n - 1 where there are fewer.
-        k2: images to average over with the image itself, from 1 (no expansion) to k1.
-        scale: of the distances in the weights, see the module.
+        search: finds neighbours, exactly or approximately, on a CPU or GPU.
+        k1: neighbours for the reciprocal sets; n - 1 if there are fewer.
+        k2: images to average over, with the image itself, from 1 (no expansion) to k1.
+        scale: see the module.
         rules: see the module.
 
     Returns:
-        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of the images in p's neighbourhood, of sum 1.
+        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
 
     Raises:
         ConfigError: if k1, k2 or scale is out of range.
-        ValueError: if the search's answer is no [n, k] array of rows of the gallery.
+        ValueError: if the search does not return [n, k] rows of the gallery.
 
     >>> def search(query: Tensor, gallery: Tensor, k: int) -> Neighbours:
     ...     found = (query @ gallery.T).sort(descending=True, stable=True)
@@ -117,13 +112,11 @@ def encode(
 def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) -> Iterator[tuple[slice, Floats]]:
     """Yield the Jaccard distances of Eq. 10 as dense blocks of rows.
 
-    A row costs as much as there are entries that share a column of V with it, and the writing of its distances.
-
     Args:
         encodings: [n, n] sparse, not negative, see :func:`encode`.
         rows: [R] images, for example the queries.
         columns: [C] images, for example the gallery.
-        block: rows at once; a block takes 4 * block * C bytes.
+        block: rows at a time; a block takes 4 * block * C bytes.
 
     Yields:
         (positions in ``rows``, distances [b, C] float32 in [0, 1]).
@@ -146,12 +139,11 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
 def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     """Return the Jaccard distances of all pairs up to eps, for ``DBSCAN(eps, metric="precomputed")``.
 
-    Distances equal to eps are kept, because DBSCAN counts them as near. Zeros, such as the diagonal, are stored: to
-    scikit-learn what is not stored is far.
+    Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far.
 
     Args:
         encodings: [n, n] sparse, see :func:`encode`.
-        eps: the largest distance to keep, more than 0 and less than 1: 1 is the distance of all that share nothing.
+        eps: the largest distance to keep, in (0, 1): images without common neighbours have distance 1.
 
     Returns:
         scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column within each row.
@@ -182,7 +174,7 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
 
 
 def check_options(k1: int, k2: int, scale: str) -> None:
-    """Raise ConfigError, naming the option, if a number cannot be right."""
+    """Raise ConfigError, naming the option, if a value is out of range."""
     if k1 < 1:
         raise ConfigError(f"k1: {k1} is less than 1")
     if not 1 <= k2 <= k1:
@@ -219,7 +211,7 @@ def unit(features: Tensor) -> Tensor:
 
 
 def search_checked(search: Search, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
-    """Search, and refuse what would make the sparse products read outside their memory (FAISS pads with -1)."""
+    """Search, and refuse positions that make the sparse products read outside their memory (FAISS pads with -1)."""
     found = search(query, gallery, k)
     if found.index.shape != (len(query), k) or found.similarity.shape != (len(query), k):
         raise ValueError(f"the search returned {found.index.shape} neighbours, not {(len(query), k)}")
@@ -229,7 +221,7 @@ def search_checked(search: Search, query: Tensor, gallery: Tensor, k: int) -> Ne
 
 
 def _own_first(index: Ints) -> Ints:
-    """Move each row's own number to its front; where it is missing (duplicates), the last one makes room.
+    """Move each row's own number to its front; if it is missing (duplicates), it replaces the last one.
 
     >>> _own_first(np.array([[0, 1], [0, 1], [0, 1]])).tolist()
     [[0, 1], [1, 0], [2, 0]]
@@ -264,8 +256,8 @@ def _reciprocal(index: Ints) -> Csr:
 def _expand_sets(full: Csr, half: Csr, strictly: bool) -> Csr:
     """Return R*(p, k) of Eq. (4) as rows without zeros, from R(p, k) and R(q, k / 2).
 
-    The product of the two counts for all p and q what R(p, k) and R(q, k / 2) have in common, because both are
-    symmetric; the counts are small integers, exact in float32. ``strictly``: more than two thirds.
+    Both are symmetric, so their product counts the common members of R(p, k) and R(q, k / 2) for all p and q. The
+    counts are small integers, exact in float32. ``strictly``: more than two thirds.
     """
     size = np.diff(half.indptr)
     common = (full @ half).multiply(full).tocsr()  # q is a member of R(p, k)
@@ -278,7 +270,7 @@ def _expand_sets(full: Csr, half: Csr, strictly: bool) -> Csr:
 
 
 def _weigh(sets: Csr, features: Tensor, farthest: Floats) -> Csr:
-    """Return V of Eq. (7), each row divided by its sum; the rows are not empty."""
+    """Return V of Eq. (7), each row divided by its sum; no row is empty."""
     rows = np.repeat(np.arange(len(features)), np.diff(sets.indptr))
     distance = _pair_distances(features, rows, sets.indices)
     weight = np.exp(-distance / farthest[rows])
@@ -306,7 +298,7 @@ def squared_distance(cosine: Floats) -> Floats:
 
 
 class _Overlap:
-    """What the code of an image has in common with those of ``columns`` [C]: an inverted index, entry to images."""
+    """Finds images of ``columns`` [C] that share entries with an image, by an inverted index: entry -> images."""
 
     def __init__(self, encodings: Csr, columns: Ints) -> None:
         self.encodings = encodings
@@ -315,7 +307,7 @@ class _Overlap:
         self.column_sums = self.sums[columns]
 
     def near(self, row: int) -> tuple[NDArray[np.intp], Floats]:
-        """Return the columns [m] that share an entry with one image, and their distances [m]: of all others it is 1."""
+        """Return the columns [m] that share an entry with one image, and their distances [m]; all others have 1."""
         own = slice(self.encodings.indptr[row], self.encodings.indptr[row + 1])
         entries = self.encodings.indices[own]
         begin = self.inverted.indptr[entries]

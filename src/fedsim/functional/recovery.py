@@ -1,7 +1,7 @@
-"""When a model may be pruned further: two-stage recovery (CRR) of FedKLPR, paper 004.
+"""Two-stage recovery (CRR) of FedKLPR, paper 004: a model is pruned further only after its accuracy has recovered.
 
-The paper names the stages; its thresholds' values are lost, and so are the details: the defaults are ours. What the
-accuracy is measured on is up to the caller, who should not take test images.
+The paper names the stages without thresholds and details; the defaults are ours. The caller measures the accuracy, and
+should not use test images for it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fedsim.functional.pruning import zero_pruned_
 __all__ = ["has_recovered", "prune_in_trials", "try_mask"]
 
 _WINDOW = 2
-"""accuracies before the last one that it is compared with"""
+"""Number of earlier accuracies that the last one is compared with."""
 
 
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:
     """Stage 1: ``acc_t >= A_target`` and ``|acc_t - mean(acc_{t-1}, acc_{t-2})| <= delta_1``.
 
     Args:
-        accuracies: from the first to acc_t; with fewer than three there is no plateau yet.
+        accuracies: from the first to acc_t; with fewer than three the answer is False.
         target: $A_{target}$.
         plateau: $delta_1$.
 
@@ -37,15 +37,9 @@ def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: flo
 
 
 def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> bool:
-    """Prune ``weights`` in place, and take that back, to the bit, unless the result is good.
+    """Prune ``weights`` [n] of the live model in place by a mask [n]; restore them, to the bit, unless they are good.
 
-    Args:
-        weights: [n], of the live model.
-        trial: [n] bool.
-        is_good: looks at the pruned model.
-
-    Returns:
-        whether the weights are pruned now.
+    ``is_good`` judges the pruned model. Returns its answer: whether the weights are pruned now.
     """
     before = weights.clone()
     zero_pruned_(weights, trial)
@@ -67,24 +61,23 @@ def prune_in_trials(
     plateau: float = 0.02,
     tolerance: float = 0.01,
 ) -> Tensor:
-    """Prune a model further and further if it has recovered (stage 1), until that costs too much (stage 2).
+    """Prune a recovered model (stage 1) step by step while the accuracy stays good (stage 2).
 
-    Stage 2: ``acc_before - acc_after < delta_2``, where acc_before is that before the first trial. Weights and mask are
-    then those of the last trial that has passed.
+    A step passes stage 2 if ``acc_before - acc_after < delta_2``; acc_before is the accuracy before the first step.
 
     Args:
         weights: [n], of the live model, changed in place.
-        mask: [n] bool, of the model as it is.
-        propose: from a mask to the next one to try, [n] bool; the same one where there is no more to prune.
-        accuracy: of the live model.
-        history: accuracies from the first to acc_t, that of the model as it is.
-        trials: at most so many.
+        mask: [n] bool, of the live model.
+        propose: mask -> next mask to try, [n] bool; the same mask if there is nothing left to prune.
+        accuracy: measures the live model.
+        history: accuracies from the first to acc_t, the live model's.
+        trials: largest number of steps.
         target: $A_{target}$.
         plateau: $delta_1$.
         tolerance: $delta_2$.
 
     Returns:
-        [n] bool: the mask that the weights have now.
+        [n] bool: the mask of the weights now, from the last step that passed.
     """
     if not has_recovered(history, target, plateau):
         return mask

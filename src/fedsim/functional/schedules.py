@@ -1,4 +1,4 @@
-"""Learning rates in closed form: a function of the round, so that nothing has to be saved or resumed."""
+"""Learning rates as functions of the round, so that no state has to be saved or resumed."""
 
 from __future__ import annotations
 

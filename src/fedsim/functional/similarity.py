@@ -1,4 +1,4 @@
-"""Similarities of queries and gallery, one block of queries after another, in float32 whatever precision models ran in.
+"""Similarities of queries and gallery in float32, one block of queries after another.
 
 Q queries, G gallery images, D features.
 """
@@ -20,15 +20,15 @@ _ROWS = 256
 """Queries per block, at most."""
 
 _BLOCK_BYTES = 96 * 2**20
-"""Of the similarities in memory at a time: large galleries get fewer queries per block."""
+"""Largest block of similarities in memory: large galleries get fewer queries per block."""
 
 
 class NotFiniteError(ValueError):
-    """A feature is NaN or infinite, or so large that the length of its vector is."""
+    """A feature vector, or its length, is NaN or infinite."""
 
 
 def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
-    """Cut queries into blocks; the same for everybody, because the number of rows can change the bits of a product.
+    """Cut queries into blocks. All callers use these: another number of rows can change the bits of a product.
 
     >>> query_blocks(600, 1000)
     [slice(0, 256, None), slice(256, 512, None), slice(512, 600, None)]
@@ -53,15 +53,10 @@ def exact_products() -> Iterator[None]:
 
 
 class Similarity:
-    """The matrix of similarities, of which one block at a time exists.
+    """The matrix of similarities, one block at a time.
 
-    ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery as the distance does.
-    Gallery and queries are never copied as a whole: norms are applied to the products.
-
-    Args:
-        query: [Q, D].
-        gallery: [G, D], on the same device.
-        distance: which order.
+    ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery like the distance.
+    Query [Q, D] and gallery [G, D], on one device, are never copied as a whole: norms are applied to the products.
 
     Raises:
         ValueError: if shapes do not fit or features are not finite.
@@ -75,7 +70,7 @@ class Similarity:
         self.query, self.gallery, self.distance = query.detach().float(), gallery.detach().float(), distance
         self._query_norms = _norms(self.query, "query")
         self._gallery_norms = _norms(self.gallery, "gallery")
-        if distance == "euclidean":  # not from the norms: rounded roots would part what is equal
+        if distance == "euclidean":  # not from the norms: rounded roots would separate equal images
             self._half_squares = torch.cat([part.square().sum(1) / 2 for part in self.gallery.split(_ROWS)])
         self._queries = torch.empty_like(self.query[:_ROWS], requires_grad=False)
         self._buffer = self.gallery.new_empty(0)
@@ -86,7 +81,7 @@ class Similarity:
         return query_blocks(len(self.query), len(self.gallery))
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all blocks: which queries, and their similarities [b, G], which the next block overwrites."""
+        """Yield (queries, their similarities [b, G]) for all blocks; the next block overwrites the similarities."""
         for rows in self.blocks:
             yield rows, self.block(rows)
 
@@ -107,7 +102,7 @@ class Similarity:
 
 
 def _norms(features: Tensor, name: str) -> Tensor:
-    """Lengths of the rows [n], at least 1e-12."""
+    """Return the lengths of the rows [n], at least 1e-12."""
     norms = torch.linalg.vector_norm(features, dim=1)
     bad = (~norms.isfinite()).nonzero()
     if len(bad):

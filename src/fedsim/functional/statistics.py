@@ -8,12 +8,7 @@ __all__ = ["central_variance", "second_moments"]
 
 
 def second_moments(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return ``E[x^2] = var + mean^2``: what a client contributes in the place of its variance.
-
-    Args:
-        mean: running means, any shape.
-        variance: running variances, same shape.
-    """
+    """Return ``E[x^2] = var + mean^2``, which a client uploads in place of its variance; all of one shape."""
     return variance + mean.square()
 
 

@@ -1,4 +1,4 @@
-"""Aggregation weights of the K clients that returned an update. All sums are in float64 and in client order."""
+"""Aggregation weights of the K clients that returned an update. Sums are in float64, in client order."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ __all__ = ["klpwa_weights", "normalise", "sgd_normaliser", "size_weights", "soft
 
 
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
-    """Divide by the sum, so that the weights sum to 1. All zero: uniform, so that no round is lost.
+    """Divide weights by their sum; if all are zero, return uniform ones, so that no round is lost.
 
     Args:
-        raw: client -> non-negative weight.
+        raw: client -> weight, at least 0.
 
     Raises:
-        ValueError: if a weight is negative or not finite.
+        ValueError: if a weight or the sum is negative or not finite.
 
     >>> normalise({"a": 1, "b": 3})
     {'a': 0.25, 'b': 0.75}
     """
     for client, weight in raw.items():
-        if not 0.0 <= weight < float("inf"):
+        if not 0.0 <= weight < math.inf:
             raise ValueError(f"client {client}: the aggregation weight {weight} is not a finite number >= 0")
-    total = sum(raw[client] for client in raw)
-    if total == float("inf"):
+    total = sum(raw.values())
+    if total == math.inf:
         raise ValueError("the aggregation weights are too large to be added")
     if total == 0:
         return uniform_weights(raw)
@@ -50,13 +50,12 @@ def klpwa_weights(
 ) -> dict[str, float]:
     """KL-divergence- and pruning-weighted aggregation (FedKLPR, paper 004, Eqs. 10 to 13).
 
-    ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``. While nobody has pruned, the first quotient
-    is the weight.
+    ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``; before the first pruning, the first quotient.
 
     Args:
-        divergences: client -> kl_k >= 0, how its feature distribution has changed.
-        pruned: client -> PR_k, pruned share of its prunable weights.
-        alpha: $alpha$; the paper's beta is 1 - alpha. It gives neither.
+        divergences: client -> kl_k >= 0, the change of its feature distribution.
+        pruned: client -> PR_k, the pruned share of its prunable weights.
+        alpha: $alpha$; the paper's beta is 1 - alpha. The paper gives neither value.
 
     >>> klpwa_weights({"a": 1.0, "b": 3.0}, {"a": 0.6, "b": 0.2})
     {'a': 0.575, 'b': 0.425}
@@ -71,13 +70,7 @@ def klpwa_weights(
 
 
 def softmax_weights(signals: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Softmax over the clients, for each tensor: ``exp(s_k) / sum_j exp(s_j)``.
-
-    Args:
-        signals: client -> [L] finite numbers.
-
-    Returns:
-        client -> [L] weights.
+    """Softmax over the clients, for each of L tensors: ``exp(s_k) / sum_j exp(s_j)``; the signals are finite.
 
     >>> softmax_weights({"a": [0.0, 0.0], "b": [0.0, math.log(3)]})
     {'a': [0.5, 0.25], 'b': [0.5, 0.75]}
@@ -89,15 +82,11 @@ def softmax_weights(signals: Mapping[str, Sequence[float]]) -> dict[str, list[fl
 
 
 def sgd_normaliser(num_steps: int, momentum: float = 0.0, nesterov: bool = False) -> float:
-    """Return ``||a||_1``: how often SGD's steps count a gradient in all (FedNova: Wang et al., NeurIPS 2020).
+    """Return ``||a||_1``, the sum of the factors of all gradients in an SGD run (FedNova: Wang et al., NeurIPS 2020).
 
-    Step s moves by ``sum_j rho^(s - j) g_j``: in the end gradient j counts ``(1 - rho^(tau - j)) / (1 - rho)`` times.
-    Nesterov's variant, which the paper does not treat, looks a step ahead: ``(1 - rho^(tau - j + 1)) / (1 - rho)``.
-
-    Args:
-        num_steps: tau.
-        momentum: rho in [0, 1).
-        nesterov: the variant.
+    Step s moves by ``sum_j rho^(s - j) g_j``, so the factor of gradient j is ``(1 - rho^(tau - j)) / (1 - rho)``.
+    Nesterov's variant, not in the paper, looks a step ahead: ``(1 - rho^(tau - j + 1)) / (1 - rho)``. tau is
+    ``num_steps``, rho in [0, 1) is the momentum.
 
     >>> sgd_normaliser(3), sgd_normaliser(2, momentum=0.5), sgd_normaliser(2, momentum=0.5, nesterov=True)
     (3.0, 2.5, 3.25)

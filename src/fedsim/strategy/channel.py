@@ -1,8 +1,7 @@
-"""The control channel: how ranks hear of each other while each is busy with its own clients.
+"""The control channel: signs of life and trouble between ranks that are busy with their own clients.
 
-Ranks meet in collectives only once a round, which may take hours. In between a thread of each rank writes a sign of
-life and a word about trouble into a small key-value store, and reads those of the others. The batch loop looks at what
-the thread found; that costs it nothing.
+Ranks meet in collectives once a round, which may take hours. Meanwhile a thread of each rank writes a sign of life and
+a word about trouble to a small key-value store, and reads the lines of the others. Checks only read a variable.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ from fedsim.core.errors import PeerError, RunStoppedError
 
 __all__ = ["ControlChannel", "Store", "end_with_launcher"]
 
-_PERIOD = 0.5
-"""Seconds between two looks at the others."""
-_PATIENCE = 5.0
-"""Seconds that a rank's main thread has to notice trouble; it may sit in a collective that never ends."""
-_LINGER = 3.0
-"""Seconds that a failing rank stays, so that the others hear why it fails."""
+_PERIOD = 0.5  # seconds between two looks at the others
+_PATIENCE = 5.0  # seconds for a main thread to notice trouble; it may wait in a collective that never ends
+_LINGER = 3.0  # seconds that a failing rank stays, so that the others can read its message
 
 _ABANDON = "abandon:"
 _FAILED = "failed:"
@@ -33,7 +29,7 @@ _DONE = "done:"
 
 
 class Store(Protocol):
-    """What the channel needs of ``torch.distributed.Store``."""
+    """The methods of ``torch.distributed.Store`` that the channel uses."""
 
     def set(self, key: str, value: str) -> None:
         """Set a key."""
@@ -58,22 +54,22 @@ class ControlChannel:
         self._ranks = range(world_size)
         self._silence = silence
         self.activity = "start"
-        """what this rank is doing, for the others' messages"""
+        """the present work of this rank, for the others' messages"""
         self.last_act: Callable[[int], None] = lambda _: None
-        """what is done before this process must end by a signal although its main thread is busy"""
+        """called with the signal's number before a forced end of this process, while its main thread is busy"""
         self._word = ""
         self._heard: set[int] = set()  # ranks that have read our word
         self._acknowledged: set[int] = set()  # ranks whose word we have read
         self._trouble: Exception | None = None
         self._trouble_since = 0.0
         self._beat = 0
-        # silence is counted in our own waits, not by the clock: when this process was frozen, others were not silent
-        self._beats: dict[int, tuple[str, int]] = {}  # rank -> its last beat, and how often we have seen it again
-        self._activities: dict[int, str] = {}  # rank -> what it said last that it does
+        # silence is counted in our own waits, not by the clock: while this process was frozen, others were not silent
+        self._beats: dict[int, tuple[str, int]] = {}  # rank -> (last beat, number of waits without a newer one)
+        self._activities: dict[int, str] = {}  # rank -> its last activity
         self._idle = 0  # waits of the guard since the last look at the others
         self._wake = threading.Event()
         self._closing = False
-        # two threads: when rank 0 is frozen, whoever asks the store in its process is, too
+        # two threads: if rank 0 is frozen, a thread that asks its store is frozen, too
         self._threads = [
             threading.Thread(target=target, name=f"fedsim {target.__name__}", daemon=True)
             for target in (self._guard, self._look)
@@ -91,21 +87,12 @@ class ControlChannel:
     # -- the main thread's side ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what has been heard.
-
-        Raises:
-            PeerError: another rank has failed, or gives no sign of life.
-            RunStoppedError: another rank has abandoned the round.
-        """
+        """Raise PeerError if another rank failed or fell silent, RunStoppedError if one abandoned the round."""
         if self._trouble is not None:
             raise self._trouble
 
     def await_news(self) -> NoReturn:
-        """Give the thread time to find out why a collective broke, and raise that.
-
-        Raises:
-            PeerError: always.
-        """
+        """Wait until the thread knows why a collective broke, and raise that: a PeerError, or RunStoppedError."""
         before, deadline = dict(self._beats), time.monotonic() + 3 * _PERIOD
         while self._trouble is None and time.monotonic() < deadline:
             self._wake.set()
@@ -115,7 +102,7 @@ class ControlChannel:
         raise self._trouble
 
     def _lost(self, before: dict[int, tuple[str, int]]) -> PeerError:
-        """Name the rank that has given no sign of life since ``before``, if it is one."""
+        """Name the rank without a sign of life since ``before``, if there is exactly one."""
         silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
         silent = [rank for rank in silent if rank not in self._acknowledged]
         how = "ended without a word, or did not answer in time"
@@ -124,19 +111,19 @@ class ControlChannel:
         return PeerError(f"rank {silent[0]} {how}, in {self._activities[silent[0]]}", silent[0])
 
     def fail(self, message: str) -> None:
-        """Tell the others that this rank stops, and stay until they have heard it."""
+        """Tell the others that this rank stops, and stay until they have read it."""
         self._tell(f"{_FAILED}{self.activity}: {message}")
 
     def abandon(self, signum: int) -> None:
-        """Tell the others to abandon the round because of a signal, and stay until they have heard it."""
+        """Tell the others to abandon the round because of a signal, and stay until they have read it."""
         self._tell(f"{_ABANDON}{signum}")
 
     def close(self) -> None:
-        """Say goodbye; rank 0, in whose process the store lives, is the last to go."""
+        """Say goodbye; rank 0, which holds the store, leaves last."""
         in_order = not self._word and self._trouble is None
         if in_order:
             self._word = _DONE
-            if self._rank == 0:  # as long as the others live, and have not said goodbye
+            if self._rank == 0:  # wait for the goodbyes of the living
                 others = set(self._ranks) - {0}
                 while not others <= self._acknowledged and self._trouble is None:
                     self._wake.wait(_PERIOD / 10)
@@ -163,20 +150,17 @@ class ControlChannel:
     # -- the threads' side ---------------------------------------------------------------------------------------------
 
     def _guard(self) -> None:
-        """See to it that this process ends when it should, whatever its main thread is doing."""
+        """End this process if its main thread does not notice trouble in time."""
         while not self._closing:
             time.sleep(_PERIOD)
             self._idle += 1
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
             if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
-                self._force_end(self._trouble)
-
-    def _force_end(self, trouble: Exception) -> None:
-        if isinstance(trouble, RunStoppedError):
-            self.last_act(trouble.signum)
-            _die(str(trouble), 128 + trouble.signum)
-        _die(str(trouble))
+                if isinstance(self._trouble, RunStoppedError):
+                    self.last_act(self._trouble.signum)
+                    _die(str(self._trouble), 128 + self._trouble.signum)
+                _die(str(self._trouble))
 
     def _look(self) -> None:
         while not self._closing and self._trouble is None:
@@ -185,20 +169,16 @@ class ControlChannel:
             try:
                 self._write()
                 values = self._store.multi_get([_key(rank) for rank in self._ranks])
-            except Exception as error:  # whatever it is, the store is gone: it lives in rank 0, or torchrun's agent
+            except Exception as error:  # of any type: the store is gone, with rank 0 or torchrun's agent
                 if not self._closing:
-                    doing = self._activities.get(0, "start")
-                    self._note(
-                        PeerError(
-                            f"rank 0 (or its launcher) ended without a word in {doing} ({type(error).__name__})", 0
-                        )
-                    )
+                    doing, kind = self._activities.get(0, "start"), type(error).__name__
+                    self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({kind})", 0))
                 return
             self._idle = 0
             for rank, value in enumerate(values):
                 if rank != self._rank:
                     self._read(rank, value.decode(), waited)
-        if self._acknowledged:  # let those who failed know that they need not stay
+        if self._acknowledged:  # failed ranks need not stay any longer
             with suppress(Exception):
                 self._write()
 
@@ -228,13 +208,13 @@ class ControlChannel:
                 self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
 
     def _note(self, trouble: Exception) -> None:
-        if self._trouble is None and self._word in ("", _DONE):  # who has failed or abandoned knows why it ends
+        if self._trouble is None and self._word in ("", _DONE):  # a failed rank knows its own reason
             self._trouble, self._trouble_since = trouble, time.monotonic()
 
 
 @cache
 def end_with_launcher(pid: int) -> None:
-    """End this process when its parent is not ``pid`` any more; called again with the same number, do nothing."""
+    """End this process when its parent is not ``pid`` any more; a second call with the same number does nothing."""
 
     def watch() -> None:
         while os.getppid() == pid:
@@ -249,8 +229,8 @@ def _key(rank: int) -> str:
 
 
 def _die(message: str, code: int = 2) -> None:
-    """End the process from a thread, whatever its main thread is doing."""
-    with suppress(OSError):  # whoever read our output may be gone
+    """End the process from a thread, even if its main thread is busy."""
+    with suppress(OSError):  # the reader of our output may be gone
         sys.stderr.write(f"fedsim: error: {message}\n")
         sys.stderr.flush()
     os._exit(code)

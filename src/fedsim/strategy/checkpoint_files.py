@@ -2,13 +2,12 @@
 
 ``NAME.ckpt/vN/`` holds
 
-- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops), what the method
-  keeps on the server and, under the key ``fedsim``, what it takes to read the rest: format, method, layouts, which
-  rank's files hold which client;
+- ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops), the method's
+  tensors on the server and, under the key ``fedsim``, the table of contents: format, method, layouts, clients' files;
 - ``clients-R-I.safetensors``: the private states of the clients that rank R hosted, each tensor named CLIENT/NAME;
 - ``config.yaml``: the resolved configuration, if the run was started from the command line.
 
-Nothing in it is unpickled but tensors and plain types.
+Only tensors and plain types are unpickled.
 """
 
 from __future__ import annotations
@@ -46,59 +45,47 @@ __all__ = [
 
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
-"""where the text of the resolved configuration travels to the writer"""
+"""of the text of the resolved configuration, on its way to the writer"""
 SERVER_KEY = "fedsim_server"
-"""where what a method keeps on the server is: architecture -> name -> tensor"""
+"""of the method's tensors on the server: architecture -> name -> tensor"""
 STATES_KEY = "fedsim_states"
-"""where a rank's private states travel to the writer: an iterator over (client, state)"""
+"""of a rank's private states on their way to the writer: an iterator over (client, state)"""
 FORMAT = 2
 
 _SHARD_BYTES = 2**29
-"""Private states held in memory while they are written."""
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
+"""Size at which private states in memory are written."""
 
 
 def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
-    """Write everything but the clients' private states, and flush it."""
+    """Write and flush all of a checkpoint except the clients' private states."""
     config = checkpoint.pop(CONFIG_KEY, None)
     if config is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
     try:
         torch.save(checkpoint, version / "global.ckpt")
-    except RuntimeError as error:  # what torch makes of a full disk
+    except RuntimeError as error:  # torch's error for a full disk
         raise OSError("is the disk full?") from error
     flush_file(version / "global.ckpt")
 
 
 def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> int:
-    """Write the private states of one rank's clients, and flush them; only a few are in memory at a time.
-
-    Returns:
-        number of files.
-    """
+    """Write and flush the private states of one rank's clients, a few at a time; return the number of files."""
     files, waiting, size = 0, dict[str, Tensor](), 0
     for client, state in states:
         waiting |= {f"{client}/{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         size += sum(tensor.nbytes for tensor in state.values())
         if size >= _SHARD_BYTES:
-            _write_shard(version / shard_name(rank, files), waiting)
+            _write_shard(version / _shard_name(rank, files), waiting)
             files, waiting, size = files + 1, {}, 0
     if waiting:
-        _write_shard(version / shard_name(rank, files), waiting)
+        _write_shard(version / _shard_name(rank, files), waiting)
         files += 1
     return files
 
 
 def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file. The library's own writer takes two to three times as long as the disk.
-
-    Args:
-        path: the file.
-        tensors: contiguous, on the CPU.
-    """
+    """Write contiguous CPU tensors to a safetensors file; the library's own writer is two to three times slower."""
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors.values()))
     header = {
         name: {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
@@ -114,16 +101,12 @@ def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         os.fsync(file.fileno())
 
 
-def shard_name(rank: int, index: int) -> str:
-    """Return the name of one of a rank's files."""
+def _shard_name(rank: int, index: int) -> str:
     return f"clients-{rank}-{index}.safetensors"
 
 
 def find_version(path: Path) -> Path:
-    """Return the directory that holds a checkpoint's files.
-
-    Args:
-        path: the checkpoint, or one version of it.
+    """Return the directory with the files of a checkpoint, or of one version of it.
 
     Raises:
         DataError: if there is no complete checkpoint.
@@ -138,16 +121,16 @@ def find_version(path: Path) -> Path:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read everything but the clients' private states, which :func:`read_states` reads one by one.
+    """Read all of a checkpoint except the clients' private states; see :func:`read_states`.
 
     Raises:
-        DataError: if there is no checkpoint, or it is none of fedsim's.
+        DataError: if there is no checkpoint of fedsim.
     """
     version = find_version(path)
     file = version / "global.ckpt"
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's readers raise many kinds for files that are something else
+    except Exception as error:  # torch's readers raise many types for other kinds of files
         raise DataError(f"{file}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
     content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(content, dict) or "format" not in content:
@@ -165,15 +148,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Read the private states of some clients; the rest of the files is not touched.
+    """Read the private states of some clients only: client -> name -> tensor on the CPU.
 
     Args:
         path: the checkpoint, or one version of it.
         content: fedsim's part of it.
-        clients: names.
-
-    Returns:
-        client -> name -> tensor on the CPU.
+        clients: their names.
 
     Raises:
         DataError: if a file cannot be read, or lacks a client.
@@ -196,19 +176,14 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
 
 
 def _shards(content: Mapping[str, Any], ranks: Iterable[int] | None = None) -> list[str]:
-    """List the files of some ranks' clients, or of all."""
+    """List the files of some ranks' clients (None: of all)."""
     counts: list[int] = content["files"]
     chosen = range(len(counts)) if ranks is None else sorted(ranks)
-    return [shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
+    return [_shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
 
 
 def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
-    """Let callbacks remember their files where they are now: the run directory may have been moved.
-
-    Args:
-        checkpoint: Lightning's dictionary; states of ModelCheckpoint callbacks are changed.
-        folder: where the checkpoint is.
-    """
+    """Change paths in the states of ModelCheckpoint callbacks to ``folder``, the checkpoint's place after a move."""
     for state in checkpoint.get("callbacks", {}).values():
         old = state.get("dirpath") if isinstance(state, dict) else None
         if not isinstance(old, str) or Path(old).name != folder.name:
@@ -218,6 +193,3 @@ def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
                 state[key] = str(folder) + value.removeprefix(old)
             elif key == "best_k_models":
                 state[key] = {str(folder) + path.removeprefix(old): score for path, score in value.items()}
-
-
-# -- content -----------------------------------------------------------------------------------------------------------

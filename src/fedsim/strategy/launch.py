@@ -1,7 +1,7 @@
-"""What Slurm or torchrun has decided before fedsim starts: how many ranks there are, where they meet, who starts again.
+"""Slurm and torchrun: number of ranks, the address where ranks meet, and the restart of a job.
 
-Both start the processes themselves and describe them in environment variables; fedsim asks for nothing that is written
-there, and refuses what contradicts it. docs/cluster.md is for users.
+These launchers start the processes and describe them in environment variables. fedsim reads the variables, and refuses
+settings that contradict them. docs/cluster.md is for users.
 """
 
 from __future__ import annotations
@@ -25,29 +25,18 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from fedsim.core.errors import ConfigError
 
-__all__ = [
-    "Launch",
-    "await_rank_0",
-    "check_address",
-    "find_launch",
-    "follow_launcher",
-    "leave_launcher",
-    "requeue",
-]
+__all__ = ["Launch", "await_rank_0", "check_address", "find_launch", "follow_launcher", "leave_launcher", "requeue"]
 
 log = logging.getLogger(__name__)
 
 Environment = MutableMapping[str, str]
 Devices = list[int] | str | int
 
-_INTERACTIVE = ("bash", "interactive")  # names of jobs that Lightning takes for a shell, with nothing to join
-_FIRST_PORT, _PORTS = 15000, 17000  # below the range from which Linux takes ports for outgoing connections
-_PAUSE = 0.5
-"""Seconds between two attempts to reach an address."""
-_LINGER = 5.0
-"""Seconds by which rank 0 may be later than the others."""
-_ARRIVAL = 3.0
-"""Seconds that a word to itself may take."""
+_INTERACTIVE = ("bash", "interactive")  # Lightning takes jobs of these names for a shell without other ranks
+_FIRST_PORT, _PORTS = 15000, 17000  # below the range of Linux's ports for outgoing connections
+_PAUSE = 0.5  # seconds between two attempts to reach an address
+_LINGER = 5.0  # seconds by which rank 0 may be later than the others
+_ARRIVAL = 3.0  # seconds that a message to the own address may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +44,26 @@ class Launch:
     """The processes that a launcher has started for one run."""
 
     launcher: str
-    """for messages"""
+    """its name, for messages"""
     nodes: int
     per_node: int
     remedy: str
-    """how another number of processes per node is asked for"""
+    """option that sets the number of processes per node"""
 
 
 # -- how many ranks ----------------------------------------------------------------------------------------------------
 
 
 def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.environ) -> tuple[Devices, int]:
-    """Return ``trainer.devices`` and ``trainer.num_nodes`` as the launcher has settled them.
+    """Return ``trainer.devices`` and ``trainer.num_nodes`` of the launcher, or the configured ones without a launcher.
 
     Args:
-        devices: as configured; ``auto`` or -1 takes what the launcher says.
-        num_nodes: as configured; 1, the default, takes what the launcher says.
-        environ: completed by what Lightning and torch read there.
+        devices: as configured; ``auto`` or -1 takes the launcher's number.
+        num_nodes: as configured; 1, the default, takes the launcher's number.
+        environ: gets the variables that Lightning and torch read.
 
     Raises:
-        ConfigError: what is configured, or how the run was launched, contradicts the launcher.
+        ConfigError: if the config or the launch contradicts the launcher.
     """
     launch = find_launch(environ)
     if launch is None:
@@ -97,11 +86,8 @@ def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.
 
 
 def _check_by_hand(num_nodes: int, environ: Environment) -> None:
-    """See whether the variables are set by which nodes find each other that somebody starts one by one; say who waits.
-
-    They are those of Lightning's own environment; NODE_RANK may be called GROUP_RANK.
-    """
-    if LSFEnvironment.detect() or MPIEnvironment.detect():  # which Lightning follows by itself
+    """Check the variables (Lightning's own) by which nodes that a user starts one by one find each other."""
+    if LSFEnvironment.detect() or MPIEnvironment.detect():  # Lightning follows these by itself
         return
     number = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -119,16 +105,16 @@ def _check_by_hand(num_nodes: int, environ: Environment) -> None:
 
 
 def leave_launcher(environ: Environment = os.environ) -> None:
-    """Make this process one of its own, for a command that trains nothing: Lightning then finds no launcher."""
+    """Hide the launcher from Lightning, for a command that trains nothing: this process then runs alone."""
     for name in ("SLURM_NTASKS", "TORCHELASTIC_RUN_ID"):
         environ.pop(name, None)
 
 
 def find_launch(environ: Environment = os.environ) -> Launch | None:
-    """Return what started this process, or None: then Lightning starts the ranks of this machine.
+    """Return the launch of this process, or None: then Lightning starts the ranks of this machine.
 
     Raises:
-        ConfigError: the launcher was used in a way that cannot work.
+        ConfigError: if the launcher was used in a way that cannot work.
     """
     if "TORCHELASTIC_RUN_ID" in environ:  # first, as in Lightning: torchrun may run within Slurm
         return _torchrun(environ)
@@ -144,7 +130,7 @@ def find_launch(environ: Environment = os.environ) -> Launch | None:
 
 
 def _slurm(environ: Environment, tasks: int) -> Launch:
-    # of the step, not of the job: srun may start fewer
+    # the step's numbers, not the job's: srun may start fewer
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES") or 1) if tasks > 1 else 1
     spread = environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # 2(x3): two on each of three; 2,1: unequal
     if tasks % nodes or "," in spread:
@@ -156,11 +142,11 @@ def _slurm(environ: Environment, tasks: int) -> Launch:
 
 
 def _complete_slurm(environ: Environment, launch: Launch) -> None:
-    """Say of the step what Lightning reads of the job, and where its ranks meet."""
+    """Set the job's variables, which Lightning reads, to the step's values, and the address where ranks meet."""
     environ["SLURM_NTASKS"] = str(launch.nodes * launch.per_node)
     environ["SLURM_NTASKS_PER_NODE"] = str(launch.per_node)
     environ["SLURM_NNODES"] = str(launch.nodes)
-    if environ.get("SLURM_JOB_NAME") in _INTERACTIVE:  # every task would take itself for a run of its own
+    if environ.get("SLURM_JOB_NAME") in _INTERACTIVE:  # else every task would start a run of its own
         environ["SLURM_JOB_NAME"] = "fedsim"
     if "MASTER_ADDR" not in environ and (nodes := _slurm_nodes(environ)):
         environ["MASTER_ADDR"] = SLURMEnvironment.resolve_root_node_address(nodes)
@@ -172,7 +158,7 @@ def _slurm_nodes(environ: Environment) -> str:
 
 
 def _slurm_port(environ: Environment) -> int:
-    """Derive the port at which ranks meet, another one for every step of a job, and for the jobs before and after it.
+    """Return the port where ranks meet; each step of a job, and of neighbouring jobs, gets another one.
 
     >>> _slurm_port({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
     15091
@@ -197,7 +183,7 @@ def _torchrun(environ: Environment) -> Launch:
 
 
 def _count(devices: Devices) -> int | None:
-    """Return how many devices a setting means; None: as many as there are.
+    """Return the number of devices of a setting; None: all that there are.
 
     >>> [_count(devices) for devices in ("auto", -1, 2, "2", [0, 3], "0,3", "0,")]
     [None, None, 2, 2, 2, 2, 1]
@@ -214,18 +200,18 @@ def _count(devices: Devices) -> int | None:
 
 
 def check_address(host: str, port: int, listens: bool, patience: float) -> None:
-    """See whether ranks can meet at an address; torch would try for minutes, and not say what it tries.
+    """Check that ranks can meet at an address; torch would try for minutes without a message.
 
-    A machine that refuses the connection is there: rank 0 may still be importing. That is torch's to wait for.
+    A machine that refuses the connection exists: rank 0 may still be importing, and torch waits for it.
 
     Args:
         host: MASTER_ADDR.
         port: MASTER_PORT.
-        listens: whether this process will listen there; then the address must lead to itself.
-        patience: seconds.
+        listens: whether this process will listen there; then the address must lead to this process.
+        patience: longest time, seconds.
 
     Raises:
-        ConfigError: the address does not resolve, does not answer, or leads elsewhere.
+        ConfigError: if the address does not resolve, does not answer, or leads elsewhere.
     """
     deadline = time.monotonic() + patience
     _resolve(host, deadline, patience)
@@ -237,7 +223,7 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
 
 
 def _resolve(host: str, deadline: float, patience: float) -> None:
-    """Look a name up until it is known: of a new pod or node it may become so late."""
+    """Look a name up until it is known: a new pod or node may get its name late."""
     found, problem = threading.Event(), ["no answer from the name service"]
 
     def look_up() -> None:  # in a thread, because nothing else limits its time
@@ -259,7 +245,7 @@ def _resolve(host: str, deadline: float, patience: float) -> None:
 
 @contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
-    """Listen as rank 0 will."""
+    """Listen like rank 0 will."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -274,7 +260,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _reach(host: str, port: int, deadline: float, patience: float, server: socket.socket | None = None) -> None:
-    """Connect, if ``server`` is given to that."""
+    """Connect to any process, or to ``server`` if it is given."""
     problem = "no answer"
     while True:
         try:
@@ -298,10 +284,10 @@ def _reach(host: str, port: int, deadline: float, patience: float, server: socke
 
 
 def _leads_to(server: socket.socket, connection: socket.socket, deadline: float) -> bool:
-    """See whether ``connection`` came in at ``server``; other ranks may come in between."""
+    """Return whether ``connection`` reaches ``server``, which may also hear from other ranks."""
     token = secrets.token_bytes(16)
     connection.sendall(token)
-    # on loopback this is immediate; the connection stands, so there is no name or route to wait for
+    # immediate on loopback; the connection exists, so there is no name or route to wait for
     deadline = min(deadline, time.monotonic() + _ARRIVAL)
     while (rest := deadline - time.monotonic()) > 0:
         server.settimeout(rest)
@@ -311,7 +297,7 @@ def _leads_to(server: socket.socket, connection: socket.socket, deadline: float)
                 peer.settimeout(_PAUSE)
                 if peer.recv(len(token)) == token:
                     return True
-        except OSError:  # nobody, or one that says nothing
+        except OSError:  # no connection, or one without a message
             continue
     return False
 
@@ -326,14 +312,10 @@ def _named(host: str) -> str:
 
 
 def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
-    """Give rank 0 time to say what is wrong on all ranks: srun and torchrun end all when the first one fails.
+    """Give rank 0 time to report an error that all ranks have: srun and torchrun end all ranks when one fails.
 
-    Args:
-        code: exit code of this process, should the launcher end it meanwhile.
-        environ: of this process.
-
-    Returns:
-        whether this rank is still there, and so may be the only one with this error; False without such a launcher.
+    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether a launcher lets it live: then
+    this rank may be the only one with the error.
     """
     if "TORCHELASTIC_RUN_ID" not in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -346,14 +328,11 @@ def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
 
 
 def requeue(environ: Environment = os.environ) -> None:
-    """Ask Slurm to start this job again from the beginning of its script; outside of Slurm do nothing.
-
-    Slurm ends what is left of the job, so this comes last. What goes wrong is one warning.
-    """
+    """Ask Slurm to start this job's script again; Slurm then ends this job. Failures are logged as a warning."""
     job = environ.get("SLURM_JOB_ID")
     if job is None:
         return
-    if "SLURM_ARRAY_JOB_ID" in environ:  # the task alone, not those beside it
+    if "SLURM_ARRAY_JOB_ID" in environ:  # this task only, not the whole array
         job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     try:
         result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)

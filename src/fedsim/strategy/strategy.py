@@ -43,19 +43,18 @@ _LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 th
 class FederatedStrategy(DDPStrategy):
     """One process per device, without DistributedDataParallel: ranks train different clients and meet once a round.
 
-    NCCL carries sums between GPUs and gloo between CPUs; status travels over gloo always, because a waiting NCCL
-    collective occupies the GPU and trips its watchdog. While ranks are apart, a control channel tells them whether the
-    others live.
+    NCCL sums between GPUs, gloo between CPUs. Status always travels over gloo: a waiting NCCL collective occupies the
+    GPU and trips its watchdog. Between meetings, ranks watch each other through a control channel.
 
     Args:
-        timeout: how long ranks may take to find each other at the start, and for a sum when all have come to it.
-        round_timeout: how long a rank waits for the others to finish their clients. One with small clients waits for
-            one with a large client, so this is long.
-        silence_timeout: how long a rank may give no sign of life until the others end.
-        connect_timeout: how long MASTER_ADDR may take to be a known name and to answer. A machine that answers, but on
-            which rank 0 has not come yet, is waited for as ``timeout`` says.
+        timeout: longest time for ranks to find each other at the start, and for a sum after all have come to it.
+        round_timeout: longest wait of a rank for the others to finish their clients. A rank with small clients waits
+            for one with a large client, so this is long.
+        silence_timeout: longest time without a sign of life from a rank; then the others end.
+        connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
+            answers before rank 0 runs there, ``timeout`` applies.
         process_group_backend: nccl, gloo, or null for the device's own.
-        start_method: how processes start on one machine: popen runs the command line again.
+        start_method: of processes on one machine; popen runs the command line again.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class FederatedStrategy(DDPStrategy):
         self.silence_timeout = silence_timeout
         self.connect_timeout = connect_timeout
         self.stop_signal: int | None = None
-        """the signal that asked the run to end after this round, if there was one"""
+        """the signal that asked the run to end after this round; None: no signal came"""
         self.stop_deadline: float | None = None
-        """time.monotonic() after which this rank does not wait for the round's end"""
+        """time.monotonic() at which this rank stops waiting for the round's end"""
         self._is_saving = False
         self._patient: Any = None  # the group in which ranks wait for each other's clients
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
-        """Raise ConfigError if a timeout cannot be right (the parser hides errors of a strategy's constructor)."""
+        """Raise ConfigError if a timeout is not positive (the parser hides errors of a strategy's constructor)."""
         for name in ("timeout", "round_timeout", "silence_timeout", "connect_timeout"):
-            if self.__dict__[name] <= timedelta():
-                raise ConfigError(f"trainer.strategy.{name}: {self.__dict__[name]} is no time")
+            if (value := getattr(self, name)) <= timedelta():
+                raise ConfigError(f"trainer.strategy.{name}: {value} is no time")
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -102,18 +101,18 @@ class FederatedStrategy(DDPStrategy):
             self._channel.watch()
 
     def setup_distributed(self) -> None:
-        """Join the other ranks; if they cannot be reached, say so by name."""
+        """Join the other ranks; an error names an address that cannot be reached."""
         self.set_world_ranks()
         if self.world_size > 1 and not dist.is_initialized():
             assert self.cluster_environment is not None
             host, port = self.cluster_environment.main_address, self.cluster_environment.main_port
-            # torchrun's agent may listen at this address, in place of rank 0
+            # torchrun's agent may listen at this address instead of rank 0
             listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             check_address(host, port, listens, self.connect_timeout.total_seconds())
         super().setup_distributed()
 
     def _open_store(self) -> Any:
-        """Open a part of our own of the store at which ranks have found each other: no second port is needed."""
+        """Open our own part of the store where ranks found each other, so that no second port is needed."""
         name = [secrets.token_hex(8)]
         dist.broadcast_object_list(name, src=0, group=self._patient)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -122,11 +121,11 @@ class FederatedStrategy(DDPStrategy):
         return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined] # as above
 
     def _configure_launcher(self) -> None:
-        """Choose how processes start, and see to it that none outlives the one that started it."""
+        """Choose how processes start; each ends with the process that started it."""
         super()._configure_launcher()
         assert self.cluster_environment is not None
         if isinstance(self.cluster_environment, SLURMEnvironment):
-            self.cluster_environment.auto_requeue = False  # it would save in the midst of a round; Preemption does not
+            self.cluster_environment.auto_requeue = False  # it would save in the middle of a round; Preemption does not
             end_with_launcher(os.getppid())
         elif "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_launcher(os.getppid())
@@ -139,7 +138,7 @@ class FederatedStrategy(DDPStrategy):
         """Leave the module unwrapped: gradients stay with their client."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the other ranks hear of an error that no collective carried to them."""
+        """Tell the other ranks about an error that they did not hear in a collective."""
         super().on_exception(exception)
         self._tell(exception)
 
@@ -153,43 +152,34 @@ class FederatedStrategy(DDPStrategy):
     # -- while ranks are apart -----------------------------------------------------------------------------------------
 
     def describe_activity(self, activity: str) -> None:
-        """Say what this rank does, for the messages of the others: one line."""
+        """Set this rank's activity, one line, for the messages of the others."""
         if self._channel is not None:
             self._channel.activity = activity
 
     def request_stop(self, signum: int, deadline: float | None = None) -> None:
-        """Ask all ranks to end after this round. Safe in a signal handler.
-
-        Args:
-            signum: the signal that asked.
-            deadline: time.monotonic() after which the round is not waited for.
-        """
+        """Ask all ranks to end after this round, or at ``deadline`` (time.monotonic()). Safe in a signal handler."""
         self.stop_signal, self.stop_deadline = signum, deadline
 
     def before_forced_end(self, act: Callable[[int], None]) -> None:
-        """Have ``act`` called with the signal's number if this process must end although its main thread is busy."""
+        """Let ``act`` be called with the signal's number before a forced end, while the main thread is busy."""
         if self._channel is not None:
             self._channel.last_act = act
 
     def poll(self) -> None:
-        """See whether this rank should go on with what it does; costs next to nothing.
+        """Check, at almost no cost, that this rank should continue.
 
         Raises:
-            PeerError: another rank has failed, or gives no sign of life.
-            RunStoppedError: this rank or another has been asked to end, and the round takes too long.
+            PeerError: if another rank failed or fell silent.
+            RunStoppedError: if a rank was asked to end, and the round takes too long.
         """
         if self._channel is not None:
             self._channel.check()
         late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
-        if late and not self._is_saving:  # a checkpoint is worth waiting for: the round is done
+        if late and not self._is_saving:  # the round is done: a checkpoint may take its time
             self.abandon_round()
 
     def abandon_round(self) -> NoReturn:
-        """Leave the round on all ranks.
-
-        Raises:
-            RunStoppedError: always.
-        """
+        """Leave the round on all ranks: raise RunStoppedError."""
         assert self.stop_signal is not None, "nobody asked to stop"
         if self._channel is not None:
             self._channel.abandon(self.stop_signal)
@@ -206,15 +196,15 @@ class FederatedStrategy(DDPStrategy):
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
         """Sum float64 CPU tables over all ranks in place, unless a rank has failed.
 
-        Every entry is filled by one rank and zero elsewhere, so the sum is exact.
+        One rank fills an entry, the others hold zero, so the sum is exact.
 
         Args:
-            tables: the same shapes on every rank.
-            error: what went wrong on this rank, if anything did.
+            tables: of the same shapes on every rank.
+            error: of this rank, if it failed.
 
         Raises:
-            Exception: ``error`` itself on the ranks that failed.
-            PeerError: on the others.
+            Exception: ``error`` on the failed rank.
+            PeerError: on the other ranks.
         """
         if error is not None:
             self._tell(error)
@@ -230,24 +220,24 @@ class FederatedStrategy(DDPStrategy):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block that may fail on some ranks; afterwards all go on, or all raise. See :meth:`exchange`."""
+        """Run a block that may fail on some ranks; then all ranks continue, or all raise. See :meth:`exchange`."""
         error: Exception | None = None
         try:
             yield
-        except Exception as e:  # whatever it is, the other ranks must hear of it
+        except Exception as e:  # of any type: the other ranks must hear of it
             error = e
         self.exchange([], error)
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
-        """Overwrite a tensor by rank 0's, in place."""
+        """Overwrite a tensor with rank 0's, in place."""
         if tensor.numel() and self.world_size > 1:
             self._wait(dist.broadcast(tensor, src=0, async_op=True))
         return tensor
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Return the object of rank ``src``: plain types, between processes of one run."""
+        """Return the object of rank ``src``, of plain types."""
         if self.world_size > 1:
-            self.exchange([])  # wait here, where the others' failures are heard
+            self.exchange([])  # wait here, because here failures of others are heard
         return super().broadcast(obj, src)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Lightning's signature
@@ -256,14 +246,14 @@ class FederatedStrategy(DDPStrategy):
             self.exchange([])
 
     def _wait(self, work: Any) -> None:
-        """Wait for a collective, but not for ranks that will never come to it."""
+        """Wait for a collective, unless a rank fails before it comes."""
         start = time.monotonic()
         while not work.is_completed():
             self.poll()
             time.sleep(min((time.monotonic() - start) / 50, 2e-3))  # late by 2 % at most
         try:
             work.wait()
-        except RuntimeError as error:  # a connection broke: who was it, and did it say why?
+        except RuntimeError as error:  # a connection broke: the channel may know why
             assert self._channel is not None
             try:
                 self._channel.await_news()
@@ -283,17 +273,14 @@ class FederatedStrategy(DDPStrategy):
         filepath: str | Path,
         storage_options: Any | None = None,  # noqa: ARG002 - Lightning's signature
     ) -> None:
-        """Write a checkpoint directory, every rank its own clients' states (:mod:`fedsim.strategy.checkpoint_files`).
-
-        A kill at any moment leaves the old version or the new one.
-        """
+        """Write a checkpoint directory; every rank writes its own clients' states. A kill leaves one whole version."""
         self._is_saving = True
         try:
             partial = self._begin_version(Path(filepath))
             try:
                 self._write_version(checkpoint, partial)
             except FedSimError:
-                shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint would keep a full disk full
+                shutil.rmtree(partial, ignore_errors=True)  # else half a checkpoint would fill the disk
                 raise
         finally:
             self._is_saving = False
@@ -308,10 +295,10 @@ class FederatedStrategy(DDPStrategy):
             if self.is_global_zero:
                 checkpoint.get(CONTENT_KEY, {})["files"] = [int(n) for n in files]
                 write_global(partial, checkpoint)
-                self._publish(partial)
+                publish_version(partial)
 
     def _begin_version(self, folder: Path) -> Path:
-        """Make a partial version on rank 0, and see whether all ranks find it where rank 0 put it."""
+        """Make a partial version on rank 0, and check that all ranks see it."""
         token = ["", ""]
         with self._writing(folder):
             if self.is_global_zero:
@@ -337,12 +324,9 @@ class FederatedStrategy(DDPStrategy):
                 "put --run_dir on a file system that all machines share"
             )
 
-    def _publish(self, partial: Path) -> None:
-        publish_version(partial)
-
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Run a block that writes, on all ranks together; a full disk is an error of one line."""
+        """Run a block that writes, on all ranks together; a full disk gives one line."""
         with self.together():
             try:
                 yield
@@ -350,7 +334,7 @@ class FederatedStrategy(DDPStrategy):
                 raise DataError(f"{path}: the checkpoint cannot be written ({error}); the last one stays") from error
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
-        """Read everything but the clients' private states; those are read by the ranks that host them."""
+        """Read a checkpoint without the clients' private states; each rank reads those of its own clients."""
         found = ""
         with self.together():
             if self.is_global_zero:  # one rank chooses the version: a fit may be writing the next one
