@@ -14,7 +14,9 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+    ROOT / "benchmarks" / "peers" / "README.md",
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 
 
@@ -24,6 +26,19 @@ def test_links_and_config_files_exist(path):
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
     missing = [link for link in links if not (path.parent / link).exists()]
     missing += [name for name in re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", text) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def anchors(path):
+    """Names by which a page's headings can be linked."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_headings_that_exist(path):
+    links = re.findall(r"\]\((?!http)([^)#]*\.md)?#([^)]+)\)", path.read_text())
+    missing = [(page, name) for page, name in links if name not in anchors(path.parent / page if page else path)]
     assert missing == []
 
 
