@@ -48,7 +48,7 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/methods from the methods' docstrings, and docs/describe.md
+docs: $(STAMP)  ## write a page per method, and an example of describe, to docs/_build
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove the environment and all caches, but no runs

@@ -1,7 +1,7 @@
-"""Write docs/methods/*.md from the methods' docstrings and docs/describe.md from ``fedsim describe``.
+"""Write a page per method from its docstring, and one with the output of ``fedsim describe``.
 
-python docs/generate.py          write
-python docs/generate.py --check  exit 1 if a file would change
+python docs/generate.py            write to docs/_build, which git ignores
+python docs/generate.py FOLDER     write to FOLDER
 """
 
 import contextlib
@@ -19,8 +19,8 @@ SHARED = ("base", "pruned", "reference")  # of several methods
 CONFIG = "configs/quickstart.yaml"
 
 
-def pages():
-    """Yield (path, text)."""
+def method_pages():
+    """Yield path and text of each method's page."""
     for info in pkgutil.iter_modules(fedsim.methods.__path__):
         if info.name in SHARED:
             continue
@@ -28,18 +28,26 @@ def pages():
         title, _, rest = module.__doc__.partition("\n")
         names = ", ".join(f"`{name}`" for name in module.__all__)
         source = f"`src/fedsim/methods/{info.name}.py`"
-        yield DOCS / "methods" / f"{info.name}.md", f"# {names}\n\n{title}\n{rest.rstrip()}\n\nSource: {source}\n"
+        yield Path("methods") / f"{info.name}.md", f"# {names}\n\n{title}\n{rest.rstrip()}\n\nSource: {source}\n"
+
+
+def describe_page():
+    """Return path and text of the page with an example of ``fedsim describe``."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         assert main(["describe", "--config", str(DOCS.parent / CONFIG)]) == 0
-    text = f"# What `fedsim describe --config {CONFIG}` prints\n\n```\n{output.getvalue().rstrip()}\n```\n"
-    yield DOCS / "describe.md", text
+    text = f"# Output of `fedsim describe --config {CONFIG}`\n\n```\n{output.getvalue().rstrip()}\n```\n"
+    return Path("describe.md"), text
+
+
+def write_pages(folder):
+    """Write all pages below a folder."""
+    for path, text in [*method_pages(), describe_page()]:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
 
 
 if __name__ == "__main__":
-    stale = [path for path, text in pages() if not path.is_file() or path.read_text() != text]
-    if "--check" in sys.argv:
-        sys.exit(f"run make docs: {', '.join(map(str, stale))} would change" if stale else 0)
-    for path, text in pages():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "_build"
+    write_pages(FOLDER)
+    sys.stdout.write(f"pages are in {FOLDER}\n")

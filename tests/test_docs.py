@@ -1,12 +1,12 @@
 """What the documents say exists and runs."""
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 
+import fedsim.methods
 from fedsim.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -14,7 +14,9 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+    ROOT / "benchmarks" / "peers" / "README.md",
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 
 
@@ -24,6 +26,19 @@ def test_links_and_config_files_exist(path):
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
     missing = [link for link in links if not (path.parent / link).exists()]
     missing += [name for name in re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", text) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def anchors(path):
+    """Names by which a page's headings can be linked."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_headings_that_exist(path):
+    links = re.findall(r"\]\((?!http)([^)#]*\.md)?#([^)]+)\)", path.read_text())
+    missing = [(page, name) for page, name in links if name not in anchors(path.parent / page if page else path)]
     assert missing == []
 
 
@@ -53,10 +68,14 @@ def test_ci_calls_the_readme_s_test_command():
     assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
-def test_generated_pages_are_up_to_date():
-    command = [sys.executable, "-W", "ignore", "docs/generate.py", "--check"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+def test_make_docs_writes_a_page_for_every_method(tmp_path):
+    runpy.run_path(str(ROOT / "docs" / "generate.py"))["write_pages"](tmp_path)
+    pages = {path.stem: path.read_text() for path in (tmp_path / "methods").glob("*.md")}
+    titles = {name for text in pages.values() for name in re.findall(r"`(\w+)`", text.partition("\n")[0])}
+    assert titles == set(fedsim.methods.__all__)
+    without_table = {name for name, text in pages.items() if not re.search(r"^\|-+\|-+\|$", text, re.MULTILINE)}
+    assert without_table == {"local"}, "Local changes nothing in the round: it has no table of hooks"
+    assert "town0" in (tmp_path / "describe.md").read_text()
 
 
 def untested_equations(source, tests):
