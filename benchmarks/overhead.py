@@ -302,7 +302,7 @@ def _now() -> tuple[float, float]:
 
 def start_weights(model: Federation) -> dict[str, Tensor]:
     """Return the initial global model by the names of :class:`Net`."""
-    (resident,) = model.parts.residents.values()
+    (resident,) = model.parts.models.values()
     vector = model.state_dict()[f"server.vectors.{resident.arch}"]
     names = {e.name: vector[e.span].view(e.shape).clone() for e in resident.flat.shared_entries}
     return {name.replace("backbone.", "body."): tensor for name, tensor in names.items()}

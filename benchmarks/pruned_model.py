@@ -23,18 +23,18 @@ from fedsim.core.sparse_file import write_sparse
 from fedsim.functional.pruning import global_magnitude_mask, layerwise_magnitude_mask, zero_pruned_
 from fedsim.methods.pruned import full_mask, prunable_layers
 from fedsim.models import BODY, Neck, ReIDModel, ResNet, group_names
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.statistics import shared_names
 
 TURNS, IMAGES, SIZE = 15, 4, (256, 128)
 
 
-def make_resident() -> Resident:
+def make_resident() -> FlatModel:
     """A ResNet-50 with random weights."""
     torch.manual_seed(0)
     model = ReIDModel(ResNet(depth=50), Neck(kind="bnneck"))
     groups = group_names(model)
-    return Resident("resnet", model, shared_names(groups, BODY, "mean"), groups, max_classes=1)
+    return FlatModel("resnet", model, shared_names(groups, BODY, "mean"), groups, max_classes=1)
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dense, pruned = make_resident(), make_resident()
     layers, mask = prunable_layers(pruned), full_mask(pruned)
-    vector = pruned.flat.shared[: len(mask)]
+    vector = pruned.shared[: len(mask)]
     rows: list[list[object]] = []
     for name, make in (
         ("global mask to 70 %, 5 % floor", lambda: global_magnitude_mask(vector, mask, layers, 0.7, 0.05)),

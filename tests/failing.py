@@ -438,9 +438,9 @@ class Raising(FedPav):
     round: int = 2
     """from 1"""
 
-    def loss(self, client, server, batch):
+    def loss(self, client, batch):
         """Return the supervised loss, unless it is time to fail."""
-        loss = super().loss(client, server, batch)
+        loss = super().loss(client, batch)
         if client.round + 1 != self.round or self.client not in ("", client.client_name):
             return loss
         if self.kind == "defect":

@@ -91,7 +91,7 @@ def masked_mean(old, states, masks, weights):
     return result
 
 
-def flags_of(vector, resident):
+def flags_of(vector, model):
     """A client's mask, bool [num_shared_parameters], by name; what cannot be pruned is left out."""
-    names = prunable(resident.model)
-    return {e.name: vector[e.span].tolist() for e in resident.flat.shared_parameters if e.name in names}
+    names = prunable(model.network)
+    return {e.name: vector[e.span].tolist() for e in model.flat.shared_parameters if e.name in names}

@@ -7,6 +7,7 @@ from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
+from fedsim.methods.base import message_to
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.settings import LocalTraining
@@ -47,13 +48,18 @@ def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
     return model
 
 
+def receive(client, method, server):
+    """Give a client the server's message, as a visit and an evaluation do before the method's hooks."""
+    client.received = message_to(method, server, client.model.arch)
+
+
 def vector(model, arch="smallcnn"):
-    return model.server.model(arch)
+    return model.server.vector(arch)
 
 
 def named(model, arch="smallcnn"):
     """The global model by tensor name."""
-    entries = model.parts.residents[arch].flat.shared_entries
+    entries = model.parts.models[arch].flat.shared_entries
     return {e.name: vector(model, arch)[e.span].view(e.shape) for e in entries}
 
 

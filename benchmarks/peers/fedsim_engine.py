@@ -121,10 +121,10 @@ def named_weights(federation: LightningModule) -> dict[str, Tensor]:
     """Return the global model of a Federation by tensor name."""
     assert isinstance(federation, Federation)
     assert federation.server is not None, "it is not assembled"
-    (arch, resident), *others = federation.parts.residents.items()
+    (arch, model), *others = federation.parts.models.items()
     assert not others, "all clients have the same network"
-    vector = federation.server.model(arch)
-    return {entry.name: vector[entry.span].view(entry.shape) for entry in resident.flat.shared_entries}
+    vector = federation.server.vector(arch)
+    return {entry.name: vector[entry.span].view(entry.shape) for entry in model.flat.shared_entries}
 
 
 def make_trainer(rounds: int, workers: int, callback: Callback) -> FederatedTrainer:

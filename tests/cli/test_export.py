@@ -45,10 +45,11 @@ def test_a_client_s_file_holds_its_personal_model(lottery, tmp_path, capsys):
     text = exported(capsys, "--ckpt_path", checkpoint, "--output", output, "--client", "town1", "--sparse", "true")
     client = model.parts.clients["town1"]
     client.load()
-    model.settings.method.personalise(client, model.server)
+    receive(client, model.settings.method, model.server)
+    model.settings.method.personalise(client)
     expected = {
         name.removeprefix("backbone."): tensor.clone()
-        for name, tensor in client.resident.model.state_dict().items()
+        for name, tensor in client.model.network.state_dict().items()
         if tensor.is_floating_point()
     }
     mask = client.kept["mask"]
@@ -76,7 +77,7 @@ def test_a_sparse_file_is_as_long_as_its_encoding(dip, tmp_path, capsys):
         assert torch.equal(found[name.removeprefix("backbone.")], tensor)
     mask = model.server.kept["smallcnn"]["mask"]
     payload = 0
-    for entry in model.parts.residents["smallcnn"].flat.shared_entries:
+    for entry in model.parts.models["smallcnn"].flat.shared_entries:
         own = mask[entry.span]
         is_pruned = entry.kind == "parameter" and not own.all()
         payload += sparse_bytes(entry.numel, int(own.sum()), "bitmap") if is_pruned else 4 * entry.numel

@@ -116,15 +116,15 @@ def test_the_first_of_equal_logits_counts_and_what_is_not_finite_does_not():
     assert hits_of(logits, torch.ones(4, dtype=torch.int64)).tolist() == [False] * 4
 
 
-def plain_accuracy(resident, split, mirrored=False):
+def plain_accuracy(model, split, mirrored=False):
     """Image by image, class by class."""
-    resident.model.eval()
+    model.network.eval()
     right = 0
     with torch.no_grad():
         for image, pid in zip(normalise_images(split.images.decode(SIZE)), split.pids, strict=True):
-            logits = resident.head(resident.model(image[None]).neck)[0]
+            logits = model.head(model.network(image[None]).neck)[0]
             if mirrored:
-                logits = logits + resident.head(resident.model(image.flip(-1)[None]).neck)[0]
+                logits = logits + model.head(model.network(image.flip(-1)[None]).neck)[0]
             best = 0
             for label in range(CLASSES):
                 if logits[label] > logits[best]:
@@ -136,14 +136,14 @@ def plain_accuracy(resident, split, mirrored=False):
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_top1_of_the_global_model_by_plain_loops(federation, mirrored):
     evaluator = replace(federation.evaluator, settings=replace(SETTINGS, flip=mirrored))
-    (resident,) = federation.parts.residents.values()
+    (model,) = federation.parts.models.values()
     for split in ("test", "val"):
         scores = evaluator.score(split)
-        resident.flat.shared.copy_(federation.server.model(resident.arch))
+        model.shared.copy_(federation.server.vector(model.arch))
         sets = {"cifar10": federation.parts.federated.tests["cifar10"].gallery} if split == "test" else {
             client.name: client.val.query for client in federation.parts.federated.clients
         }  # fmt: skip
-        expected = {name: plain_accuracy(resident, images, mirrored) for name, images in sets.items()}
+        expected = {name: plain_accuracy(model, images, mirrored) for name, images in sets.items()}
         for name, accuracy in expected.items():
             assert scores[f"{split}/global/{name}/top1"] == accuracy
             assert scores[f"{split}/personalised/{name}/top1"] == accuracy  # all is shared
@@ -159,14 +159,15 @@ def test_top1_of_personal_and_local_models_by_plain_loops(method):
     scores = evaluator.score("test", ())
     # a global model classifies only if it is complete: private heads or norms are nobody's classifier
     assert any("/global/" in key for key in scores) == (isinstance(method, Ditto) and method.shares_head)
-    (resident,) = federation.parts.residents.values()
+    (model,) = federation.parts.models.values()
     accuracies = []
     for name in names:
         client = federation.parts.clients[name]
-        resident.flat.shared.copy_(federation.server.model(resident.arch))
+        model.shared.copy_(federation.server.vector(model.arch))
         client.load()
-        federation.settings.method.personalise(client, federation.server)
-        accuracies.append(plain_accuracy(resident, federation.parts.federated.tests["cifar10"].gallery))
+        receive(client, federation.settings.method, federation.server)
+        federation.settings.method.personalise(client)
+        accuracies.append(plain_accuracy(model, federation.parts.federated.tests["cifar10"].gallery))
     assert scores["test/personalised/cifar10/top1"] == pytest.approx(np.mean(accuracies), abs=1e-12)
     assert scores["test/top1"] == scores[f"test/{evaluator.primary}/cifar10/top1"]
 
@@ -176,7 +177,7 @@ def test_local_models_are_those_before_averaging():
     model = fit(
         make_model(FedAvg(share_head=True), evaluation=settings), cifar(**LACKING), rounds=1, limit_val_batches=1
     )
-    (resident,) = model.parts.residents.values()
+    (resident,) = model.parts.models.values()
     accuracies = []
     for client in model.parts.clients.values():
         resident.flat.buffer.copy_(client.snapshot)

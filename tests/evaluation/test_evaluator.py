@@ -353,11 +353,11 @@ def rescore(federation, open_images=None, **settings):
 
 def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings):
     """What the global model makes of a domain: (query features, gallery features, labels) of each ranking."""
-    resident = federation.parts.residents["smallcnn"]
-    resident.flat.shared.copy_(federation.server.model("smallcnn"))
+    model = federation.parts.models["smallcnn"]
+    model.shared.copy_(federation.server.vector("smallcnn"))
     sets = federation.parts.federated.tests[domain]
     features = (
-        extract_features(resident.model, HeldPixels(split.images.decode(size), CPU), Evaluation(**settings), CPU)
+        extract_features(model.network, HeldPixels(split.images.decode(size), CPU), Evaluation(**settings), CPU)
         for split in (sets.query, sets.gallery)
     )
     return trials_of(sets, *features, **(rules or {}))
@@ -540,13 +540,13 @@ def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distan
     how = Evaluation(ensemble=True, distance=distance, layer="pool")
     model = fit(make_model(Local(), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
     scores = model.evaluator.score("test")
-    sets, resident = model.parts.federated.tests["viper"], model.parts.residents["smallcnn"]
+    sets, resident = model.parts.federated.tests["viper"], model.parts.models["smallcnn"]
     features = {"query": [], "gallery": []}
     for client in model.parts.clients.values():
         resident.flat.private.copy_(client.private)
         for part, found in features.items():
             pixels = getattr(sets, part).images.decode(SIZE)
-            found.append(extract_features(resident.model, HeldPixels(pixels, CPU), how, CPU))
+            found.append(extract_features(resident.network, HeldPixels(pixels, CPU), how, CPU))
     assert len(features["gallery"]) == 2
     trials = trials_of(sets, *(torch.cat(parts, dim=1) for parts in features.values()))
     rankings = [Ranker(distance=distance).score(*trial) for trial in trials]
@@ -577,8 +577,9 @@ def side_by_side(model, part, how):
     found = []
     for client in model.parts.clients.values():
         client.load()
-        model.settings.method.personalise(client, model.server)
-        found.append(extract_features(client.resident.model, images, how, CPU))
+        receive(client, model.settings.method, model.server)
+        model.settings.method.personalise(client)
+        found.append(extract_features(client.model.network, images, how, CPU))
         client.unload()
     return torch.cat(found, dim=1)
 
@@ -593,7 +594,7 @@ def test_an_ensemble_that_the_method_delivers_has_features_and_lists(tree, tmp_p
     sets = model.parts.federated.tests["viper"]
     query, gallery, labels = trials_of(sets, *(side_by_side(model, part, how) for part in ("query", "gallery")))[0]
     found = np.load(tmp_path / "features" / "viper.npz")
-    assert found["gallery"].shape[1] == 2 * model.parts.residents["smallcnn"].model.width_of("pool")
+    assert found["gallery"].shape[1] == 2 * model.parts.models["smallcnn"].network.width_of("pool")
     assert np.array_equal(found["query"], query)
     assert np.array_equal(found["gallery"], gallery)
     assert np.array_equal(found["gallery_pids"], labels.gallery_pids)
@@ -659,13 +660,13 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
     assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
     files = evaluator.write_features(tmp_path / "features")
     assert {path.stem for path in files if path.exists()} == {"north", "south", "viper"}
-    resident = model.parts.residents["smallcnn"]
+    resident = model.parts.models["smallcnn"]
     for name, source in (("north", model.parts.clients["north"].private_state()["kept.personal"]), ("viper", None)):
-        vector = model.server.model("smallcnn") if source is None else source[: resident.flat.num_shared]
-        resident.flat.shared.copy_(vector)
+        vector = model.server.vector("smallcnn") if source is None else source[: resident.flat.num_shared]
+        resident.shared.copy_(vector)
         sets = model.parts.federated.tests[name]
         pixels = (sets.gallery if source is None else sets.query).images.decode(SIZE)
-        expected = extract_features(resident.model, HeldPixels(pixels, CPU), Evaluation(), CPU)
+        expected = extract_features(resident.network, HeldPixels(pixels, CPU), Evaluation(), CPU)
         found = np.load(tmp_path / "features" / f"{name}.npz")
         part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
         rows = {tuple(np.round(row, 5)) for row in expected.numpy()}

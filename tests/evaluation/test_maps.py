@@ -74,11 +74,12 @@ def test_each_test_set_gets_a_picture_by_the_model_that_is_scored(method, tmp_pa
     assert [path.stem for path in pictures] == sorted(path.stem for path in files)
     client, sets = model.parts.clients["town0"], model.parts.federated.tests["town0"]
     client.load()
-    model.settings.method.personalise(client, model.server)
-    client.resident.model.eval()
+    receive(client, model.settings.method, model.server)
+    model.settings.method.personalise(client)
+    client.model.network.eval()
     first = sets.query.images.take(np.arange(8)).decode((32, 16))
-    expected = draw_maps(client.resident.model.backbone, first)
+    expected = draw_maps(client.model.network.backbone, first)
     client.unload()
     assert np.array_equal(np.array(Image.open(tmp_path / "maps" / "town0.png")), np.array(expected))
     with torch.no_grad():
-        assert client.resident.model.backbone(normalise_images(first)).std() > 0
+        assert client.model.network.backbone(normalise_images(first)).std() > 0

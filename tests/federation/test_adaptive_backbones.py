@@ -74,12 +74,12 @@ def states(model):
 
 
 def everything(model):
-    found = {f"global {arch}": vector(model, arch) for arch in model.parts.residents}
+    found = {f"global {arch}": vector(model, arch) for arch in model.parts.models}
     return found | {f"{c}/{n}": t for c, tensors in states(model).items() for n, t in tensors.items()}
 
 
 def width_of(model, client):
-    return model.parts.residents[model.parts.archs[client]].model.backbone.conv1.out_channels
+    return model.parts.models[model.parts.archs[client]].model.backbone.conv1.out_channels
 
 
 def reward(model):
@@ -105,15 +105,16 @@ def test_a_switch_keeps_the_classifier_and_nothing_else():
     assert torch.equal(states(model)["town1"]["state"], stays)
     assert model.server.num_clients == {"smallcnn": 1, model.parts.archs["town0"]: 1, model.parts.archs["town2"]: 1}
     for name in ("town0", "town2"):
-        client, resident = model.parts.clients[name], model.parts.residents[model.parts.archs[name]]
-        assert client.resident is resident
+        client, resident = model.parts.clients[name], model.parts.models[model.parts.archs[name]]
+        assert client.model is resident
         assert torch.equal(client.private, resident.initial_private)
         for old, new in zip(before[name], client.head, strict=True):
             assert torch.equal(old, new)
         assert old.abs().sum() > 0
         client.load()
-        model.settings.method.download(client, model.server)
-        assert torch.equal(resident.flat.shared, vector(model, model.parts.archs[name]))
+        receive(client, model.settings.method, model.server)
+        model.settings.method.download(client)
+        assert torch.equal(resident.shared, vector(model, model.parts.archs[name]))
 
 
 @pytest.mark.parametrize("method", [Scaffold(), Ditto(), SKA()])
@@ -121,13 +122,13 @@ def test_what_a_method_keeps_begins_anew(method):
     model = fit(adaptive(method), rounds=2)
     assert all("kept." in "".join(state) for state in states(model).values())
     reward(model)
-    for resident in model.parts.residents.values():
+    for resident in model.parts.models.values():
         resident.flat.buffer.fill_(7.0)  # whoever was here last
     ladder_of(model).begin(2)
     for name in ("town0", "town2"):
         kept = {n.removeprefix("kept."): t for n, t in states(model)[name].items() if n != "state"}
-        resident = model.parts.residents[model.parts.archs[name]]
-        resident.flat.shared.copy_(vector(model, resident.arch))
+        resident = model.parts.models[model.parts.archs[name]]
+        resident.shared.copy_(vector(model, resident.arch))
         resident.flat.private.copy_(resident.initial_private)
         expected = method.initial_kept(resident)
         assert kept.keys() == expected.keys()
@@ -152,10 +153,10 @@ def test_backbones_follow_rewards():
     seen = []
 
     class Watched(WeightedPav):
-        def download(self, client, server):
-            super().download(client, server)
-            assert torch.equal(client.resident.flat.shared, server.model(client.resident.arch))
-            seen.append((server.round, client.client_name, client.resident.model.backbone.conv1.out_channels))
+        def download(self, client):
+            super().download(client)
+            assert torch.equal(client.model.shared, server.vector(client.model.arch))
+            seen.append((server.round, client.client_name, client.model.network.backbone.conv1.out_channels))
 
     model = fit(adaptive(Watched(), selection=Fixed(3)), rounds=7)
     by_round = {t: {c: w for round_, c, w in seen if round_ == t} for t in range(7)}
@@ -171,7 +172,7 @@ def test_backbones_follow_rewards():
         "backbone/town0": 3, "backbone/town1": 1, "backbone/town2": 3,
     }  # fmt: skip
     assert all(
-        model.parts.ledger.round[c].down == model.parts.residents[model.parts.archs[c]].shared_bytes
+        model.parts.ledger.round[c].down == model.parts.models[model.parts.archs[c]].shared_bytes
         for c in model.parts.archs
     )
 
@@ -297,7 +298,7 @@ def test_clients_can_begin_on_different_rungs():
     model = adaptive(clients=own)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     assert ladder_of(model).rungs == {"town0": 2, "town1": 3, "town2": 2}
-    assert len(model.parts.residents) == 3
+    assert len(model.parts.models) == 3
 
 
 def test_a_checkpoint_of_backbones_that_stay_is_of_another_run(tmp_path):

@@ -45,11 +45,11 @@ def private(model):
 def test_resnet_and_convnext_learn_in_one_federation():
     model = play(backbone=ResNet(18), rounds=1)
     assert model.parts.archs == {"town0": "resnet", "town1": "convnext", "town2": "convnext"}
-    assert {r.model.num_features for r in model.parts.residents.values()} == {128}
-    assert all(torch.isfinite(vector(model, arch)).all() for arch in model.parts.residents)
+    assert {r.model.num_features for r in model.parts.models.values()} == {128}
+    assert all(torch.isfinite(vector(model, arch)).all() for arch in model.parts.models)
     start = make_model(WeightedPav(), backbone=ResNet(18), neck=NECK, clients=convnexts("town1", "town2"))
     start.assemble(make_data(size=TALL), 0, 1, torch.device("cpu"))
-    for arch in model.parts.residents:
+    for arch in model.parts.models:
         assert not torch.equal(vector(start, arch), vector(model, arch))
         assert all(name.startswith("backbone.") for name in named(model, arch))
     for name, state in private(model).items():  # embedding and classifier have trained
@@ -78,10 +78,10 @@ def test_a_single_client_s_model_becomes_the_global_one():
     client = model.parts.clients["town1"]
     again = play(FedPav(), rounds=1, others=("town1",), selection=Chosen(("town1",)))
     # exact sums are made on a grid: the last upload lies still in the resident model
-    upload = model.parts.residents["convnext"].flat.shared
+    upload = model.parts.models["convnext"].shared
     torch.testing.assert_close(vector(model, "convnext"), upload, rtol=0, atol=1e-7)
     assert torch.equal(vector(model, "convnext"), vector(again, "convnext"))
-    assert client.resident.arch == "convnext"
+    assert client.model.arch == "convnext"
 
 
 # a sample of two of three clients leaves an architecture with no client, with one, and with two
@@ -96,7 +96,7 @@ def play_on_two(folder):
     """What each of two ranks does."""
     for name, run in RUNS.items():
         model = run(2)
-        result = {f"global {arch}": vector(model, arch) for arch in model.parts.residents} | private(model)
+        result = {f"global {arch}": vector(model, arch) for arch in model.parts.models} | private(model)
         torch.save(result, folder / f"{name}-{model.strategy.global_rank}.pt")
 
 
@@ -107,7 +107,7 @@ def test_two_ranks_give_the_bits_of_one(tmp_path):
     for name, run in RUNS.items():
         one = run(1)
         ranks = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)]
-        for arch in one.residents:
+        for arch in one.models:
             for found in ranks:
                 assert torch.equal(vector(one, arch), found[f"global {arch}"]), (name, arch)
         states = {k: v for found in ranks for k, v in found.items() if not k.startswith("global ")}

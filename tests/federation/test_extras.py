@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError, TrainingError
-from fedsim.core.messages import Report, Upload
 from fedsim.methods import FedAvg, FedPav
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -23,13 +23,13 @@ class Sending(FedAvg):
     def extras_up(self, server, arch):
         return {"labels": (), "weights": (2, 3)} if server.round != 1 else {}
 
-    def upload(self, client, server):
-        extras = {"labels": client.labels.sum().float(), "weights": client.resident.flat.shared[:6].view(2, 3).clone()}
+    def upload(self, client):
+        extras = {"labels": client.labels.sum().float(), "weights": client.model.shared[:6].view(2, 3).clone()}
         sent.setdefault((server.round, client.client_name), extras)
-        return Upload(client.resident.flat.shared, extras if server.round != 1 else {})
+        return Upload(client.model.shared, extras if server.round != 1 else {})
 
     def server_step(self, server):
-        for arch, received in server.received.items():
+        for arch, received in server.answers.items():
             for name, mean in received.extras.items():
                 server.keep(arch, name, mean)
 
@@ -58,20 +58,20 @@ def test_extras_are_means_within_an_architecture():
     model = fit(make_model(Sending(), clients={"town1": ClientOverride(backbone=SmallCNN(width=6))}), rounds=1)
     assert float(model.server.kept["smallcnn2"]["labels"]) == float(sent[0, "town1"]["labels"])
     assert model.server.num_clients == {"smallcnn": 2, "smallcnn2": 1}
-    assert list(model.server.received["smallcnn"].reports) == ["town0", "town2"]
+    assert list(model.server.answers["smallcnn"].reports) == ["town0", "town2"]
 
 
 def test_rounds_without_extras_keep_what_is_kept():
     model = fit(make_model(Sending()), rounds=2)
-    assert model.server.received["smallcnn"].extras == {}
+    assert model.server.answers["smallcnn"].extras == {}
     assert set(model.server.kept["smallcnn"]) == {"labels", "weights"}
 
 
 @pytest.mark.parametrize("extras", [{"labels": torch.zeros(2)}, {}])
 def test_extras_are_what_was_declared(extras):
     class Wrong(Sending):
-        def upload(self, client, server):
-            return Upload(client.resident.flat.shared, extras)
+        def upload(self, client):
+            return Upload(client.model.shared, extras)
 
     with pytest.raises(AssertionError, match="extras_up declares"):
         fit(make_model(Wrong()), rounds=1)
@@ -80,8 +80,8 @@ def test_extras_are_what_was_declared(extras):
 @pytest.mark.parametrize("value", [float("nan"), 5000.0])
 def test_extras_that_cannot_be_summed_are_bad_updates(value):
     class Bad(Sending):
-        def upload(self, client, server):
-            upload = super().upload(client, server)
+        def upload(self, client):
+            upload = super().upload(client)
             upload.extras["weights"][0, 0] = value if client.client_name == "town1" else 0
             return upload
 
@@ -99,17 +99,17 @@ class Split(FedPav):
 
     has_tensor_signals = True
 
-    def tensor_signals(self, client, server):
+    def tensor_signals(self, client):
         first = client.client_name == "town0"
-        return [float((i % 2 == 0) == first) for i, _ in enumerate(client.resident.flat.shared_parameters)]
+        return [float((i % 2 == 0) == first) for i, _ in enumerate(client.model.flat.shared_parameters)]
 
     def parameter_weights(self, reports):
         totals = [sum(column) for column in zip(*(report.tensor_signals for report in reports.values()), strict=True)]
         return {name: [s / t for s, t in zip(r.tensor_signals, totals, strict=True)] for name, r in reports.items()}
 
-    def upload(self, client, server):
-        uploads[client.client_name] = client.resident.flat.shared.clone()
-        return super().upload(client, server)
+    def upload(self, client):
+        uploads[client.client_name] = client.model.shared.clone()
+        return super().upload(client)
 
 
 uploads = {}
@@ -118,7 +118,7 @@ uploads = {}
 @pytest.mark.parametrize("reduction", ["exact", "fp32"])
 def test_weights_per_tensor(reduction):
     model = fit(make_model(Split(), reduction=reduction), rounds=1)
-    flat = model.parts.residents["smallcnn"].flat
+    flat = model.parts.models["smallcnn"].flat
     sizes = {c.name: c.num_images for c in model.parts.federated.clients}
     for entry in flat.shared_entries:
         parts = {name: x[entry.span].double() for name, x in uploads.items()}
@@ -173,7 +173,7 @@ def test_step_sizes_scale_what_a_server_optimizer_sees():
 def test_a_replica_is_another_model_of_the_same_layout():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.residents["smallcnn"]
+    resident = model.parts.models["smallcnn"]
     resident.seat(3)
     replica = resident.replica("old")
     assert resident.replica("old") is replica is not resident.replica("new")
@@ -196,12 +196,12 @@ def test_a_replica_is_another_model_of_the_same_layout():
 def test_counters_of_a_replica_go_back_to_the_beginning():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.residents["smallcnn"]
-    resident.model.train()(torch.randn(4, 3, 32, 16))
+    resident = model.parts.models["smallcnn"]
+    resident.network.train()(torch.randn(4, 3, 32, 16))
     replica = resident.replica("late")
     replica.reset_counters()
-    assert {int(b) for n, b in replica.model.named_buffers() if "num_batches" in n} == {0}
-    assert {int(b) for n, b in resident.model.named_buffers() if "num_batches" in n} == {1}
+    assert {int(b) for n, b in replica.network.named_buffers() if "num_batches" in n} == {0}
+    assert {int(b) for n, b in resident.network.named_buffers() if "num_batches" in n} == {1}
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def test_counters_of_a_replica_go_back_to_the_beginning():
 class Pulling(FedAvg):
     """Adds a constant to all shared gradients: with SGD without momentum, each step moves by -lr more."""
 
-    def before_step(self, client, server):
-        flat = client.resident.flat
+    def before_step(self, client):
+        flat = client.model.flat
         client.optimizer.add_to_gradients(torch.full((flat.num_shared_parameters,), 1e-3))
         changed.append(client.client_name)
 
@@ -248,12 +248,12 @@ def test_gradients_change_once_per_step_whatever_is_accumulated():
 
 def test_changed_gradients_are_clipped():
     class Exploding(FedAvg):
-        def before_step(self, client, server):
-            client.optimizer.add_to_gradients(torch.full((client.resident.flat.num_shared_parameters,), 1e6))
+        def before_step(self, client):
+            client.optimizer.add_to_gradients(torch.full((client.model.flat.num_shared_parameters,), 1e6))
 
-        def after_step(self, client, server):
-            start = server.model("smallcnn")[: client.resident.flat.num_shared_parameters]
-            moved.append(float((client.resident.flat.shared[: len(start)] - start).norm()))
+        def take_step(self, client, loss):
+            start = server.vector("smallcnn")[: client.model.flat.num_shared_parameters]
+            moved.append(float((client.model.shared[: len(start)] - start).norm()))
 
     moved = []
     train(Exploding(), grad_clip=1.0)
@@ -263,14 +263,14 @@ def test_changed_gradients_are_clipped():
 class Averaging(FedAvg):
     """Asks for the mean gradient of the visit, and adds up the gradients themselves."""
 
-    def before_step(self, client, server):
+    def before_step(self, client):
         gradients.append({p: p.grad.clone() for p in client.optimizer.parameters})
 
-    def signals(self, client, server):
+    def signals(self, client):
         if client.client_name == "town0":
-            start = server.model("smallcnn")[: client.resident.flat.num_shared_parameters]
+            start = server.vector("smallcnn")[: client.model.flat.num_shared_parameters]
             means.append(client.optimizer.mean_gradient(start))
-            places.append({p: client.resident.flat.place_of(p) for p in client.optimizer.parameters})
+            places.append({p: client.model.flat.place_of(p) for p in client.optimizer.parameters})
         return {}
 
 
@@ -322,7 +322,7 @@ def test_signals_and_weights_are_logged():
     class Measuring(FedPav):
         signal_names = ("size",)
 
-        def signals(self, client, server):
+        def signals(self, client):
             return {"size": float(client.data.num_images)}
 
         def weights(self, reports):
@@ -340,5 +340,5 @@ def test_signals_and_weights_are_logged():
 def test_reports_carry_numbers_of_tensors():
     assert Report(3, {}).tensor_signals == ()
     model = fit(make_model(Split()), rounds=1)
-    report = model.server.received["smallcnn"].reports["town0"]
+    report = model.server.answers["smallcnn"].reports["town0"]
     assert len(report.tensor_signals) == len([n for n in named(model) if "running" not in n])

@@ -229,10 +229,10 @@ def test_a_round_in_which_every_update_is_left_out_changes_nothing(tmp_path):
 class Blown(FedPav):
     """Personalised models of a client whose weights are finite, but too large to be used."""
 
-    def personalise(self, client, server):
-        super().personalise(client, server)
+    def personalise(self, client):
+        super().personalise(client)
         if client.client_name == "town1":
-            client.resident.whole.mul_(1e30)
+            client.model.whole.mul_(1e30)
 
 
 def test_a_model_whose_features_are_not_finite_is_named():

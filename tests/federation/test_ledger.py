@@ -17,7 +17,6 @@ from fedsim.cli.describe import describe_federation
 from fedsim.cli.report import Group as RunGroup
 from fedsim.cli.report import Run, traffic
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.availability import Availability
@@ -30,6 +29,7 @@ from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.methods.base import Method
 from fedsim.models import Neck, ResNet
 from fedsim.models.groups import TRUNK, Group
+from fedsim.training.messages import Report, Upload
 from fedsim.training.settings import ClientOverride
 from small import fit as fit_here
 from small import make_data, make_model
@@ -154,7 +154,7 @@ class Scheduled(Sharing):
     target: float
 
     def server_mask(self, server, arch):
-        flat = server.residents[arch].flat
+        flat = server.models[arch].flat
         everything = sum(entry.numel for entry in flat.shared_entries)
         mask = torch.ones(flat.num_shared_parameters, dtype=torch.bool)
         mask[: round(self.target * (1 - (1 - server.round / 20) ** 3) * everything)] = False
@@ -175,12 +175,12 @@ def gib_of_a_client(method, depth, accounting=PAPER_004):
     """
     model = make_model(method, backbone=ResNet(depth=depth), neck=Neck(kind="none"), accounting=accounting)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    ledger, size = model.parts.ledger, model.parts.residents["resnet"].flat.num_shared_elements
+    ledger, size = model.parts.ledger, model.parts.models["resnet"].flat.num_shared_elements
     traffic = {"unpruned": float(size), "new mask": 0.0} if method.has_masks else {}
     for round_ in range(20):
         model.server.round = round_
         ledger.observe(RoundRecord(round_, 0, ["town0"], {"town0": Report(1, {}, images=1.0, traffic=traffic)}))
-    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.parts.residents["resnet"].model.modules())
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.parts.models["resnet"].network.modules())
     return (ledger.total + (39 + accounting.first_download) * 4 * norms) / 2**30
 
 
@@ -215,8 +215,8 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
     masks = {}
 
     class Looking(LotteryFL):
-        def upload(self, client, server):
-            upload = super().upload(client, server)
+        def upload(self, client):
+            upload = super().upload(client)
             masks[client.round, client.client_name] = upload.mask.clone()
             return upload
 
@@ -224,7 +224,7 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
     options = {"selection": RandomFraction(0.5), "availability": Availability(drop=0.3)}
     accounting = Accounting(encoding=encoding, masks=when, first_download=False)
     model = fit_here(make_model(method, accounting=accounting, **options), rounds=6, callbacks=[rows])
-    flat = model.parts.residents["smallcnn"].flat
+    flat = model.parts.models["smallcnn"].flat
     n = sum(entry.numel for entry in flat.shared_parameters)
     rest = sum(entry.numel for entry in flat.shared_entries) - n
     last, news, downloads = {}, [], []
@@ -257,7 +257,7 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
 def test_bytes_of_a_server_that_prunes_are_those_of_a_loop():
     rows, method = Rows(), FedDIP(rounds=4, target=0.8, reconfig_interval=2, initial=0.2)
     model = fit_here(make_model(method), rounds=4, callbacks=[rows])
-    flat = model.parts.residents["smallcnn"].flat
+    flat = model.parts.models["smallcnn"].flat
     n = sum(entry.numel for entry in flat.shared_parameters)
     rest = sum(entry.numel for entry in flat.shared_entries) - n
     prunable = sum(flat.module.get_parameter(e.name).numel() for e in flat.shared_parameters if "conv" in e.name)
@@ -285,12 +285,12 @@ class Counting(FedPav):
     seen: tuple[dict[tuple[int, str], int], ...] = ({},)  # in a tuple: a method has settings only
     signal_names = ("one", "two")
 
-    def loss(self, client, server, batch):
+    def loss(self, client, batch):
         key = (client.round, client.client_name)
         self.seen[0][key] = self.seen[0].get(key, 0) + len(batch.labels)
-        return super().loss(client, server, batch)
+        return super().loss(client, batch)
 
-    def signals(self, client, server):
+    def signals(self, client):
         return {"one": 1.0, "two": 2.0}
 
     def extras_down(self, server, arch):
@@ -299,8 +299,8 @@ class Counting(FedPav):
     def extras_up(self, server, arch):
         return {"labels": (5, server.round)}
 
-    def upload(self, client, server):
-        return Upload(super().upload(client, server).vector, {"labels": torch.zeros(5, client.round)})
+    def upload(self, client):
+        return Upload(super().upload(client).vector, {"labels": torch.zeros(5, client.round)})
 
 
 class Rows(Callback):
@@ -329,7 +329,7 @@ def counted():
 
 def test_bytes_are_those_of_a_plain_loop(counted):
     model, seen, rows = counted
-    state = model.parts.residents["smallcnn"].model.state_dict()
+    state = model.parts.models["smallcnn"].network.state_dict()
     size = sum(4 * tensor.numel() for tensor in state.values() if tensor.is_floating_point())  # heads are elsewhere
     num_public = len(model.parts.federated.public.images)
     assert num_public

@@ -9,7 +9,6 @@ from torch import nn
 
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.federation.aggregation import Aggregator, Weights
 from fedsim.federation.masked import MaskedAggregator
 from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise
@@ -19,6 +18,7 @@ from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg
 from fedsim.methods.base import Method
 from fedsim.methods.pruned import full_mask, own_accuracy, prunable_entries
 from fedsim.models import BODY, Neck, ResNet, SmallCNN
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
 from small import fit, make_data, make_model, vector
@@ -46,7 +46,7 @@ def aggregator(federation, reduction="exact", has_masks=True):
 
 def uploads(federation, density, seed=0):
     """Random vectors and masks; the padding is 0, and True."""
-    flat, generator = federation.parts.residents["smallcnn"].flat, torch.Generator().manual_seed(seed)
+    flat, generator = federation.parts.models["smallcnn"].flat, torch.Generator().manual_seed(seed)
     found = {}
     for name in CLIENTS:
         x, mask = torch.zeros(flat.num_shared), torch.ones(flat.num_shared_parameters, dtype=torch.bool)
@@ -147,7 +147,7 @@ def test_the_order_of_clients_does_not_matter(federation):
 
 def test_methods_without_masks_pay_nothing(federation):
     plain, masked = (aggregator(federation, has_masks=has_masks)._totals["smallcnn"] for has_masks in (False, True))
-    flat = federation.parts.residents["smallcnn"].flat
+    flat = federation.parts.models["smallcnn"].flat
     assert len(plain) == flat.num_shared
     assert len(masked) == flat.num_shared + flat.num_shared_parameters + 1
     with pytest.raises(AssertionError, match="declares no masks"):
@@ -162,9 +162,9 @@ def test_methods_without_masks_pay_nothing(federation):
 )
 def test_dead_elements_stay_whatever_the_optimizer_remembers(optimizer):
     server = assembled().server
-    theta = server.model("smallcnn")
+    theta = server.vector("smallcnn")
     step = optimizer(list(server.parameters())).step if optimizer else lambda: None
-    span = slice(server.residents["smallcnn"].flat.num_shared_parameters, None)
+    span = slice(server.models["smallcnn"].flat.num_shared_parameters, None)
     exact = {"smallcnn": span if optimizer else slice(None)}
     server.step(step, {"smallcnn": theta + 1}, exact)  # a momentum upwards
     before, dead = theta.clone(), torch.zeros(span.start, dtype=torch.bool)
@@ -190,19 +190,19 @@ class Thinning(Method):
     def shared_groups(self):
         return BODY
 
-    def initial_kept(self, resident):
-        return {"mask": full_mask(resident)}
+    def initial_kept(self, model):
+        return {"mask": full_mask(model)}
 
-    def signals(self, client, server):
+    def signals(self, client):
         n = client.data.num_images
         return {"kl": 1.0 / n, "pr": n / 1000}
 
-    def upload(self, client, server):
-        mask = full_mask(client.resident)
-        for entry in prunable_entries(client.resident):
+    def upload(self, client):
+        mask = full_mask(client.model)
+        for entry in prunable_entries(client.model):
             mask[entry.span] = torch.rand(entry.numel, generator=client.generator(entry.name)) < 0.5
         client.keep("mask", mask)
-        return Upload(client.resident.flat.shared, mask=mask)
+        return Upload(client.model.shared, mask=mask)
 
     def weights(self, reports):
         signals = {name: report.signals for name, report in reports.items()}
@@ -244,9 +244,10 @@ def test_white_noise_does_not_bring_pruned_elements_back():
     model = fit(make_model(LotteryFL(start_accuracy=0.0), privacy=WhiteNoise(beta=0.01, in_download=True)))
     for client in model.parts.clients.values():
         client.load()
-        model.settings.method.personalise(client, model.server)
+        receive(client, model.settings.method, model.server)
+        model.settings.method.personalise(client)
         mask = client.kept["mask"]
-        assert (client.resident.flat.shared[: len(mask)][~mask] == 0).all()
+        assert (client.model.shared[: len(mask)][~mask] == 0).all()
         client.unload()
 
 
@@ -257,8 +258,8 @@ def test_pruned_weights_are_zero_after_local_steps_of_adam_with_weight_decay():
     seen = []
 
     class Looking(LotteryFL):
-        def upload(self, client, server):
-            upload = super().upload(client, server)
+        def upload(self, client):
+            upload = super().upload(client)
             seen.append((client.optimizer.num_steps, upload.vector[: len(upload.mask)][~upload.mask]))
             return upload
 
@@ -293,21 +294,21 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("spare_stem", [False, True])
 def test_modules_types_tell_what_may_be_pruned(spare_stem):
-    resident = assembled(backbone=Odd(), neck=Neck(kind="linear", dim=6)).parts.residents["odd"]
-    names = [entry.name for entry in prunable_entries(resident, spare_stem)]
+    model = assembled(backbone=Odd(), neck=Neck(kind="linear", dim=6)).parts.models["odd"]
+    names = [entry.name for entry in prunable_entries(model, spare_stem)]
     expected = ["backbone.bn.weight", "backbone.norm.0.weight", "neck.0.weight"]
     assert sorted(names) == expected[spare_stem:]
 
 
 def test_resnet_s_convolutions_are_what_paper_004_prunes():
-    resident = assembled(backbone=ResNet(depth=50), neck=Neck(kind="bnneck")).parts.residents["resnet"]
-    assert sum(entry.numel for entry in prunable_entries(resident)) == 23_454_912
+    model = assembled(backbone=ResNet(depth=50), neck=Neck(kind="bnneck")).parts.models["resnet"]
+    assert sum(entry.numel for entry in prunable_entries(model)) == 23_454_912
 
 
 def test_a_shared_head_may_be_pruned_and_an_own_one_not():
     for share_head in (True, False):
-        resident = assembled(FedAvg(share_head=share_head)).parts.residents["smallcnn"]
-        assert ("head.weight" in [entry.name for entry in prunable_entries(resident)]) is share_head
+        model = assembled(FedAvg(share_head=share_head)).parts.models["smallcnn"]
+        assert ("head.weight" in [entry.name for entry in prunable_entries(model)]) is share_head
 
 
 def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
@@ -315,10 +316,10 @@ def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
 
     @dataclass(frozen=True, kw_only=True)
     class Measuring(FedAvg):
-        def train(self, client, server):
-            super().train(client, server)
-            before = client.resident.whole.clone()
-            model, head = client.resident.model, client.resident.head
+        def train(self, client):
+            super().train(client)
+            before = client.model.whole.clone()
+            model, head = client.model.network, client.model.head
             model.eval()
             images = next(client.pixels.batches([torch.arange(client.data.num_images)]))
             with torch.no_grad():
@@ -329,7 +330,7 @@ def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
             expected = sum(hits) / len(hits)
             model.train()
             found[client.client_name] = (own_accuracy(client), expected, own_accuracy(client, 7), model.training)
-            assert torch.equal(client.resident.whole, before)
+            assert torch.equal(client.model.whole, before)
 
     model, plain = (fit(make_model(method(share_head=False))) for method in (Measuring, FedAvg))
     assert torch.equal(vector(model), vector(plain))
@@ -345,7 +346,7 @@ def test_each_architecture_has_masks_of_its_own():
     model = fit(make_model(LotteryFL(start_accuracy=0.0), clients=clients))
     for name, client in model.parts.clients.items():
         mask = client.private_state()["kept.mask"]
-        assert len(mask) == model.parts.residents[model.parts.archs[name]].flat.num_shared_parameters
+        assert len(mask) == model.parts.models[model.parts.archs[name]].flat.num_shared_parameters
         assert not mask.all()
     assert len(set(model.parts.archs.values())) == len(model.round.aggregator.untouched) == 2
     alone = model.parts.archs["town1"]  # where one client is alone, the global model keeps what it has pruned

@@ -71,7 +71,7 @@ def test_eq14_noise_has_the_given_size_and_leaves_variances_alone():
         assert abs(float(draws.mean())) < 4 * BETA / math.sqrt(n)
         assert abs(float(draws.square().mean()) / BETA**2 - 1) < 4 * math.sqrt(2 / n)
         assert draws.unique().numel() > 0.99 * n
-    flat = noisy.parts.residents["smallcnn"].flat
+    flat = noisy.parts.models["smallcnn"].flat
     padding = torch.ones(flat.num_shared, dtype=torch.bool)
     for entry in flat.shared_entries:
         padding[entry.span] = False
@@ -82,7 +82,7 @@ def test_eq14_noise_has_the_given_size_and_leaves_variances_alone():
 @pytest.mark.parametrize(("aggregation", "download"), [(True, False), (False, True), (True, True)])
 def test_eq14_and_eq15_are_what_plain_loops_do(aggregation, download):
     found = play(FedProx(mu=0.5, weighting="uniform"), 2, privacy=WhiteNoise(BETA, aggregation, download))
-    entries = [e for e in found.parts.residents["smooth"].flat.shared_entries if "running_var" not in e.name]
+    entries = [e for e in found.parts.models["smooth"].flat.shared_entries if "running_var" not in e.name]
     reference = Federation()
     for t in range(2):
         states = []
@@ -111,8 +111,8 @@ def test_no_noise_is_no_privacy():
 
 def test_downloads_differ_between_clients_and_rounds_and_the_server_keeps_its_model():
     class Watching(FedAvg):
-        def train(self, client, server):
-            seen[client.client_name, server.round] = server.model("smallcnn").clone()
+        def train(self, client):
+            seen[client.client_name, server.round] = server.vector("smallcnn").clone()
 
     seen = {}
     model = fit(still(Watching(share_head=False), privacy=WhiteNoise(BETA, False, True)), rounds=2)
@@ -154,7 +154,7 @@ def private(mode="central", **options):
 def test_rounds_are_what_plain_loops_do(accountant, mode):
     selection, rounds = RandomFraction(0.6), 3
     found = play(UNIFORM, rounds, bn_stats="local", selection=selection, privacy=private(mode))
-    entries = found.parts.residents["smooth"].flat.shared_parameters
+    entries = found.parts.models["smooth"].flat.shared_parameters
     reference = Federation()
     names, lengths = [c.name for c in reference.clients], []
     for t in range(rounds):
@@ -413,8 +413,8 @@ def test_extras_of_a_later_round_are_refused(accountant):
         def extras_up(self, server, arch):
             return {"late": (1,)} if server.round else {}
 
-        def upload(self, client, server):
-            upload = super().upload(client, server)
+        def upload(self, client):
+            upload = super().upload(client)
             return type(upload)(upload.vector, {"late": torch.zeros(1)} if server.round else {})
 
     with pytest.raises(ConfigError, match="round 2: the method uploads late"):

@@ -100,7 +100,7 @@ def test_fedavg_shares_a_head_of_the_largest_label_space():
     largest = max(c.num_classes for c in model.parts.federated.clients)
     assert named(model)["head.weight"].shape == (largest, 32)
     assert all(client.head is None for client in model.parts.clients.values())
-    assert all(entry.shared for entry in model.parts.residents["smallcnn"].flat.entries)
+    assert all(entry.shared for entry in model.parts.models["smallcnn"].flat.entries)
 
 
 def test_one_client_makes_fedpav_local_training():
@@ -165,7 +165,7 @@ def test_stragglers_do_part_of_their_batches():
     seen = {}
 
     class Counting(FedPav):
-        def after_step(self, client, server):
+        def take_step(self, client, loss):
             seen[client.client_name] = seen.get(client.client_name, 0) + 1
 
     slow = Availability(straggle=1.0, straggler_work=0.5)
@@ -217,15 +217,15 @@ def test_a_client_with_another_stride_is_another_architecture():
     own = {"town1": ClientOverride(backbone=ResNet(18, last_stride=2))}
     model = make_model(FedPav(), backbone=ResNet(18, last_stride=1), clients=own)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    assert sorted(model.parts.residents) == ["resnet", "resnet2"]
+    assert sorted(model.parts.models) == ["resnet", "resnet2"]
     assert model.parts.archs["town1"] == "resnet2"
 
 
 def test_a_method_that_downloads_less_has_personalised_models_of_its_own():
     class Half(FedPav):
-        def download(self, client, server):
-            client.resident.flat.shared.copy_(server.model(client.resident.arch)).mul_(torch.linspace(
-                0.5, 1.5, client.resident.flat.num_shared))  # fmt: skip
+        def download(self, client):
+            client.model.shared.copy_(server.vector(client.model.arch)).mul_(torch.linspace(
+                0.5, 1.5, client.model.flat.num_shared))  # fmt: skip
 
     model = make_model(Half(), evaluation=Evaluation(test_during_fit=True))
     fit(
@@ -249,11 +249,11 @@ def test_what_a_client_keeps_is_a_copy_and_part_of_its_state(store):
     seen = []
 
     class Remembering(FedPav):
-        def upload(self, client, server):
+        def upload(self, client):
             seen.append(client.kept.get("previous", torch.zeros(1)).sum())
-            client.keep("previous", client.resident.flat.shared)
-            client.resident.flat.shared.add_(0.0)
-            return super().upload(client, server)
+            client.keep("previous", client.model.shared)
+            client.model.shared.add_(0.0)
+            return super().upload(client)
 
     model = fit(make_model(Remembering(), client_store=store), rounds=2)
     client = model.parts.clients["town0"]
@@ -279,7 +279,7 @@ def test_where_private_states_wait_changes_no_bit(method):
 def test_a_server_step_changes_the_global_model():
     class Doubling(FedAvg):
         def server_step(self, server):
-            server.model("smallcnn").mul_(2)
+            server.vector("smallcnn").mul_(2)
 
     doubled, plain = fit(make_model(Doubling()), rounds=1), fit(make_model(FedAvg()), rounds=1)
     assert torch.equal(vector(doubled), 2 * vector(plain))
@@ -289,9 +289,9 @@ def test_what_one_clients_method_freezes_is_not_frozen_for_the_next():
     modes = {}
 
     class Freezing(FedPav):
-        def before_epoch(self, client, server, epoch):
-            modes[client.client_name] = client.resident.model.backbone.training
-            client.resident.model.backbone.eval()
+        def before_epoch(self, client, epoch):
+            modes[client.client_name] = client.model.network.backbone.training
+            client.model.network.backbone.eval()
 
     fit(make_model(Freezing()), rounds=1)
     assert modes == {"town0": True, "town1": True, "town2": True}
@@ -300,13 +300,13 @@ def test_what_one_clients_method_freezes_is_not_frozen_for_the_next():
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_work_in_place_on_what_is_kept_does_not_survive_a_visit_that_does_not_count(store):
     class Counting(FedPav):
-        def download(self, client, server):
-            super().download(client, server)
+        def download(self, client):
+            super().download(client)
             if "visits" not in client.kept:
                 client.keep("visits", torch.zeros(1))
             client.kept["visits"] += 1
             if client.round == 1:
-                client.resident.flat.shared.fill_(float("nan"))
+                client.model.shared.fill_(float("nan"))
 
     model = fit(make_model(Counting(), client_store=store, on_bad_update="skip_client"), rounds=2)
     assert all(float(c.private_state()["kept.visits"]) == 1 for c in model.parts.clients.values())
@@ -324,7 +324,7 @@ def test_signals_that_are_no_numbers_are_bad_updates():
     class Measuring(FedPav):
         signal_names = ("distance",)
 
-        def signals(self, client, server):
+        def signals(self, client):
             return {"distance": float("nan") if client.client_name == "town1" else 1.0}
 
     with pytest.raises(TrainingError, match="client town1, round 1: its distance is nan"):
@@ -354,11 +354,11 @@ class SecondView(FedAvg):
 
     chosen: list[torch.Tensor] = []  # noqa: RUF012 - what the test looks at
 
-    def train(self, client, server):
+    def train(self, client):
         for batch in client.batches(0, views=2):
             [other] = batch.views
             self.chosen.append((batch.images, other))
-            client.step(self.loss(client, server, batch))
+            client.step(self.loss(client, batch))
 
 
 def test_a_second_view_is_another_augmentation_of_the_same_images_and_changes_nothing():
@@ -383,7 +383,7 @@ def test_a_second_view_is_another_augmentation_of_the_same_images_and_changes_no
 class Counted(FedPav):
     """Counts town0's optimizer steps."""
 
-    def after_step(self, client, server):
+    def take_step(self, client, loss):
         counted[client.round] = counted.get(client.round, 0) + (client.client_name == "town0")
 
 

@@ -10,7 +10,6 @@ import torch
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.data import SyntheticReID
 from fedsim.federation.availability import Availability
 from fedsim.federation.axis import RoundRecord
@@ -18,6 +17,7 @@ from fedsim.federation.selection import UCB, AllClients, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride
 from small import fit, make_data, make_model, vector
 

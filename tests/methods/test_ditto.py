@@ -32,9 +32,10 @@ def test_personal_models_train_near_the_global_one(momentum):
     assert_close(found, federation)
     for name, client in found.parts.clients.items():
         client.load()
-        found.settings.method.personalise(client, found.server)
+        receive(client, found.settings.method, found.server)
+        found.settings.method.personalise(client)
         model, head = personal[name]
-        resident, state = client.resident, model.state_dict()
+        resident, state = client.model, model.state_dict()
         for entry in resident.flat.shared_entries:
             mine = resident.flat.buffer[entry.span].view(entry.shape).double()
             torch.testing.assert_close(mine, state[entry.name], rtol=0, atol=2e-6)
@@ -50,7 +51,7 @@ def test_clients_that_never_took_part_are_scored_with_the_global_model():
     absent = next(client for name, client in model.parts.clients.items() if name not in list(model.reports))
     absent.load()
     model.settings.method.personalise(absent, model.server)
-    assert torch.equal(absent.resident.flat.shared, model.server.model("smooth"))
+    assert torch.equal(absent.resident.shared, model.server.vector("smooth"))
 
 
 def test_the_log_counts_the_global_task():

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.functional.weighting import softmax_weights
 from fedsim.methods import FedAtt
+from fedsim.training.messages import Report
 from plain_loops import Federation, assert_close, mean_of, play, sgd
 
 

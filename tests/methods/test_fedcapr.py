@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from fedsim.core.messages import Report
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedCAPR
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
+from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Smooth
 from small import Some, fit, make_data, make_model, vector
@@ -38,7 +38,8 @@ def assembled(method, **options):
 def begin(model, client, round_):
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
-    model.settings.method.download(client, model.server)
+    receive(client, model.settings.method, model.server)
+    model.settings.method.download(client)
 
 
 def distances(before, after, images):
@@ -55,13 +56,13 @@ def distances(before, after, images):
 def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_round(round_, last_camera):
     model, client = assembled(FedCAPR(reg_last_camera_only=last_camera))
     begin(model, client, round_)
-    received = copy.deepcopy(client.resident.model).eval()
+    received = copy.deepcopy(client.model.network).eval()
     model.settings.method.before_epoch(client, model.server, 0)
     added = []
     for batch in client.batches(0):
         proxies = copy.deepcopy(client.visit.pseudo)
-        trained = copy.deepcopy(client.resident.model)
-        loss = model.settings.method.loss(client, model.server, batch)
+        trained = copy.deepcopy(client.model.network)
+        loss = model.settings.method.loss(client, batch)
         cameras = proxies.proxies.cameras[batch.labels]
         each = distances(received, trained, batch.images)
         plain = proxies.score(trained(batch.images).neck, batch.labels).loss
@@ -76,11 +77,11 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
 def test_the_weight_is_how_far_the_first_images_features_turned():
     model, client = assembled(FedCAPR(), epochs=2)
     begin(model, client, 0)
-    received = copy.deepcopy(client.resident.model).eval()
-    model.settings.method.train(client, model.server)
+    received = copy.deepcopy(client.model.network).eval()
+    model.settings.method.train(client)
     images = normalise_images(client.data.train.images.decode(SIZE))[:32]
     assert len(client.data.train) > 32
-    trained = copy.deepcopy(client.resident.model).eval()
+    trained = copy.deepcopy(client.model.network).eval()
     expected = sum(distances(received, trained, images)) / 32
     found = model.settings.method.signals(client, model.server)
     assert found["cdw"] == pytest.approx(expected, abs=1e-6)

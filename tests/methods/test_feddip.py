@@ -55,13 +55,13 @@ def test_algorithm_1(initial, target, every, lam):
     federation, masks = reference(initial, target, every, lam, steps=4)
     method = FedDIP(rounds=ROUNDS, initial=initial, target=target, reconfig_interval=every, lam=lam, lam_steps=4)
     model = play(method, ROUNDS, backbone=Layers)
-    resident = model.parts.residents["layers"]
+    resident = model.parts.models["layers"]
     assert flags_of(model.server.kept["layers"]["mask"], resident) == masks[-1]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
     densities = [1 - fraction(mask) for mask in masks]
     assert densities[-1] < densities[1] <= densities[0]
     pruned = ~model.server.kept["layers"]["mask"]
-    assert (model.server.model("layers")[: len(pruned)][pruned] == 0).all()
+    assert (model.server.vector("layers")[: len(pruned)][pruned] == 0).all()
 
 
 def test_pruned_weights_can_come_back():
@@ -71,17 +71,17 @@ def test_pruned_weights_can_come_back():
     before, after = (model.server.kept["layers"]["mask"] for model in (short, long))
     grown = ~before & after
     assert grown.any()
-    assert (long.server.model("layers")[: len(grown)][grown] != 0).any()
+    assert (long.server.vector("layers")[: len(grown)][grown] != 0).any()
 
 
 def test_the_client_s_own_model_is_masked_and_what_it_sends_is_not():
     seen = []
 
     class Looking(FedDIP):
-        def upload(self, client, server):
-            upload = super().upload(client, server)
+        def upload(self, client):
+            upload = super().upload(client)
             mask = server.kept["layers"]["mask"]
-            own = client.resident.flat.shared[: len(mask)]
+            own = client.model.shared[: len(mask)]
             seen.append((bool((own[~mask] == 0).all()), bool((upload.vector[: len(mask)][~mask] != 0).any())))
             return upload
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import pruned_fraction, zero_pruned_
@@ -18,6 +17,7 @@ from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
 from fedsim.methods.pruned import proxy_accuracy, prunable_layers, upload_masked
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
+from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
@@ -41,13 +41,14 @@ def begin(method, round_=0, **options):
     client.pixels = data.open_train(client.data.train.images, "town0", client.device)
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
-    method.download(client, model.server)
+    receive(client, method, model.server)
+    method.download(client)
     return client, model.server
 
 
 def shared(client):
     """Its parameters, as far as its mask goes."""
-    return client.resident.flat.shared[: client.resident.flat.num_shared_parameters]
+    return client.model.shared[: client.model.flat.num_shared_parameters]
 
 
 def divergence(p, q, temperature=1.0):
@@ -91,14 +92,14 @@ def test_eq9_adds_the_divergence_from_the_received_model(options):
     added = []
     for round_ in (0, 1):
         client, server = begin(method, round_)
-        received = copy.deepcopy(client.resident.model).eval()
+        received = copy.deepcopy(client.model.network).eval()
         method.before_epoch(client, server, 0)
         for batch in client.batches(0):
-            trained = copy.deepcopy(client.resident.model)
-            loss = method.loss(client, server, batch)
+            trained = copy.deepcopy(client.model.network)
+            loss = method.loss(client, batch)
             with torch.no_grad():
                 reference, local = received(batch.images).neck, trained(batch.images).neck
-                plain = F.cross_entropy(client.resident.head(local), batch.labels)
+                plain = F.cross_entropy(client.model.head(local), batch.labels)
             if options.get("regulariser") == "cosine":
                 term = sum(1 - float(F.cosine_similarity(*pair, dim=0)) for pair in zip(reference, local, strict=True))
                 term = term / len(local)
@@ -123,13 +124,13 @@ def test_eq10_looks_at_the_first_images_before_pruning(weighting):
     for prune in (False, True):
         method = FedKLPR(prune=prune, weighting=weighting if prune else weighting.replace("klpwa", "klaw"), crr=False)
         client, server = begin(method, epochs=2)
-        received = copy.deepcopy(client.resident.model).eval()
-        method.train(client, server)
-        found[prune] = method.signals(client, server)
+        received = copy.deepcopy(client.model.network).eval()
+        method.train(client)
+        found[prune] = method.signals(client)
         assert set(method.signal_names) == set(found[prune])
         assert "change" not in client.kept  # it is of one round
         if not prune:
-            trained = copy.deepcopy(client.resident.model).eval()
+            trained = copy.deepcopy(client.model.network).eval()
     images = normalise_images(client.data.train.images.decode(SIZE))[:32]
     assert len(client.data.train) > 32
     with torch.no_grad():
@@ -184,7 +185,7 @@ def scripted(monkeypatch, values):
 
 
 def pruned_of(client):
-    return pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
+    return pruned_fraction(client.kept["mask"], prunable_layers(client.model))
 
 
 PLATEAU = [0.62, 0.61]
@@ -209,7 +210,7 @@ def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, mon
     client, server = begin(method)
     client.keep("accuracies", torch.tensor(before))
     left = scripted(monkeypatch, accuracies)
-    method.train(client, server)
+    method.train(client)
     assert left == []  # as many looks at the model as expected
     assert client.kept["accuracies"].tolist() == pytest.approx([*before, accuracies[0]])
     mask = client.kept["mask"]
@@ -228,8 +229,8 @@ def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
     client, server = begin(method)
     found, masks = [], []
     for _ in range(5):
-        method.train(client, server)
-        method.upload(client, server)
+        method.train(client)
+        method.upload(client)
         found.append(pruned_of(client))
         masks.append(client.kept["mask"])
         assert (shared(client)[~masks[-1]] == 0).all()
@@ -245,9 +246,9 @@ def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
 def test_each_layer_keeps_its_floor():
     method = FedKLPR(crr=False, step=0.9, target=0.9, floor=0.25)
     client, server = begin(method)
-    layers = prunable_layers(client.resident)
+    layers = prunable_layers(client.model)
     shared(client)[layers[0]] *= 1e-3  # else all of it would go
-    method.train(client, server)
+    method.train(client)
     kept = [float(client.kept["mask"][layer].double().mean()) for layer in layers]
     assert kept[0] == 0.25
     assert min(kept) >= 0.25
@@ -258,12 +259,12 @@ def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
     for masks_hold in (True, False):
         method = FedKLPR() if masks_hold else FedAvg(share_head=False)  # no pruning in a first round
         client, server = begin(method, epochs=2, optimizer=adam)
-        mask = torch.ones(client.resident.flat.num_shared_parameters, dtype=torch.bool)
-        for layer in prunable_layers(client.resident):
+        mask = torch.ones(client.model.flat.num_shared_parameters, dtype=torch.bool)
+        for layer in prunable_layers(client.model):
             mask[layer] = torch.arange(layer.stop - layer.start) % 2 == 0
         client.keep("mask", mask)
         zero_pruned_(shared(client), mask)
-        method.train(client, server)
+        method.train(client)
         assert bool((shared(client)[~mask] == 0).all()) == masks_hold
         assert (shared(client)[mask] != 0).any()
 
@@ -276,13 +277,13 @@ def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
     method = FedKLPR()
     client, server = begin(method, clustering=CLUSTERING)
     if trained:
-        method.train(client, server)
+        method.train(client)
     else:  # clusters are found for it
         client.visit.source.find()
     pseudo = client.visit.pseudo
     found = proxy_accuracy(client)
-    assert client.resident.model.training
-    model = copy.deepcopy(client.resident.model).eval().double()
+    assert client.model.network.training
+    model = copy.deepcopy(client.model.network).eval().double()
     with torch.no_grad():
         features = model(normalise_images(client.data.train.images.decode(SIZE)).double()).neck
     memory, clusters = pseudo.proxies.memory.double(), pseudo.proxies.clusters.tolist()
@@ -372,7 +373,7 @@ def test_whole_rounds(step, target, trials, threshold, tolerance, expected, sas)
     for name, client in model.parts.clients.items():
         state = client.private_state()
         assert state.keys() == {"state", "kept.mask", "kept.accuracies"}
-        assert flags_of(state["kept.mask"], model.parts.residents["layers"]) == masks[name]
+        assert flags_of(state["kept.mask"], model.parts.models["layers"]) == masks[name]
     assert_close(model, federation, tolerance=2e-5, arch="layers")
 
 
@@ -380,8 +381,8 @@ def test_without_sas_pruned_elements_count_as_zeros():
     for sas in (True, False):
         method = FedKLPR(sas=sas, crr=False, step=0.3)
         client, server = begin(method)
-        method.train(client, server)
-        upload = method.upload(client, server)
+        method.train(client)
+        upload = method.upload(client)
         assert upload.zeros_count != sas
         assert torch.equal(upload.mask, client.kept["mask"])
         assert upload.is_new_mask

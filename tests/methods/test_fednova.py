@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.functional.weighting import sgd_normaliser
 from fedsim.methods import FedNova
+from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, assert_close, mean_of, play, sgd, shares
 from small import fit, make_model

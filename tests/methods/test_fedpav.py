@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.core.seeding import torch_generator
 from fedsim.data import Augmentation
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Distillation, FedAvg, FedPav
 from fedsim.models import Neck
+from fedsim.training.messages import Report
 from plain_loops import Federation, assert_close, play, sgd, shares
 from small import Some, fit, make_data, make_model, vector
 
@@ -41,15 +41,15 @@ def test_fedavg_weighs_as_fedpav():
 class Watched(FedPav):
     """Remembers models and heads before and after training, and what CDW makes of them."""
 
-    def train(self, client, server):
+    def train(self, client):
         before = snapshot(client)
-        super().train(client, server)
+        super().train(client)
         seen[client.client_name] = [before, snapshot(client)]
 
-    def signals(self, client, server):
-        signals = super().signals(client, server)
-        seen[client.client_name] += [signals["cdw"], client.resident.flat.shared.clone()]
-        assert torch.equal(client.resident.whole, seen[client.client_name][1][2])
+    def signals(self, client):
+        signals = super().signals(client)
+        seen[client.client_name] += [signals["cdw"], client.model.shared.clone()]
+        assert torch.equal(client.model.whole, seen[client.client_name][1][2])
         return signals
 
 
@@ -57,8 +57,8 @@ seen = {}
 
 
 def snapshot(client):
-    resident = client.resident
-    return copy.deepcopy(resident.model), copy.deepcopy(resident.head), resident.whole.clone()
+    model = client.model
+    return copy.deepcopy(model.network), copy.deepcopy(model.head), model.whole.clone()
 
 
 def distance(old, new, x, train):

@@ -32,8 +32,8 @@ def test_a_strong_pull_keeps_clients_at_home():
     distances = []
     for model in (plain, held):
         theta = start.model.state_dict()["backbone.conv.weight"]
-        entry = next(e for e in model.parts.residents["smooth"].flat.entries if e.name == "backbone.conv.weight")
-        distances.append((model.server.model("smooth")[entry.span].view(entry.shape) - theta).norm())
+        entry = next(e for e in model.parts.models["smooth"].flat.entries if e.name == "backbone.conv.weight")
+        distances.append((model.server.vector("smooth")[entry.span].view(entry.shape) - theta).norm())
     assert distances[1] < 0.5 * distances[0]
 
 

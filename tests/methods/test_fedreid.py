@@ -109,7 +109,7 @@ class Loops:
 
 def assert_like(found, loops):
     """Compare the server's model, and each client's mapping network and last embedding network."""
-    resident = found.parts.residents["smooth"]
+    resident = found.parts.models["smooth"]
     expected = {f"backbone.{n}": t for n, t in loops.theta.items() if "num_batches" not in n}
     assert {e.name for e in resident.flat.shared_entries} == expected.keys()
     for entry in resident.flat.shared_entries:
@@ -174,11 +174,11 @@ def test_rounds_of_the_code():
 class Watched(FedReID):
     """Writes down what main and expert are before and after training: client, round -> whole vectors."""
 
-    def train(self, client, server):
+    def train(self, client):
         key = client.client_name, client.round
-        started[key] = [client.resident.whole.clone()]
-        super().train(client, server)
-        ended[key] = [client.resident.whole.clone(), client.resident.replica("expert").whole.clone()]
+        started[key] = [client.model.whole.clone()]
+        super().train(client)
+        ended[key] = [client.model.whole.clone(), client.model.replica("expert").whole.clone()]
 
     def _step_expert(self, client, expert, batch):
         key = client.client_name, client.round
@@ -203,7 +203,7 @@ def watch(rounds, selection=None, privacy=None, **options):
 def test_eq10_the_next_expert_is_the_client_model_of_the_last_round(shared):
     """With its mapping network: for a shared head (CIFAR-10), too."""
     model = watch(5, RandomFraction(0.5), share_head=shared, share_neck=shared)
-    num_shared = model.parts.residents["smallcnn"].flat.num_shared
+    num_shared = model.parts.models["smallcnn"].flat.num_shared
     skipped = 0
     for (name, t), (model_at_start, expert) in started.items():
         earlier = [s for n, s in started if n == name and s < t]
@@ -221,7 +221,7 @@ def test_eq10_the_next_expert_is_the_client_model_of_the_last_round(shared):
 def test_eq15_noise_in_the_download_reaches_the_client_model_only():
     """Eq. (15), not Eq. (10)."""
     model = watch(2, privacy=WhiteNoise(0.01, in_aggregation=False, in_download=True))
-    num_shared = model.parts.residents["smallcnn"].flat.num_shared
+    num_shared = model.parts.models["smallcnn"].flat.num_shared
     received = [started[name, 1][0][:num_shared] for name in model.parts.clients]
     assert not torch.equal(received[0], received[1])
     for name in model.parts.clients:
@@ -234,7 +234,7 @@ def test_eq11_the_expert_learns_as_if_it_were_alone():
     for record in (started, ended, seen):
         record.clear()
     model = fit(make_model(Watched()), make_data(), rounds=1)
-    num_shared = model.parts.residents["smallcnn"].flat.num_shared
+    num_shared = model.parts.models["smallcnn"].flat.num_shared
     for name in model.parts.clients:
         client_model, expert = ended[name, 0]
         alone = plain.parts.clients[name].private_state()["state"]
@@ -261,7 +261,7 @@ def test_the_expert_sees_the_other_view():
 
     class Listening(FedReID):
         def _step_expert(self, client, expert, batch):
-            handle = expert.model.register_forward_pre_hook(lambda _, args: inputs.append((args[0], batch)))
+            handle = expert.network.register_forward_pre_hook(lambda _, args: inputs.append((args[0], batch)))
             logits = super()._step_expert(client, expert, batch)
             handle.remove()
             return logits
@@ -279,7 +279,7 @@ def test_heads_and_necks_stay_at_home():
     for method in (FedReID(), BASELINE):
         model = make_model(method, neck=Neck(dim=8))
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
-        resident = model.parts.residents["smallcnn"]
+        resident = model.parts.models["smallcnn"]
         names = {entry.name for entry in resident.flat.shared_entries}
         assert names
         assert all(name.startswith("backbone.") for name in names)
@@ -336,10 +336,10 @@ def test_without_an_expert_it_is_fedavg():
 def test_the_global_model_is_what_it_delivers():
     model = fit(make_model(FedReID()), rounds=1, limit_val_batches=1, check_val_every_n_epoch=1)
     assert type(model.settings.method).personalise is FedAvg.personalise
-    resident = model.parts.residents["smallcnn"]
+    resident = model.parts.models["smallcnn"]
     model.parts.clients["town0"].load()
     model.settings.method.personalise(model.parts.clients["town0"], model.server)
-    assert torch.equal(resident.flat.shared, vector(model))
+    assert torch.equal(resident.shared, vector(model))
 
 
 # -- Table 6 -----------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_fine_tuning():
     epochs, rounds = 2, 3
     found = play(FedReIDFineTune(mapping_epochs=epochs), rounds)
     federation = Federation()
-    resident = found.parts.residents["smooth"]
+    resident = found.parts.models["smooth"]
     assert resident.flat.num_shared == 0
     for client in federation.clients:
         model, head = copy.deepcopy(federation.model), client.head
@@ -391,8 +391,8 @@ def test_fine_tuning():
 
 def test_after_the_mapping_network_the_trunk_trains():
     model = fit(make_model(FedReIDFineTune(mapping_epochs=1)), rounds=1)
-    resident = model.parts.residents["smallcnn"]
-    assert all(p.requires_grad for p in resident.model.backbone.parameters())
+    resident = model.parts.models["smallcnn"]
+    assert all(p.requires_grad for p in resident.network.backbone.parameters())
     assert resident.optimizer(model.parts.clients["town0"].training_settings).num_steps < 100
     start = make_model(FedReIDFineTune())
     start.assemble(make_data(), 0, 1, torch.device("cpu"))

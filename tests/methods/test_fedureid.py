@@ -38,12 +38,13 @@ def assembled(method, **options):
 def begin(model, client, round_, reports=None):
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", reports.append if reports is not None else lambda report: None)
-    model.settings.method.download(client, model.server)
+    receive(client, model.settings.method, model.server)
+    model.settings.method.download(client)
 
 
 def finish(model, client):
-    model.settings.method.upload(client, model.server)
-    client.end_round([client.resident.flat.shared], math.inf, keep_snapshot=False)
+    model.settings.method.upload(client)
+    client.end_round([client.model.shared], math.inf, keep_snapshot=False)
     client.leave()
 
 
@@ -57,13 +58,13 @@ def test_clusters_merge_before_each_round_by_the_received_models_features():
     for round_ in range(3):
         begin(model, client, round_)
         if round_:
-            client.resident.model.eval()
+            client.model.network.eval()
             with torch.no_grad():
                 plain = normalise_images(client.data.train.images.decode(SIZE))
-                features = client.resident.model(plain).neck
-            client.resident.model.train()
+                features = client.model.network(plain).neck
+            client.model.network.train()
             labels = merge_clusters(features, labels, round(0.3 * num), 0.003)
-        model.settings.method.train(client, model.server)
+        model.settings.method.train(client)
         assert torch.equal(client.visit.pseudo.labels, labels)
         assert client.visit.pseudo.num_clusters == max(num - round_ * round(0.3 * num), 1)
         assert client.visit.pseudo.share == 1.0
@@ -103,7 +104,7 @@ def count_batches(method, epochs=3):
     model, client = assembled(method, epochs=epochs)
     reports = []
     begin(model, client, 0, reports)
-    model.settings.method.train(client, model.server)
+    model.settings.method.train(client)
     return len(reports), client
 
 
@@ -129,15 +130,15 @@ def test_local_training_ends_when_the_clusters_are_known():
 
 def test_the_download_mixes_the_clients_last_model_with_the_global_one():
     model, client = assembled(FedUReID(update=0.25, dynamic=False))
-    arch = client.resident.arch
+    arch = client.model.arch
     begin(model, client, 0)
-    assert torch.equal(client.resident.flat.shared, model.server.model(arch))  # there is no last one
-    model.settings.method.train(client, model.server)
-    own = client.resident.flat.shared.clone()
+    assert torch.equal(client.model.shared, model.server.vector(arch))  # there is no last one
+    model.settings.method.train(client)
+    own = client.model.shared.clone()
     finish(model, client)
-    moved = model.server.model(arch).clone()
+    moved = model.server.vector(arch).clone()
     begin(model, client, 1)
-    torch.testing.assert_close(client.resident.flat.shared, 0.25 * own + 0.75 * moved, rtol=0, atol=1e-6)
+    torch.testing.assert_close(client.model.shared, 0.25 * own + 0.75 * moved, rtol=0, atol=1e-6)
     assert (own != moved).any()
 
 

@@ -47,7 +47,7 @@ def reference(target, threshold):
 def test_algorithm_1(target, threshold):
     federation, masks, pruned_in = reference(target, threshold)
     model = play(LotteryFL(target=target, step=STEP, start_accuracy=threshold), ROUNDS, backbone=Layers)
-    resident = model.parts.residents["layers"]
+    resident = model.parts.models["layers"]
     for name, client in model.parts.clients.items():
         assert flags_of(client.private_state()["kept.mask"], resident) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
@@ -62,12 +62,13 @@ def test_the_personal_model_is_the_global_one_without_what_is_pruned():
     model = play(LotteryFL(start_accuracy=0.0), 2, backbone=Layers)
     for client in model.parts.clients.values():
         client.load()
-        model.settings.method.personalise(client, model.server)
+        receive(client, model.settings.method, model.server)
+        model.settings.method.personalise(client)
         mask = client.kept["mask"]
         assert not mask.all()
-        expected = model.server.model("layers").clone()
+        expected = model.server.vector("layers").clone()
         expected[: len(mask)] *= mask
-        assert torch.equal(client.resident.flat.shared, expected)
+        assert torch.equal(client.model.shared, expected)
         client.unload()
     assert model.evaluator.primary == "personalised"
 
@@ -80,7 +81,7 @@ def test_elements_that_all_have_pruned_stay_in_the_global_model():
     assert dead.any()
     assert torch.equal(model.round.aggregator.untouched["layers"], dead)
     first = start.server.kept["layers"]["initial"]
-    assert torch.equal(model.server.model("layers")[: len(dead)][dead], first[dead])
+    assert torch.equal(model.server.vector("layers")[: len(dead)][dead], first[dead])
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_a_single_step_is_fedsgd():
 
 def test_private_necks_stay_private():
     model = fit(make_model(FedAvg(share_head=False, share_neck=False), neck=Neck(dim=8)))
-    names = {entry.name for entry in model.parts.residents["smallcnn"].flat.shared_entries}
+    names = {entry.name for entry in model.parts.models["smallcnn"].flat.shared_entries}
     assert names
     assert all(name.startswith("backbone.") for name in names)
 
@@ -241,11 +241,11 @@ def test_private_necks_stay_private():
 def test_fedbn_shares_no_norm():
     for share_head in (False, True):
         model = fit(make_model(FedBN(share_head=share_head), neck=Neck(dim=8)), rounds=1)
-        resident = model.parts.residents["smallcnn"]
+        resident = model.parts.models["smallcnn"]
         shared = {entry.name for entry in resident.flat.shared_entries}
         norms = {
             f"{path}.{name}"
-            for path, module in resident.model.named_modules()
+            for path, module in resident.network.named_modules()
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
             for name, _ in [*module.named_parameters(), *module.named_buffers()]
         }

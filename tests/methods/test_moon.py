@@ -60,7 +60,7 @@ def test_local_training_with_a_global_and_a_previous_model():
     found = play(MOON(mu=mu, tau=tau), 3)
     assert_close(found, federation)
     without = play(MOON(mu=0.0), 3)
-    assert not torch.allclose(found.server.model("smooth"), without.server.model("smooth"), atol=1e-4)
+    assert not torch.allclose(found.server.vector("smooth"), without.server.vector("smooth"), atol=1e-4)
 
 
 @pytest.mark.parametrize(("field", "value"), [("mu", -1.0), ("tau", 0.0)])

@@ -36,9 +36,10 @@ def test_moreau_envelopes(beta):
     assert_close(found, federation)
     for name, client in found.parts.clients.items():
         client.load()
-        found.settings.method.personalise(client, found.server)
-        for entry in client.resident.flat.shared_entries:
-            mine = client.resident.flat.buffer[entry.span].view(entry.shape).double()
+        receive(client, found.settings.method, found.server)
+        found.settings.method.personalise(client)
+        for entry in client.model.flat.shared_entries:
+            mine = client.model.flat.buffer[entry.span].view(entry.shape).double()
             torch.testing.assert_close(mine, theta_of[name][entry.name], rtol=0, atol=5e-6)
 
 

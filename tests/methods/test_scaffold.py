@@ -42,7 +42,7 @@ def test_algorithm_1(global_lr):
     assert len({tuple(chosen) for chosen in asked}) > 1
     found = play(Scaffold(global_lr=global_lr), rounds, selection=selection)
     assert_close(found, federation, tolerance=1e-5)
-    control, flat = found.server.kept["smooth"]["control"], found.parts.residents["smooth"].flat
+    control, flat = found.server.kept["smooth"]["control"], found.parts.models["smooth"].flat
     for entry in flat.shared_parameters:
         torch.testing.assert_close(control[entry.span].view(entry.shape).double(), c[entry.name], rtol=0, atol=2e-5)
         for name, client in found.parts.clients.items():
@@ -52,7 +52,7 @@ def test_algorithm_1(global_lr):
 
 def test_what_goes_both_ways_is_declared():
     model = play(Scaffold(), 1)
-    shape = (model.parts.residents["smooth"].flat.num_shared_parameters,)
+    shape = (model.parts.models["smooth"].flat.num_shared_parameters,)
     assert Scaffold().extras_down(model.server, "smooth") == {"control": shape}
     assert Scaffold().extras_up(model.server, "smooth") == {"control": shape}
 

@@ -31,10 +31,10 @@ def is_norm(name):
 def load(client, method, server):
     """Put a client's personalised model into its resident; return that by name, with the head."""
     client.load()
-    method.personalise(client, server)
-    resident = client.resident
-    found = {e.name: resident.flat.buffer[e.span].view(e.shape).clone() for e in resident.flat.entries}
-    found |= {"head.weight": resident.head.weight.detach().clone(), "head.bias": resident.head.bias.detach().clone()}
+    method.personalise(client)
+    model = client.model
+    found = {e.name: model.flat.buffer[e.span].view(e.shape).clone() for e in model.flat.entries}
+    found |= {"head.weight": model.head.weight.detach().clone(), "head.bias": model.head.bias.detach().clone()}
     client.unload()
     return found
 
@@ -45,7 +45,7 @@ def personalised(model):
 
 def of_groups(model, *groups, buffer=None, arch="smallcnn"):
     """Tensors of some groups, by name: of the server, or of a buffer."""
-    resident, source = model.parts.residents[arch], vector(model, arch) if buffer is None else buffer
+    resident, source = model.parts.models[arch], vector(model, arch) if buffer is None else buffer
     return {e.name: source[e.span] for e in resident.flat.entries if resident.groups[e.name] in groups}
 
 
@@ -100,7 +100,7 @@ def test_algorithm_1(momentum):
     for t in range(3):
         loops.round(t)
     found = play(SKA(), 3, momentum=momentum)
-    resident = found.parts.residents["smooth"]
+    resident = found.parts.models["smooth"]
     shared = resident.flat.shared_entries
     assert {e.name for e in shared} == {n for n in loops.w if n.startswith("backbone.") and "num_batches" not in n}
     close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
@@ -143,10 +143,10 @@ def test_one_client_is_the_server():
     seen = []
 
     class Watched(SKA):
-        def upload(self, client, server):
-            lg = client.resident.replica("generalised")
-            seen.append((client.resident.flat.buffer.clone(), lg.flat.buffer.clone()))
-            return super().upload(client, server)
+        def upload(self, client):
+            lg = client.model.replica("generalised")
+            seen.append((client.model.flat.buffer.clone(), lg.flat.buffer.clone()))
+            return super().upload(client)
 
     model = fit(make_model(Watched(), neck=Neck(dim=8)), make_data(Some("town0", "new0")), rounds=2)
     ls, lg = seen[-1]
@@ -293,7 +293,7 @@ def scored(method, rounds=2, devices=1):
 
 
 def generalised(model):
-    resident = model.parts.residents["smallcnn"]
+    resident = model.parts.models["smallcnn"]
     model.settings.method.generalise(resident, model.server)
     return of_groups(model, *TRUNK, buffer=resident.flat.buffer)
 
@@ -324,7 +324,7 @@ def test_imagenet_has_the_initial_norms():
     model = scored(SKA(dual=False, unseen="imagenet"))
     start = make_model(SKA(dual=False, unseen="imagenet"))
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
-    buffer = start.parts.residents["smallcnn"].flat.buffer
+    buffer = start.parts.models["smallcnn"].flat.buffer
     found = generalised(model)
     initial = of_groups(start, Group.NORM, Group.STAT, buffer=buffer)
     assert_equal({name: found[name] for name in initial}, initial)

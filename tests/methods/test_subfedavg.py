@@ -67,14 +67,14 @@ def test_algorithm_1(target, step, distance, threshold, expected):
     for name, client in model.parts.clients.items():
         state = client.private_state()
         assert state.keys() == {"state", "kept.mask"}
-        assert flags_of(state["kept.mask"], model.parts.residents["layers"]) == masks[name]
+        assert flags_of(state["kept.mask"], model.parts.models["layers"]) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
 
 
 def test_a_trial_that_fails_leaves_no_trace():
     plain = play(FedAvg(share_head=False, weighting="uniform"), 2, backbone=Layers, epochs=2)
     model = play(SubFedAvg(min_accuracy=1.0, min_distance=0.0), 2, backbone=Layers, epochs=2)
-    assert torch.equal(model.server.model("layers"), plain.server.model("layers"))
+    assert torch.equal(model.server.vector("layers"), plain.server.vector("layers"))
 
 
 def test_one_epoch_is_too_few():

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.federation.hardware import ClientHardware, Hardware
 from fedsim.functional.distances import cosine_distance_of_parameters
 from fedsim.methods import WeightedPav
 from fedsim.models import Neck, SmallCNN
+from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride
 from small import fit, make_data, make_model, named, vector
 
@@ -112,13 +112,13 @@ def test_eq2_is_performance_times_hardware():
 class Watched(WeightedPav):
     """Remembers parameters before and after training, and uploads."""
 
-    def train(self, client, server):
+    def train(self, client):
         before = parameters(client)
-        super().train(client, server)
-        seen[client.client_name] = [before, parameters(client), client.resident.flat.shared.double(), client]
+        super().train(client)
+        seen[client.client_name] = [before, parameters(client), client.model.shared.double(), client]
 
-    def signals(self, client, server):
-        signals = super().signals(client, server)
+    def signals(self, client):
+        signals = super().signals(client)
         tally = client.visit.tally
         guesses, labels = torch.cat(tally._guesses).tolist(), torch.cat(tally._labels).tolist()
         right = sum(guess == label for guess, label in zip(guesses, labels, strict=True))
@@ -131,7 +131,7 @@ seen = {}
 
 def parameters(client):
     """Backbone parameters in one list of doubles; buffers, neck and head are not among them."""
-    return [x for p in client.resident.model.backbone.parameters() for x in p.detach().double().flatten().tolist()]
+    return [x for p in client.model.network.backbone.parameters() for x in p.detach().double().flatten().tolist()]
 
 
 def by_loops(w, v):

@@ -250,8 +250,8 @@ def test_groups(backbone):
 def test_attention_is_part_of_the_feature_extractor(kind):
     model = make_model(WeightedPav(), backbone=ResNet(18, fam=kind))
     model.assemble(make_data(size=(64, 32)), 0, 1, torch.device("cpu"))
-    shared = {entry.name for entry in model.parts.residents["resnet"].flat.shared_entries}
-    wanted = {n for n, group in model.parts.residents["resnet"].groups.items() if group is Group.ATTN}
+    shared = {entry.name for entry in model.parts.models["resnet"].flat.shared_entries}
+    wanted = {n for n, group in model.parts.models["resnet"].groups.items() if group is Group.ATTN}
     assert wanted
     assert wanted <= shared
 

@@ -29,7 +29,7 @@ OPTIMIZERS = {
 class Watching(FedPav):
     """Remembers whether steps were flat."""
 
-    def after_step(self, client, server):
+    def take_step(self, client, loss):
         was_flat.add(client.optimizer.is_flat)
 
 
@@ -112,7 +112,7 @@ def test_a_parameter_without_gradient_is_not_decayed():
     decay = partial(torch.optim.SGD, lr=0.05, weight_decay=0.5)
     model = train(decay, True, backbone=Ungrateful())
     assert was_flat == {False}
-    entry = next(e for e in model.parts.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    entry = next(e for e in model.parts.models["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
@@ -121,13 +121,13 @@ def test_frozen_parameters_stay():
     backbone.idle.requires_grad_(False)
     model = train(partial(torch.optim.SGD, lr=0.05, weight_decay=0.5), True, backbone=backbone)
     assert was_flat == {True}
-    entry = next(e for e in model.parts.residents["ungrateful"].flat.entries if e.name == "backbone.idle")
+    entry = next(e for e in model.parts.models["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
 def test_rates_can_be_changed_in_the_middle_of_a_visit():
     class Braking(FedPav):
-        def after_step(self, client, server):
+        def take_step(self, client, loss):
             client.optimizer.set_rates([0.5 * rate for rate in client.optimizer.rates])
 
     results = [train(partial(torch.optim.SGD, lr=0.05), flat, Braking()) for flat in (True, False)]
@@ -137,12 +137,12 @@ def test_rates_can_be_changed_in_the_middle_of_a_visit():
 
 def test_gradients_that_were_replaced_count():
     class Replacing(FedPav):
-        def loss(self, client, server, batch):
-            weight = client.resident.head.weight
+        def loss(self, client, batch):
+            weight = client.model.head.weight
             if weight not in hooked:
                 hooked.add(weight)
                 weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2))
-            return super().loss(client, server, batch)
+            return super().loss(client, batch)
 
     hooked = set()
     results = [train(partial(torch.optim.SGD, lr=0.05), flat, Replacing()) for flat in (True, False)]
@@ -160,8 +160,8 @@ def test_overrides_have_optimizers_of_their_own():
 
 def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():
     class Freezing(FedPav):
-        def after_step(self, client, server):
-            client.resident.model.backbone.requires_grad_(False)
+        def take_step(self, client, loss):
+            client.model.network.backbone.requires_grad_(False)
 
     with pytest.raises(ConfigError, match=r"model\.client\.flat_step"):
         train(partial(torch.optim.SGD, lr=0.05), True, Freezing())

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdagrad, FedAdam, FedYogi
 from fedsim.training.statistics import BatchNormStatistics, shared_names
@@ -124,22 +124,22 @@ def make_resident(policy="mean", arch="smallcnn", seed=0):
     torch.manual_seed(seed)
     model = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     groups = group_names(model)
-    return Resident(arch, model, shared_names(groups, BODY, policy), groups, max_classes=3)
+    return FlatModel(arch, model, shared_names(groups, BODY, policy), groups, max_classes=3)
 
 
-def norms(resident):
-    return [m for m in resident.model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+def norms(model):
+    return [m for m in model.network.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
 
 
-def random_vectors(resident, num_clients):
+def random_vectors(model, num_clients):
     """Random uploads with positive variances, named a, b, ...; padding stays zero."""
     uploads = {}
     for k in range(num_clients):
         generator = torch.Generator().manual_seed(100 + k)
-        for entry in resident.flat.shared_entries:
+        for entry in model.flat.shared_entries:
             values = torch.randn(entry.numel, generator=generator)
-            resident.flat.buffer[entry.span] = values.square() + 0.1 if "running_var" in entry.name else values
-        uploads["abcdefgh"[k]] = resident.flat.shared.clone()
+            model.flat.buffer[entry.span] = values.square() + 0.1 if "running_var" in entry.name else values
+        uploads["abcdefgh"[k]] = model.shared.clone()
     return uploads
 
 
@@ -153,9 +153,9 @@ def aggregate(statistics, uploads, weights, seed=0, round_=0):
     return statistics.decode(torch.cat([parameters, buffers])).float()
 
 
-def read(resident, vector):
+def read(model, vector):
     """name -> tensor of a global vector."""
-    return {e.name: vector[e.span].view(e.shape) for e in resident.flat.shared_entries}
+    return {e.name: vector[e.span].view(e.shape) for e in model.flat.shared_entries}
 
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
@@ -163,24 +163,24 @@ def read(resident, vector):
 
 @pytest.mark.parametrize("policy", ["mean", "first", "pooled", "recalibrate"])
 def test_statistics_are_shared_with_the_body(policy):
-    resident = make_resident(policy)
-    expected = [n for n, g in resident.groups.items() if g is not Group.COUNTER]
-    assert sorted(e.name for e in resident.flat.shared_entries) == sorted(expected)
-    assert resident.is_complete
+    model = make_resident(policy)
+    expected = [n for n, g in model.groups.items() if g is not Group.COUNTER]
+    assert sorted(e.name for e in model.flat.shared_entries) == sorted(expected)
+    assert model.is_complete
 
 
 def test_local_statistics_stay_with_the_client():
-    resident = make_resident("local")
-    private = {e.name for e in resident.flat.entries if not e.shared}
-    assert private == {n for n, g in resident.groups.items() if g in {Group.STAT, Group.NECKSTAT}}
+    model = make_resident("local")
+    private = {e.name for e in model.flat.entries if not e.shared}
+    assert private == {n for n, g in model.groups.items() if g in {Group.STAT, Group.NECKSTAT}}
     assert len(private) == 2 * 5
-    assert not resident.is_complete
-    statistics = BatchNormStatistics("local", resident)
-    assert statistics.span == slice(resident.flat.num_shared, resident.flat.num_shared)
-    resident.flat.shared.fill_(0.5)
-    resident.flat.private.fill_(7.0)
-    assert all((norm.running_mean == 7).all() and (norm.running_var == 7).all() for norm in norms(resident))
-    assert all((norm.weight == 0.5).all() for norm in norms(resident))
+    assert not model.is_complete
+    statistics = BatchNormStatistics("local", model)
+    assert statistics.span == slice(model.flat.num_shared, model.flat.num_shared)
+    model.shared.fill_(0.5)
+    model.flat.private.fill_(7.0)
+    assert all((norm.running_mean == 7).all() and (norm.running_var == 7).all() for norm in norms(model))
+    assert all((norm.weight == 0.5).all() for norm in norms(model))
 
 
 def test_groups_that_are_not_shared_send_nothing():
@@ -194,35 +194,35 @@ def test_groups_that_are_not_shared_send_nothing():
 
 
 def test_span_holds_the_statistics_and_nothing_else():
-    resident = make_resident()
-    statistics = BatchNormStatistics("mean", resident)
-    resident.flat.shared[statistics.span] = 9.0
-    assert all((norm.running_mean == 9).all() and (norm.running_var == 9).all() for norm in norms(resident))
-    assert not any((p == 9).any() for p in resident.model.parameters())
+    model = make_resident()
+    statistics = BatchNormStatistics("mean", model)
+    model.shared[statistics.span] = 9.0
+    assert all((norm.running_mean == 9).all() and (norm.running_var == 9).all() for norm in norms(model))
+    assert not any((p == 9).any() for p in model.network.parameters())
 
 
 def test_means_and_variances_pair_up():
-    resident = make_resident("pooled")
-    statistics = BatchNormStatistics("pooled", resident)
-    for k, norm in enumerate(norms(resident)):
+    model = make_resident("pooled")
+    statistics = BatchNormStatistics("pooled", model)
+    for k, norm in enumerate(norms(model)):
         norm.running_mean.copy_(torch.arange(norm.num_features) + 100 * k)
         norm.running_var.copy_(-norm.running_mean)
-    assert len(statistics.means) == sum(norm.num_features for norm in norms(resident)) == 8 + 16 + 32 + 32 + 32
-    assert torch.equal(resident.flat.shared[statistics.means], -resident.flat.shared[statistics.variances])
+    assert len(statistics.means) == sum(norm.num_features for norm in norms(model)) == 8 + 16 + 32 + 32 + 32
+    assert torch.equal(model.shared[statistics.means], -model.shared[statistics.variances])
 
 
 def test_policy_mean():
-    resident = make_resident()
-    uploads, weights = random_vectors(resident, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
-    mean = aggregate(BatchNormStatistics("mean", resident), uploads, weights)
+    model = make_resident()
+    uploads, weights = random_vectors(model, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
+    mean = aggregate(BatchNormStatistics("mean", model), uploads, weights)
     expected = sum(weights[name] * uploads[name].double() for name in uploads)
     assert torch.allclose(mean.double(), expected, atol=1e-7)
 
 
 def test_policy_first_takes_the_statistics_of_one_participant():
-    resident = make_resident("first")
-    statistics = BatchNormStatistics("first", resident)
-    uploads, weights = random_vectors(resident, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
+    model = make_resident("first")
+    statistics = BatchNormStatistics("first", model)
+    uploads, weights = random_vectors(model, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
     chosen = []
     for round_ in range(30):
         by_client = {name: statistics.weight(name, weights, 0, round_) for name in weights}
@@ -240,66 +240,66 @@ def test_policy_first_takes_the_statistics_of_one_participant():
 
 
 def test_policy_pooled_gives_the_statistics_of_the_pooled_data():
-    resident = make_resident("pooled")
+    model = make_resident("pooled")
     sizes = {"a": 40, "b": 10, "c": 25}
     uploads, samples = {}, {}
     for k, (client, n) in enumerate(sizes.items()):
         generator = torch.Generator().manual_seed(k)
-        for i, norm in enumerate(norms(resident)):
+        for i, norm in enumerate(norms(model)):
             x = torch.randn(n, norm.num_features, generator=generator) * (k + 1) + k + i
             norm.running_mean.copy_(x.mean(0))
             norm.running_var.copy_(x.var(0, correction=0))
             samples.setdefault(i, []).append(x)
-        uploads[client] = resident.flat.shared.clone()
+        uploads[client] = model.shared.clone()
     weights = {client: n / 75 for client, n in sizes.items()}
-    mean = aggregate(BatchNormStatistics("pooled", resident), uploads, weights)
-    resident.flat.shared.copy_(mean)
-    for i, norm in enumerate(norms(resident)):
+    mean = aggregate(BatchNormStatistics("pooled", model), uploads, weights)
+    model.shared.copy_(mean)
+    for i, norm in enumerate(norms(model)):
         pooled = torch.cat(samples[i])
         assert torch.allclose(norm.running_mean, pooled.mean(0), rtol=1e-5, atol=1e-6)
         assert torch.allclose(norm.running_var, pooled.var(0, correction=0), rtol=1e-5)
 
 
 def test_encoding_leaves_uploads_alone():
-    resident = make_resident("pooled")
-    upload = random_vectors(resident, 1)["a"]
+    model = make_resident("pooled")
+    upload = random_vectors(model, 1)["a"]
     before = upload.clone()
-    encoded = BatchNormStatistics("pooled", resident).encode(upload)
+    encoded = BatchNormStatistics("pooled", model).encode(upload)
     assert torch.equal(upload, before)
     assert not torch.equal(encoded, before)
 
 
 def test_pooling_equal_uploads_changes_nothing():
-    resident = make_resident("pooled")
-    upload = random_vectors(resident, 1)["a"]
-    mean = aggregate(BatchNormStatistics("pooled", resident), {"a": upload, "b": upload}, {"a": 0.25, "b": 0.75})
+    model = make_resident("pooled")
+    upload = random_vectors(model, 1)["a"]
+    mean = aggregate(BatchNormStatistics("pooled", model), {"a": upload, "b": upload}, {"a": 0.25, "b": 0.75})
     assert torch.allclose(mean, upload, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["mean", "first", "local", "recalibrate"])
 def test_other_policies_encode_nothing(policy):
-    resident = make_resident(policy)
-    statistics, upload = BatchNormStatistics(policy, resident), resident.flat.shared.clone()
-    assert torch.equal(statistics.encode(upload), resident.flat.shared)
-    assert torch.equal(statistics.decode(upload.double()), resident.flat.shared.double())
+    model = make_resident(policy)
+    statistics, upload = BatchNormStatistics(policy, model), model.shared.clone()
+    assert torch.equal(statistics.encode(upload), model.shared)
+    assert torch.equal(statistics.decode(upload.double()), model.shared.double())
 
 
 def test_recalibration_averages_over_batches_of_public_images():
-    resident = make_resident("recalibrate")
-    server = Server({"smallcnn": resident})
+    model = make_resident("recalibrate")
+    server = Server({"smallcnn": model})
     generator = torch.Generator().manual_seed(0)
     server.public_images = torch.randint(0, 256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    span = BatchNormStatistics("recalibrate", resident).span
-    server.model("smallcnn")[span] = 50.0  # to be forgotten
-    parameters = server.model("smallcnn")[: span.start].clone()
+    span = BatchNormStatistics("recalibrate", model).span
+    server.vector("smallcnn")[span] = 50.0  # to be forgotten
+    parameters = server.vector("smallcnn")[: span.start].clone()
     server.recalibrate(batch_size=4)
 
-    resident.flat.shared.copy_(server.model("smallcnn"))
-    conv, norm = resident.model.backbone.conv1, resident.model.backbone.bn1
+    model.shared.copy_(server.vector("smallcnn"))
+    conv, norm = model.network.backbone.conv1, model.network.backbone.bn1
     with torch.no_grad():
         batches = [normalise_images(images) for images in server.public_images.split(4)]
         maps = [conv(batch).transpose(0, 1).flatten(1) for batch in batches]
     assert torch.allclose(norm.running_mean, sum(x.mean(1) for x in maps) / 3, atol=1e-5)
     assert torch.allclose(norm.running_var, sum(x.var(1) for x in maps) / 3, rtol=1e-4)  # unbiased, as torch keeps it
-    assert all(n.running_mean.abs().max() < 50 and n.running_var.max() != 50 for n in norms(resident))
-    assert torch.equal(server.model("smallcnn")[: span.start], parameters)
+    assert all(n.running_mean.abs().max() < 50 and n.running_var.max() != 50 for n in norms(model))
+    assert torch.equal(server.vector("smallcnn")[: span.start], parameters)

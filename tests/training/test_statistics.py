@@ -43,8 +43,8 @@ def test_pooled_variances_include_the_spread_of_the_means():
 def test_local_statistics_never_leave_the_client():
     model = fit(make_model(FedPav(), bn_stats="local"))
     assert statistics(named(model)) == {}
-    groups = model.parts.residents["smallcnn"].groups
-    kept = {e.name for e in model.parts.residents["smallcnn"].flat.entries if not e.shared}
+    groups = model.parts.models["smallcnn"].groups
+    kept = {e.name for e in model.parts.models["smallcnn"].flat.entries if not e.shared}
     assert kept == {name for name, group in groups.items() if group in (Group.STAT, Group.NECKSTAT)}
     states = [client.private for client in model.parts.clients.values()]
     assert not torch.equal(states[0], states[1])

@@ -27,7 +27,7 @@ def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():
     steps = []
 
     class Counting(FedPav):
-        def after_step(self, client, server):
+        def take_step(self, client, loss):
             steps.append(client.client_name)
 
     training = LocalTraining(batch_size=8, accumulate=3, optimizer=sgd)
@@ -75,7 +75,7 @@ def test_fast_dev_run_trains_one_batch_per_client():
     steps = []
 
     class Counting(FedPav):
-        def after_step(self, client, server):
+        def take_step(self, client, loss):
             steps.append(client.client_name)
 
     fit(make_model(Counting()), make_data(val="identities", val_fraction=0.3), fast_dev_run=True)
@@ -120,7 +120,7 @@ def test_limits_of_batches(limit, expected):
     steps = []
 
     class Counting(FedPav):
-        def after_step(self, client, server):
+        def take_step(self, client, loss):
             steps.append(client.client_name)
 
     model = fit(make_model(Counting()), make_data(limit_client_batches=limit), rounds=1)

@@ -93,7 +93,7 @@ def test_clients_that_cluster_hold_no_labels_and_no_head():
         assert not client.labels.any()
         assert not client.data.train.pids.any()
         assert client.head.weight.shape == (0, 32)
-    assert model.parts.residents["smallcnn"].head.weight.numel() == 0
+    assert model.parts.models["smallcnn"].head.weight.numel() == 0
 
 
 def test_unknown_identities_need_clusters():
@@ -138,14 +138,14 @@ def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
     client = assembled().parts.clients["town0"]
     client.augmentation = Augmentation(pad=4, flip=0.5)
     visit(client)
-    client.resident.model.eval()
+    client.model.network.eval()
     with torch.no_grad():
         plain = normalise_images(client.data.train.images.decode((16, 8)))
-        features = client.resident.model(plain).neck
-    client.resident.model.train()
+        features = client.model.network(plain).neck
+    client.model.network.train()
     clusters = find_clusters(features, k1=6, k2=2, eps=0.5, min_samples=2)
     next(client.batches(0))
-    assert client.resident.model.training
+    assert client.model.network.training
     pseudo = client.visit.pseudo
     assert pseudo.num_clusters == clusters.max() + 1 > 3
     assert pseudo.share == (clusters >= 0).mean()

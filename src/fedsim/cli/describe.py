@@ -15,7 +15,7 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
 from fedsim.models.groups import Group
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 
 __all__ = ["FederatedTrainer", "describe_federation", "group_table"]
 
@@ -32,10 +32,10 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
     model.assemble(data, 0, world_size, torch.device("cpu"))
     method, layer = model.settings.method, model.settings.evaluation.layer
     parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
-    for arch, resident in model.parts.residents.items():
-        parts += [f"\nWhat is shared: {arch}, bn_stats {model.settings.bn_stats}", group_table(resident)]
-        if not resident.serves(layer, method.server_groups(model.parts.server, arch)):
-            whose = "all clients' models together" if method.unseen_by_all else "the clients' own models"
+    for arch, flat in model.parts.models.items():
+        parts += [f"\nWhat is shared: {arch}, bn_stats {model.settings.bn_stats}", group_table(flat)]
+        if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
+            whose = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model)]
     traffic = _traffic_of(model, rounds)
@@ -47,19 +47,19 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
     return "\n".join(parts)
 
 
-def group_table(resident: Resident) -> str:
+def group_table(model: FlatModel) -> str:
     """Return one line per parameter group of an architecture: tensors, elements, bytes, shared or private."""
-    shared = {entry.name for entry in resident.flat.shared_entries}
-    state = resident.model.state_dict()
+    shared = {entry.name for entry in model.flat.shared_entries}
+    state = model.network.state_dict()
     rows = []
     for group in Group:
-        names = [name for name, g in resident.groups.items() if g is group]
+        names = [name for name, g in model.groups.items() if g is group]
         if names:
             where = Counter("shared" if name in shared else "private" for name in names)
             elements = sum(state[name].numel() for name in names)
             size = sum(state[name].numel() * state[name].element_size() for name in names)
             rows.append([group.value, len(names), elements, size, " + ".join(sorted(where))])
-    if resident.model.head is None:
+    if model.network.head is None:
         rows.append([Group.HEAD.value, 2, "per client", "per client", "private"])
     return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "where"], intfmt=",")
 
@@ -101,11 +101,11 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
 
 def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[Mapping[str, Traffic]]) -> str:
     placement, clients = model.parts.placement, model.parts.federated.clients
-    per_client = {c.name: model.parts.residents[model.parts.archs[c.name]].shared_bytes for c in clients}
+    per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
     hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
-    model_bytes = 4 * sum(resident.flat.buffer.numel() for resident in model.parts.residents.values())
+    model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in model.parts.models.values())
     how = model.settings
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
@@ -129,7 +129,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
     run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
-    prunes = " and pruning" if any(model.parts.ledger.prunes(arch) for arch in model.parts.residents) else ""
+    prunes = " and pruning" if any(model.parts.ledger.prunes(arch) for arch in model.parts.models) else ""
     rows = [
         ["bytes down per round, at most", f"{max(down, default=0):,}"],
         ["bytes up per round, at most", f"{max(up, default=0):,}"],

@@ -24,7 +24,7 @@ from fedsim.evaluation.plan import Job, SplitName
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import ACCURACIES, Row
 from fedsim.training.features import run_batches
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 
 __all__ = ["ClassificationEvaluator", "evaluator_for", "hits_of"]
 
@@ -100,14 +100,13 @@ class ClassificationEvaluator(Evaluator):
                 "set model.evaluation.task to retrieval for identities that nobody trains on"
             )
 
-    def _width(self, resident: Resident) -> int:  # noqa: ARG002 - all heads are as wide
+    def _width(self, model: FlatModel) -> int:  # noqa: ARG002 - all heads are as wide
         return len(self._classes)
 
-    def _outputs(self, resident: Resident, images: Pixels) -> Tensor:
+    def _outputs(self, model: FlatModel, images: Pixels) -> Tensor:
         """Return logits, float32 [n, Z]."""
-        resident.model.eval()
-        head, model = resident.head, resident.model
-        return run_batches(lambda x: head(model(x).neck), images, self._width(resident), self.settings, resident.device)
+        head, network = model.head, model.network.eval()
+        return run_batches(lambda x: head(network(x).neck), images, self._width(model), self.settings, model.device)
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
         """Return one table: per image 1 if it is classified right."""

@@ -35,11 +35,11 @@ from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Curve, Kind, Row, summarise
 from fedsim.functional.similarity import NotFiniteError, Similarity
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, message_to
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import Client
 from fedsim.training.features import extract_features, shard_of
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
 __all__ = ["METRICS", "Evaluator", "Kind", "Row"]
@@ -57,7 +57,7 @@ class Evaluator:
         method: defines the personalised model.
         server: the global models.
         clients: hosted by this rank.
-        residents: one model per architecture.
+        models: one model per architecture.
         archs: client -> architecture, for all clients.
         federated: all clients' data, not decoded.
         placement: client -> rank.
@@ -70,7 +70,7 @@ class Evaluator:
     method: Method
     server: Server
     clients: Mapping[str, Client]
-    residents: Mapping[str, Resident]
+    models: Mapping[str, FlatModel]
     archs: Mapping[str, str]
     federated: FederatedData
     placement: Placement
@@ -94,7 +94,7 @@ class Evaluator:
     def plan(self) -> Plan:
         """The models and data sets of an evaluation at this moment."""
         return Plan(
-            self.method, self.server, self.residents, self.archs, self.federated, self.placement,
+            self.method, self.server, self.models, self.archs, self.federated, self.placement,
             self.needs, self.settings.ensemble,
         )  # fmt: skip
 
@@ -203,34 +203,34 @@ class Evaluator:
 
     def _extract(self, job: Job, images: Images, name: str) -> Tensor:
         """Return the features [n, D] of ``images``, on the device; shares of a shared job are gathered."""
-        resident = self.residents[job.row.arch]
+        model = self.models[job.row.arch]
         share = self._share(images, job)
-        part = self._outputs(resident, self._read(images, name, share))
+        part = self._outputs(model, self._read(images, name, share))
         if not job.is_shared or self.strategy.world_size == 1:
             return part
-        features = torch.zeros(len(images), self._width(resident), device=resident.device)
+        features = torch.zeros(len(images), self._width(model), device=model.device)
         features[share] = part
         self.strategy.barrier()  # ranks may wait long here, but not in a collective
         return self.strategy.sum_(features)
 
     def _extract_all(self, job: Job, images: Images, name: str) -> Tensor:
         """Return the features [n, sum of D] of all clients' personalised models, side by side."""
-        models = {client: self.residents[arch] for client, arch in self.archs.items()}
-        widths = [self._width(resident) for resident in models.values()]
+        models = {client: self.models[arch] for client, arch in self.archs.items()}
+        widths = [self._width(model) for model in models.values()]
         features = torch.zeros(len(images), sum(widths), device=self._device)
-        for (client, resident), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
+        for (client, model), columns in zip(models.items(), features.split(widths, dim=1), strict=True):
             if client in self.clients:
                 self._load_model(Row("personalised", job.domain, client, self.archs[client], 0))
-                columns.copy_(self._outputs(resident, self._read(images, name, self._share(images, job))))
+                columns.copy_(self._outputs(model, self._read(images, name, self._share(images, job))))
                 self.clients[client].unload()
         self.strategy.barrier()
         return self.strategy.sum_(features)
 
-    def _width(self, resident: Resident) -> int:
-        return resident.model.width_of(self.settings.layer)
+    def _width(self, model: FlatModel) -> int:
+        return model.network.width_of(self.settings.layer)
 
-    def _outputs(self, resident: Resident, images: Pixels) -> Tensor:
-        return extract_features(resident.model, images, self.settings, resident.device)
+    def _outputs(self, model: FlatModel, images: Pixels) -> Tensor:
+        return extract_features(model.network, images, self.settings, model.device)
 
     def _share(self, images: Images, job: Job) -> slice:
         """Return the images whose features this rank extracts."""
@@ -240,22 +240,24 @@ class Evaluator:
 
     def _load_model(self, row: Row) -> None:
         if self.plan.weights_of(row)[0] == "global":
-            self.method.generalise(self.residents[row.arch], self.server)
+            tensors = self.method.server_tensors(self.server, row.arch)
+            self.models[row.arch].load_global(self.server.vector(row.arch), tensors)
             return
         assert row.client is not None
         client = self.clients[row.client]
         if row.kind == "local":
             assert client.snapshot is not None
-            client.resident.flat.buffer.copy_(client.snapshot)
+            client.model.flat.buffer.copy_(client.snapshot)
         else:
             client.load()
-            self.method.personalise(client, self.server)
+            client.received = message_to(self.method, self.server, client.model.arch)
+            self.method.personalise(client)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self.residents.values())).device
+        return next(iter(self.models.values())).device
 
     def _read(self, images: Images, name: str, rows: slice) -> Pixels:
         """Open some of a list of images, once."""
@@ -294,7 +296,7 @@ class Evaluator:
         """Return the domain, with the model's client or architecture if the method delivers several models for it."""
         if job.is_ensemble:
             return job.domain
-        several = len(self.residents) > 1 if job.row.client is None else job.domain in self.federated.unseen
+        several = len(self.models) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
     def _write_lists(self, path: Path, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> None:
@@ -310,11 +312,11 @@ class Evaluator:
 
     def _draw_maps(self, path: Path, job: Job) -> None:
         """Draw the loaded model's maps of the first queries, or of the first gallery images if there are no queries."""
-        sets, resident = self._sets("test", job.domain), self.residents[job.row.arch]
+        sets, model = self._sets("test", job.domain), self.models[job.row.arch]
         images = sets.query.images if len(sets.query) else sets.gallery.images
         first = images.take(np.arange(min(_MAPS, len(images))))
-        [pixels] = self.open_images(first, f"maps of {job.domain}", resident.device).batches([torch.arange(len(first))])
-        write_picture(path, draw_maps(resident.model.backbone, pixels))
+        [pixels] = self.open_images(first, f"maps of {job.domain}", model.device).batches([torch.arange(len(first))])
+        write_picture(path, draw_maps(model.network.backbone, pixels))
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
         """Return empty tables for a job's scores, a row per query."""

@@ -20,7 +20,7 @@ from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.summary import Kind, Row
 from fedsim.functional.similarity import query_blocks
 from fedsim.methods.base import Method
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
 __all__ = ["Job", "Plan", "SplitName", "Trial", "check_matches", "score_trials", "trials_of"]
@@ -62,7 +62,7 @@ class Plan:
 
     method: Method
     server: Server
-    residents: Mapping[str, Resident]
+    models: Mapping[str, FlatModel]
     archs: Mapping[str, str]
     federated: FederatedData
     placement: Placement
@@ -72,23 +72,22 @@ class Plan:
     @property
     def has_global(self) -> bool:
         """Whether the server's models can be scored without a client."""
-        return all(resident.serves(self.needs) for resident in self.residents.values())
+        return all(model.serves(self.needs) for model in self.models.values())
 
     @property
     def primary(self) -> Kind:
         """The model that the method delivers, by which checkpoints are selected."""
-        makes_its_own = type(self.method).personalise is not Method.personalise
-        return "personalised" if makes_its_own or not self.has_global else "global"
+        return "global" if self.method.delivers == "global" and self.has_global else "personalised"
 
     @property
     def _unseen_by_server(self) -> bool:
         """Whether the server has a model for unseen domains by now."""
-        groups = self.method.server_groups
-        return all(r.serves(self.needs, groups(self.server, arch)) for arch, r in self.residents.items())
+        known = self.method.server_tensors
+        return all(model.serves(self.needs, known(self.server, arch)) for arch, model in self.models.items())
 
     @property
     def _unseen_by_all(self) -> bool:
-        return self.method.unseen_by_all and not self._unseen_by_server
+        return self.method.delivers == "ensemble" and not self._unseen_by_server
 
     def rows(self, split: SplitName, trained: tuple[str, ...]) -> list[Row]:
         """Return all models with their domains.
@@ -102,7 +101,7 @@ class Plan:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
             domains = data.tests if split == "test" else ((data.name,) if data.val is not None else ())
             for domain in domains:
-                if self.residents[arch].serves(self.needs):
+                if self.models[arch].serves(self.needs):
                     rows.append(Row("global", domain, None, arch, owner))
                 if data.name in trained:
                     rows.append(Row("local", domain, data.name, arch, owner))
@@ -115,7 +114,7 @@ class Plan:
         by_server, by_all = self._unseen_by_server, self._unseen_by_all
         for domain in self.federated.unseen:
             if by_server:
-                for arch in sorted(self.residents):
+                for arch in sorted(self.models):
                     rows.append(Row("global", domain, None, arch, len(rows) % num_ranks))
             elif not by_all:
                 rows += [Row("personalised", domain, c, self.archs[c], r) for c, r in self.placement.ranks.items()]
@@ -153,12 +152,11 @@ class Plan:
         """
         if row.kind == "ensemble":
             return row.kind, row.arch
-        kind = type(self.method)
-        plain = kind.personalise is Method.personalise and kind.download is Method.download
-        resident = self.residents[row.arch]
-        if row.client is None or (row.kind == "personalised" and plain and resident.serves(self.needs)):
+        plain = not self.method.has_own_models
+        model = self.models[row.arch]
+        if row.client is None or (row.kind == "personalised" and plain and model.serves(self.needs)):
             return "global", row.arch
-        if plain and resident.flat.num_shared == 0:
+        if plain and model.flat.num_shared == 0:
             return "private", row.client
         return row.kind, row.client
 

@@ -19,7 +19,7 @@ from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.training.client import Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
 __all__ = ["OTHER_LADDER", "AdaptiveBackbones", "next_rungs"]
@@ -109,7 +109,7 @@ class BackboneLadder(Axis):
 
     def __init__(self, settings: AdaptiveBackbones, parts: Parts, selection: Selection) -> None:
         self._settings, self._parts, self._selection = settings, parts, selection
-        of_layout = {layout_of(resident.model.backbone): arch for arch, resident in parts.residents.items()}
+        of_layout = {layout_of(model.network.backbone): arch for arch, model in parts.models.items()}
         self._archs = [of_layout[layout_of(backbone)] for backbone in settings.ladder]
         """names of the ladder's architectures, from the smallest"""
         self._caps = dict.fromkeys(parts.archs, len(self._archs)) | settings.caps
@@ -126,8 +126,8 @@ class BackboneLadder(Axis):
         for client, rung in self.rungs.items():
             if rung > self._caps[client]:
                 raise ConfigError(f"{where}.caps.{client}: it begins on rung {rung}; raise its cap, or begin lower")
-        models = [parts.residents[arch] for arch in self._archs]
-        if len({resident.model.num_features for resident in models}) > 1 or not models[0].has_own_heads:
+        models = [parts.models[arch] for arch in self._archs]
+        if len({model.network.num_features for model in models}) > 1 or not models[0].has_own_heads:
             raise ConfigError(
                 f"{where}: classifiers must be the clients' own, on embeddings of equal width; "
                 "use a method that does not share the head, and model.neck.kind: linear"
@@ -149,7 +149,7 @@ class BackboneLadder(Axis):
             log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
             parts.archs.assign(name, new)
             if name in parts.clients:
-                _move(parts.clients[name], parts.residents[new], parts.method, parts.server)
+                _move(parts.clients[name], parts.models[new], parts.method, parts.server)
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""
@@ -170,18 +170,17 @@ class BackboneLadder(Axis):
         for name, arch in state.items():
             self._parts.archs.assign(name, arch)
             if name in self._parts.clients:
-                self._parts.clients[name].resident = self._parts.residents[arch]
+                self._parts.clients[name].model = self._parts.models[arch]
 
 
-def _move(client: Client, resident: Resident, method: Method, server: Server) -> None:
+def _move(client: Client, model: FlatModel, method: Method, server: Server) -> None:
     """Give a client another architecture: its private state starts anew, but for the classifier."""
     generator = torch_generator(client.seed, client.client_name, "head")
-    state, head = resident.initial_state(client.num_classes, generator), client.head
+    state, head = model.initial_state(client.num_classes, generator), client.head
     assert head is not None, "heads belong to clients"
-    for new, old in zip(resident.head_of(state, client.num_classes), head, strict=True):
+    for new, old in zip(model.head_of(state, client.num_classes), head, strict=True):
         new.copy_(old)
-    client.resident = resident
-    resident.flat.shared.copy_(server.model(resident.arch))  # what it holds is of the last client that was seated
-    resident.flat.private.copy_(resident.initial_private)
-    kept = {f"kept.{name}": tensor for name, tensor in method.initial_kept(resident).items()}
-    client.load_private_state({"state": state, **kept})
+    client.model = model
+    model.shared.copy_(server.vector(model.arch))  # what it holds is of the last client that was seated
+    model.flat.private.copy_(model.initial_private)
+    client.restart(state, method.initial_state(model).client)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
-from fedsim.core.messages import Received, Report, Upload
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Weights
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.messages import Answers, Report, Upload
 from fedsim.training.statistics import BatchNormStatistics
 
-__all__ = ["Aggregator", "Weights", "aggregation_weights"]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How the clients of one architecture enter its new global model."""
-
-    reports: Mapping[str, Report]
-    clients: Mapping[str, float]
-    """client -> weight; they sum to 1"""
-    parameters: Mapping[str, Sequence[float]] | None = None
-    """client -> weight of all parameter tensors, or one for each; None: as :attr:`clients`"""
-    step_size: float = 1.0
-    """how far parameters move towards the mean"""
+__all__ = ["Aggregator", "aggregation_weights"]
 
 
 def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
@@ -50,11 +37,10 @@ def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Ma
     name = type(method).__name__
     for arch in sorted({archs[name] for name in reports}):
         members = {name: report for name, report in reports.items() if archs[name] == arch}
-        weights, of_parameters = method.weights(members), method.parameter_weights(members)
-        _check_weights(f"{name}.weights", members, {client: [weight] for client, weight in weights.items()})
-        if of_parameters is not None:
-            _check_weights(f"{name}.parameter_weights", members, of_parameters)
-        result[arch] = Weights(members, weights, of_parameters, method.step_size(members))
+        weights = result[arch] = method.weights(members)
+        _check_weights(f"{name}.weights", members, {client: [weight] for client, weight in weights.clients.items()})
+        if weights.parameters is not None:
+            _check_weights(f"{name}.weights, of parameters,", members, weights.parameters)
     return result
 
 
@@ -120,8 +106,8 @@ class Aggregator:
         return statistics.num_shared
 
     def num_tensors(self, method: Method) -> dict[str, int]:
-        """Return client -> how many tensors the method measures (:meth:`Method.tensor_signals`), if it does."""
-        measured = self.archs.items() if method.has_tensor_signals else ()
+        """Return client -> how many shared tensors it has, if the method measures a number for each."""
+        measured = self.archs.items() if "tensor" in method.measures.values() else ()
         return {name: len(self.statistics[arch].parameters) for name, arch in measured}
 
     def begin(
@@ -154,7 +140,7 @@ class Aggregator:
         """Return what a client adds to the sums: its upload, or a changed copy of it."""
         arch = self.archs[client]
         shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
-        assert shapes == self._shapes.get(arch, {}), f"extras_up declares {self._shapes.get(arch)}, not {shapes}"
+        assert shapes == self._shapes.get(arch, {}), f"payload declares {self._shapes.get(arch)}, not {shapes}"
         self.check(upload)
         vector = self.statistics[arch].encode(upload.vector)
         return upload if vector is upload.vector else replace(upload, vector=vector)
@@ -174,11 +160,12 @@ class Aggregator:
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
-    def means(self, weights: Mapping[str, Weights]) -> dict[str, Tensor]:
+    def means(self, weights: Mapping[str, Weights], reports: Mapping[str, Report]) -> dict[str, Tensor]:  # noqa: ARG002 - sums need none
         """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
 
         Args:
             weights: by architecture, for all ranks' clients.
+            reports: of the same clients.
         """
         for arch, early in (self._weights or {}).items():
             assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
@@ -187,15 +174,19 @@ class Aggregator:
         self._waiting = {}
         return {arch: self._mean(arch) for arch in sorted(weights)}
 
-    def received(self, weights: Mapping[str, Weights]) -> dict[str, Received]:
-        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor."""
+    def answers(self, reports: Mapping[str, Report]) -> dict[str, Answers]:
+        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor.
+
+        Args:
+            reports: of all clients whose updates count.
+        """
         found = {}
-        for arch in sorted(weights):
+        for arch in sorted({self.archs[name] for name in reports}):
             extras = {}
             for name, shape in sorted(self._shapes.get(arch, {}).items()):
                 total = self.strategy.sum_(self._extras[arch, name])
                 extras[name] = (total.div_(GRID) if self.is_exact else total).to(torch.float32).view(shape)
-            found[arch] = Received(weights[arch].reports, extras)
+            found[arch] = Answers({name: r for name, r in reports.items() if self.archs[name] == arch}, extras)
         self._extras = {}
         return found
 
@@ -203,8 +194,13 @@ class Aggregator:
         arch = self.archs[client]
         total = self._totals[arch]
         self.sum_model(client, upload, weights, total)
+        self.sum_extras(client, upload, weights)
+
+    def sum_extras(self, client: str, upload: Upload, weights: Weights) -> None:
+        """Add the tensors that a client has sent beside its vector to their plain means."""
         for name, tensor in upload.extras.items():
-            self.add_weighted(self._extras[arch, name], 1 / len(weights.clients), tensor.to(total.device).flatten())
+            total = self._extras[self.archs[client], name]
+            self.add_weighted(total, 1 / len(weights.clients), tensor.to(total.device).flatten())
 
     def sum_model(self, client: str, upload: Upload, weights: Weights, total: Tensor) -> None:
         """Add a client's model to ``total``, the sums of its architecture."""

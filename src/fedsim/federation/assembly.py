@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from lightning import Trainer
@@ -20,6 +21,7 @@ from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation import Aggregator
 from fedsim.federation.axis import Axis
 from fedsim.federation.events import RoundCallback
+from fedsim.federation.gathered import GatheringAggregator
 from fedsim.federation.host import Host
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.masked import MaskedAggregator
@@ -28,12 +30,12 @@ from fedsim.federation.requirements import check_image_sizes, check_settings, se
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import Method
-from fedsim.models.groups import group_names
+from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import Neck, ReIDModel
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 from fedsim.training.settings import ClientOverride
 from fedsim.training.statistics import BatchNormStatistics, StatisticsPolicy, shared_names
@@ -74,24 +76,24 @@ def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: in
     check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
     rungs = how.adaptive_backbones.ladder if how.adaptive_backbones else ()
     blueprint = Blueprint(how.backbone, how.neck, how.method, how.bn_stats, how.seed, rungs)
-    residents, archs = build_residents(blueprint, federated.clients, how.clients, device)
+    models, archs = build_residents(blueprint, federated.clients, how.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
     placement = place(costs, world_size)
-    check_image_sizes(residents, data)
-    server = Server(residents, archs, data.augmentation, how.seed, len(federated.public or ()))
-    server.load_kept({arch: how.method.initial_server_kept(resident) for arch, resident in residents.items()})
+    check_image_sizes(models, data)
+    server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
+    server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
     store, hosted = make_store(how.client_store, device), set(placement.hosted_by(rank))
     clients = {
         mine.name: Client(
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            resident=residents[archs[mine.name]], store=store, seed=how.seed,
-            kept=how.method.initial_kept(residents[archs[mine.name]]),
+            model=models[archs[mine.name]], store=store, seed=how.seed,
+            kept=how.method.initial_state(models[archs[mine.name]]).client,
         ).to(device)
         for mine in federated.clients if mine.name in hosted
     }  # fmt: skip
     return Parts(
-        method=how.method, federated=federated, residents=residents, archs=archs, costs=costs, placement=placement,
-        statistics={arch: BatchNormStatistics(how.bn_stats, resident) for arch, resident in residents.items()},
+        method=how.method, federated=federated, models=models, archs=archs, costs=costs, placement=placement,
+        statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
         store=store, clients=clients,
     )  # fmt: skip
@@ -105,6 +107,8 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     """
     ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
     how.privacy.prepare(how.method, parts.server, how.selection)
+    if how.aggregation is not None:
+        how.aggregation.check(how.method, parts.server)
     return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
 
 
@@ -139,15 +143,19 @@ def evaluator_of(
 
     return evaluator_for(how.evaluation)(
         settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients,
-        residents=parts.residents, archs=parts.archs, federated=parts.federated, placement=parts.placement,
+        models=parts.models, archs=parts.archs, federated=parts.federated, placement=parts.placement,
         strategy=strategy, open_images=data.open_test, progress=tell,
     )  # fmt: skip
 
 
 def make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy, device: torch.device) -> Aggregator:
     """Return the sums that the method's uploads need."""
-    kind = MaskedAggregator if how.method.has_masks else Aggregator
-    return kind(strategy, parts.statistics, parts.archs, how.reduction, device, how.seed)
+    common = (strategy, parts.statistics, parts.archs, how.reduction, device, how.seed)
+    if how.aggregation is not None:
+        return GatheringAggregator(how.aggregation.aggregate, *common)
+    if "uploads" in how.method.requires:
+        return GatheringAggregator(partial(how.method.aggregate, parts.server), *common)
+    return MaskedAggregator(*common) if "masks" in how.method.requires else Aggregator(*common)
 
 
 def build_residents(
@@ -155,7 +163,7 @@ def build_residents(
     clients: Sequence[ClientData],
     overrides: Mapping[str, ClientOverride],
     device: torch.device,
-) -> tuple[dict[str, Resident], Architectures]:
+) -> tuple[dict[str, FlatModel], Architectures]:
     """Build one resident model per architecture.
 
     Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
@@ -175,26 +183,26 @@ def build_residents(
     for backbone in blueprint.ladder:
         templates.setdefault(layout_of(backbone), backbone)
         members.setdefault(layout_of(backbone), [])
-    residents: dict[str, Resident] = {}
+    models: dict[str, FlatModel] = {}
     archs: dict[str, str] = {}
     for layout, group in members.items():
-        name = _free_name(layout[0].lower(), residents)
+        name = _free_name(layout[0].lower(), models)
         num_classes = max(c.num_classes for c in (clients if blueprint.ladder else group))
-        residents[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
+        models[name] = _build_resident(name, templates[layout], num_classes, blueprint, device)
         archs |= {c.name: name for c in group}
-    return residents, Architectures(archs)
+    return models, Architectures(archs)
 
 
 def _build_resident(
     arch: str, backbone: nn.Module, max_classes: int, blueprint: Blueprint, device: torch.device
-) -> Resident:
-    shared_head = max_classes if blueprint.method.shares_head and max_classes else None
+) -> FlatModel:
+    shared_head = max_classes if Group.HEAD in blueprint.method.shared_groups and max_classes else None
     with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
         torch.manual_seed(blueprint.seed)
         model = ReIDModel(copy.deepcopy(backbone), blueprint.neck, shared_head).to(device)
     groups = group_names(model)
     shared = shared_names(groups, blueprint.method.shared_groups, blueprint.bn_stats)
-    return Resident(arch, model, shared, groups, max_classes)
+    return FlatModel(arch, model, shared, groups, max_classes)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fedsim.core.messages import Report
+from fedsim.training.messages import Report
 
 __all__ = ["Axis", "RoundRecord"]
 

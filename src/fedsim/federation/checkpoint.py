@@ -16,7 +16,7 @@ from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts
 from fedsim.methods.base import Method
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 
 __all__ = ["check_content", "describe_content", "restore", "save"]
 
@@ -31,7 +31,7 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
         axes: whose states are saved.
         threads: CPU threads per rank.
     """
-    content = describe_content(parts.method, parts.residents, parts.num_classes, parts.placement.ranks, threads)
+    content = describe_content(parts.method, parts.models, parts.num_classes, parts.placement.ranks, threads)
     states = {axis.key: axis.state_dict() for axis in axes if axis.key}
     private = ((name, parts.store.read(name)) for name in parts.store.clients())
     return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
@@ -50,7 +50,7 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], t
         ConfigError: if the checkpoint is of another method, federation or model.
     """
     content = _upgraded(checkpoint[CONTENT_KEY])
-    check_content(content, parts.method, parts.residents, parts.num_classes)
+    check_content(content, parts.method, parts.models, parts.num_classes)
     if content.get(BackboneLadder.key) and not any(isinstance(axis, BackboneLadder) for axis in axes):
         raise ConfigError(OTHER_LADDER)
     for axis in axes:  # before the clients' states, whose layout a ladder decides
@@ -70,7 +70,7 @@ def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_content(
     method: Method,
-    residents: Mapping[str, Resident],
+    models: Mapping[str, FlatModel],
     classes: Mapping[str, int],
     hosts: Mapping[str, int],
     threads: int,
@@ -79,7 +79,7 @@ def describe_content(
 
     Args:
         method: of the run.
-        residents: architecture -> model.
+        models: architecture -> model.
         classes: client -> number of identities, for all clients.
         hosts: client -> rank in whose files its private state is.
         threads: CPU threads per rank.
@@ -87,9 +87,9 @@ def describe_content(
     return {
         "format": FORMAT,
         "method": type(method).__name__,
-        "layouts": {arch: _layout(resident.flat.shared_entries) for arch, resident in residents.items()},
-        "private_layouts": {arch: _layout(_private_entries(resident)) for arch, resident in residents.items()},
-        "complete": {arch: resident.is_complete for arch, resident in residents.items()},
+        "layouts": {arch: _layout(model.flat.shared_entries) for arch, model in models.items()},
+        "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models.items()},
+        "complete": {arch: model.is_complete for arch, model in models.items()},
         "clients": dict(classes),
         "hosts": dict(hosts),
         "threads": threads,
@@ -99,7 +99,7 @@ def describe_content(
 def check_content(
     content: Mapping[str, Any],
     method: Method,
-    residents: Mapping[str, Resident],
+    models: Mapping[str, FlatModel],
     classes: Mapping[str, int],
 ) -> None:
     """See whether a checkpoint fits a federation.
@@ -107,7 +107,7 @@ def check_content(
     Args:
         content: fedsim's part of it.
         method: of this run.
-        residents: architecture -> model.
+        models: architecture -> model.
         classes: client -> number of identities, for all clients.
 
     Raises:
@@ -119,10 +119,10 @@ def check_content(
     if classes.keys() != content["clients"].keys():
         here, there = ", ".join(classes), ", ".join(content["clients"])
         raise ConfigError(f"ckpt_path: the checkpoint's clients are {there}; this federation's are {here}")
-    for arch in sorted({*residents, *content["layouts"]}):
-        resident = residents.get(arch)
-        _compare(arch, "shares", resident.flat.shared_entries if resident else [], content["layouts"].get(arch, []))
-        private = _private_entries(resident) if resident else []
+    for arch in sorted({*models, *content["layouts"]}):
+        model = models.get(arch)
+        _compare(arch, "shares", model.flat.shared_entries if model else [], content["layouts"].get(arch, []))
+        private = _private_entries(model) if model else []
         _compare(arch, "keeps private", private, content["private_layouts"].get(arch, []))
     for client, number in content["clients"].items():
         if number != classes[client]:
@@ -141,8 +141,8 @@ def _compare(arch: str, does: str, mine: Sequence[Entry], theirs: list[dict[str,
             )
 
 
-def _private_entries(resident: Resident) -> list[Entry]:
-    return [entry for entry in resident.flat.entries if not entry.shared]
+def _private_entries(model: FlatModel) -> list[Entry]:
+    return [entry for entry in model.flat.entries if not entry.shared]
 
 
 def _layout(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import keep_freed_memory
-from fedsim.core.messages import Report
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.assembly import assemble, axes_of, evaluator_of, round_of
 from fedsim.federation.checkpoint import restore, save
@@ -22,6 +21,7 @@ from fedsim.federation.requirements import check_equal_start
 from fedsim.federation.settings import (
     Accounting,
     AdaptiveBackbones,
+    Aggregation,
     AllClients,
     Availability,
     Backbone,
@@ -40,6 +40,7 @@ from fedsim.federation.settings import (
     StatisticsPolicy,
 )
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.messages import Report
 
 __all__ = ["Federation"]
 
@@ -60,6 +61,7 @@ class Federation(LightningModule):
         privacy: WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed.
         hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
         accounting: how bytes are counted, of pruned models above all.
+        aggregation: Median, TrimmedMean or Krum in the place of the weighted mean; null: the method's own.
         server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
             model becomes the weighted mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics.
@@ -87,6 +89,7 @@ class Federation(LightningModule):
         privacy: Privacy | None = None,
         hardware: Hardware | None = None,
         accounting: Accounting = Accounting(),  # noqa: B008
+        aggregation: Aggregation | None = None,
         server_optimizer: OptimizerCallable | None = None,
         bn_stats: StatisticsPolicy = "mean",
         reduction: Literal["exact", "fp32"] = "exact",
@@ -101,9 +104,9 @@ class Federation(LightningModule):
         self.settings = Settings(
             method=method, backbone=backbone, neck=neck, client=client, clients=clients or {}, objective=objective,
             selection=selection, availability=availability, adaptive_backbones=adaptive_backbones,
-            privacy=privacy or Privacy(), hardware=hardware, accounting=accounting, server_optimizer=server_optimizer,
-            bn_stats=bn_stats, reduction=reduction, on_bad_update=on_bad_update, client_store=client_store,
-            evaluation=evaluation, threads=threads, seed=seed,
+            privacy=privacy or Privacy(), hardware=hardware, accounting=accounting, aggregation=aggregation,
+            server_optimizer=server_optimizer, bn_stats=bn_stats, reduction=reduction, on_bad_update=on_bad_update,
+            client_store=client_store, evaluation=evaluation, threads=threads, seed=seed,
         )  # fmt: skip
         self.reports: Mapping[str, Report] = {}
         """of the clients whose updates counted in the last round"""
@@ -175,7 +178,7 @@ class Federation(LightningModule):
             self.evaluator = evaluator_of(self.settings, self.parts, data, strategy, callbacks)
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
-            check_equal_start(strategy, self.parts.residents)
+            check_equal_start(strategy, self.parts.models)
 
     def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:
         """Build the server and the clients that ``rank`` hosts (:func:`~fedsim.federation.assembly.assemble`)."""

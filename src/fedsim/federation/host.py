@@ -12,9 +12,10 @@ from fedsim.federation.aggregation import Aggregator
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.privacy import Privacy
 from fedsim.federation.round_table import RoundTable
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, message_to
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client
+from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
 __all__ = ["Host"]
@@ -89,35 +90,38 @@ class Host:
             raise
 
     def _train_client(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
-        client.resident.flat.check()
+        client.model.flat.check()
         client.begin_round(round_, work, self.precision, self._on_batch)
         try:
-            with self.privacy.visit(client, self.server):
-                self._do_round(client, table, keep_snapshot)
+            message = message_to(self.method, self.server, client.model.arch)
+            client.received = self.privacy.received(client, self.server, message)
+            self._do_round(client, table, keep_snapshot)
         finally:
             client.leave()
 
     def _do_round(self, client: Client, table: RoundTable, keep_snapshot: bool) -> None:
         """Download, train, measure, upload."""
-        self.method.download(client, self.server)
-        self.method.train(client, self.server)
+        self.method.download(client)
+        self.method.train(client)
         client.check_labels()
-        signals = self.method.signals(client, self.server)
-        tensors = self.method.tensor_signals(client, self.server) if self.method.has_tensor_signals else ()
-        self._check_signals(client, signals, tensors)
-        upload = self.privacy.uploaded(client, self.server, self.method.upload(client, self.server))
+        upload = self.method.upload(client)
+        self._check_signals(client, upload)
+        numbers, tensors = upload.numbers, upload.tensor_numbers
+        upload = self.privacy.uploaded(client, self.server, upload)
         contribution = self.aggregator.encode(client.client_name, upload)
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
         traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, upload), strict=True)
-        numbers = {**outcome.facts, **signals, **dict(traffic)}
-        table.fill(client.client_name, self.strategy.global_rank, outcome, numbers, tensors)
+        row = {**outcome.facts, **numbers, **dict(traffic)}
+        table.fill(client.client_name, self.strategy.global_rank, outcome, row, tensors)
 
-    def _check_signals(self, client: Client, signals: Mapping[str, float], tensors: Sequence[float]) -> None:
-        """Refuse signals that are not finite: it is a bad update."""
-        names = [entry.name for entry in client.resident.flat.shared_parameters] if tensors else []
-        for name, value in [*signals.items(), *zip(names, tensors, strict=True)]:
+    def _check_signals(self, client: Client, upload: Upload) -> None:
+        """Refuse signals that are not declared; those that are not finite make a bad update."""
+        assert upload.signals.keys() == self.method.measures.keys(), "upload must have the signals that measures names"
+        names = [entry.name for entry in client.model.flat.shared_parameters]
+        of_tensors = [pair for values in upload.tensor_numbers.values() for pair in zip(names, values, strict=True)]
+        for name, value in [*upload.numbers.items(), *of_tensors]:
             if not math.isfinite(value):
                 raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
 

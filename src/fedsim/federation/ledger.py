@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
+
 from fedsim.core.flat import FlatParameters
-from fedsim.core.messages import Report
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.axis import Axis, RoundRecord
 from fedsim.federation.hardware import Hardware
 from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.methods.base import Method
+from fedsim.training.messages import Report
 from fedsim.training.server import Server
 
 __all__ = ["Accounting", "Ledger", "Traffic"]
@@ -100,11 +102,11 @@ class Ledger(Axis):
         self._archs = archs
         self._hardware = hardware
         self._accounting = accounting
-        self._num_parameters = {arch: resident.flat.num_shared_elements for arch, resident in server.residents.items()}
+        self._num_parameters = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
         self.unpruned: dict[str, int] = {}
         """client -> shared parameters, counted by element, that the server sends it; whoever is missing gets all"""
         self._note_server_masks()
-        self._model_bytes = {arch: resident.shared_bytes for arch, resident in server.residents.items()}
+        self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
         """client -> its traffic in the last round, of the clients that were selected"""
         self.seconds: float | None = None
@@ -115,20 +117,17 @@ class Ledger(Axis):
 
     def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
         """Return what clients receive and send in round ``round_``, from 0, if they answer and nothing is pruned."""
-        with self._server.in_round(round_):
-            of_arch = {arch: self._of_arch(arch) for arch in sorted({self._archs[name] for name in clients})}
+        of_arch = {arch: self._of_arch(arch, round_) for arch in sorted({self._archs[name] for name in clients})}
         if round_ == 0 and not self._accounting.first_download:
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
         return {name: of_arch[self._archs[name]] for name in clients}
 
-    def _of_arch(self, arch: str) -> Traffic:
+    def _of_arch(self, arch: str, round_: int) -> Traffic:
         size, method, server = self._model_bytes[arch], self._method, self._server
-        flat = server.residents[arch].flat
-        down, up = (
-            sum(_count(shape, flat) for shape in of(server, arch).values())
-            for of in (method.extras_down, method.extras_up)
-        )
-        measured = len(method.signal_names) + method.has_tensor_signals * len(flat.shared_parameters)
+        flat, payload = server.models[arch].flat, method.payload(server, arch, round_)
+        down = sum(_count(tuple(server.kept[arch][name].shape), flat) for name in payload.down)
+        up = sum(_count(shape, flat) for shape in payload.up.values())
+        measured = sum(1 if kind == "client" else len(flat.shared_parameters) for kind in method.measures.values())
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
     def observe(self, record: RoundRecord) -> None:
@@ -149,7 +148,7 @@ class Ledger(Axis):
 
     def prunes(self, arch: str) -> bool:
         """Whether clients prune models of an architecture, or the server does."""
-        return self._method.has_masks or self._method.server_mask(self._server, arch) is not None
+        return "masks" in self._method.requires or self._server_mask(arch) is not None
 
     def _encoded(self, name: str, traffic: Traffic, report: Report | None) -> Traffic:
         """Return the traffic of a client that has pruned, or for which the server has.
@@ -166,7 +165,7 @@ class Ledger(Axis):
         own = {} if report is None else report.traffic
         down, up = self.unpruned.get(name, size), int(own.get("unpruned", size))
         # a client has its own mask; of the server's it may have missed some
-        down_bytes = sparse_bytes(size, down, accounting.encoding, always or method.has_masks or down == size)
+        down_bytes = sparse_bytes(size, down, accounting.encoding, always or "masks" in method.requires or down == size)
         up_bytes = sparse_bytes(size, up, accounting.encoding, not (always or own.get("new mask")))
         saved = dense_bytes(size)
         return traffic._replace(
@@ -175,11 +174,15 @@ class Ledger(Axis):
 
     def _note_server_masks(self) -> None:
         """See what the server sends in the next round, where it prunes."""
-        for arch in self._server.residents:
-            mask = self._method.server_mask(self._server, arch)
+        for arch in self._server.models:
+            mask = self._server_mask(arch)
             if mask is not None:
                 num_unpruned = self._num_parameters[arch] - int((~mask).count_nonzero())
                 self.unpruned |= {name: num_unpruned for name, its in self._archs.items() if its == arch}
+
+    def _server_mask(self, arch: str) -> Tensor | None:
+        name = self._method.payload(self._server, arch, self._server.round).mask
+        return None if name is None else self._server.kept[arch][name]
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
         """Return how long a round takes on the clients' hardware: as long as its slowest client.

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.core.messages import Upload
-from fedsim.federation.aggregation import Aggregator, Weights
+from fedsim.federation.aggregation import Aggregator
 from fedsim.functional.pruning import zero_pruned_
+from fedsim.methods.base import Weights
+from fedsim.training.messages import Upload
 from fedsim.training.statistics import BatchNormStatistics
 
 __all__ = ["MaskedAggregator"]

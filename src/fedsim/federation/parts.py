@@ -17,8 +17,9 @@ from fedsim.federation.ledger import Ledger
 from fedsim.methods.base import Method
 from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.source import FACTS
+from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
 
@@ -33,7 +34,7 @@ class Parts:
     """of the run"""
     federated: FederatedData
     """the images and labels of all clients, not decoded"""
-    residents: Mapping[str, Resident]
+    models: Mapping[str, FlatModel]
     """architecture -> the model of this rank"""
     archs: Architectures
     """of all clients"""
@@ -85,7 +86,9 @@ class Parts:
             for client in self.clients.values():
                 client.open_images(data.open_train)
             if self.federated.public is not None:
-                self.server.public_images = data.decode(self.federated.public.images, "public images")
+                images = data.decode(self.federated.public.images, "public images")
+                device = next(iter(self.models.values())).device
+                self.server.public = PublicImages(images, self.server.augmentation, self.server.seed, device)
         trained = self.names if stage == "fit" else ()
         if stage in ("fit", "validate"):
             evaluator.prepare("val", trained)

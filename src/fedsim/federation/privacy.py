@@ -7,8 +7,8 @@ change, adds noise in proportion to that bound, and accounts for what the rounds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
-from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.axis import Axis
 from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
+from fedsim.training.messages import Download, Report, Upload
 from fedsim.training.server import Server
 
 if TYPE_CHECKING:
-    from fedsim.federation.aggregation import Weights
+    from fedsim.methods.base import Weights
     from fedsim.training.client import Client
 
 __all__ = ["DifferentialPrivacy", "Privacy", "WhiteNoise", "clip_norm", "gaussian_epsilon"]
@@ -41,10 +41,9 @@ class Privacy(Axis):
             ConfigError: if that breaks what this promises.
         """
 
-    @contextmanager
-    def visit(self, client: Client, server: Server) -> Iterator[None]:  # noqa: ARG002 - hooks all have the same arguments
-        """Let ``server.model()`` be what ``client`` receives, while it visits."""
-        yield
+    def received(self, client: Client, server: Server, download: Download) -> Download:  # noqa: ARG002 - a hook's
+        """Return what ``client`` receives instead of ``download``."""
+        return download
 
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
         """Return what leaves the client instead of ``upload``."""
@@ -93,17 +92,13 @@ class WhiteNoise(Privacy):
         self.in_aggregation = in_aggregation
         self.in_download = in_download
 
-    @contextmanager
-    def visit(self, client: Client, server: Server) -> Iterator[None]:
+    def received(self, client: Client, server: Server, download: Download) -> Download:
         """Eq. (15): the client, and all of its method, see the global model with noise."""
         if not self.in_download or self.beta == 0:
-            yield
-            return
-        arch = client.resident.arch
+            return download
         generator = numpy_generator(server.seed, server.round, client.client_name, "noise in download")
-        noise = _noise(client.resident.flat, _noised(client.resident.flat), self.beta, generator)
-        with server.sending(arch, server.model(arch) + noise):
-            yield
+        noise = _noise(client.model.flat, _noised(client.model.flat), self.beta, generator)
+        return replace(download, vector=download.vector + noise)
 
     def aggregated(
         self,
@@ -116,7 +111,7 @@ class WhiteNoise(Privacy):
             return means
         result = {}
         for arch, mean in means.items():
-            flat = server.residents[arch].flat
+            flat = server.models[arch].flat
             generator = numpy_generator(server.seed, server.round, arch, "noise in aggregation")
             result[arch] = mean + _noise(flat, _noised(flat), self.beta, generator)
         return result
@@ -183,9 +178,9 @@ class DifferentialPrivacy(Privacy):
         """Return the clipped change of the shared parameters; in mode ``local`` with noise."""
         if upload.extras:
             raise ConfigError(_extras(f"round {server.round + 1}: the method", ", ".join(upload.extras)))
-        change = clip_norm(upload.vector - server.model(client.resident.arch), self.clip)
+        change = clip_norm(upload.vector - server.vector(client.model.arch), self.clip)
         if self.mode == "local":
-            change += self._noise(client.resident.flat, server, client.client_name)
+            change += self._noise(client.model.flat, server, client.client_name)
         return Upload(change)
 
     def aggregated(
@@ -193,14 +188,14 @@ class DifferentialPrivacy(Privacy):
     ) -> Mapping[str, Tensor]:
         """Return the global models plus the mean changes; in mode ``central`` with noise, even if nobody answered."""
         if self.mode == "local":
-            return {arch: server.model(arch) + change for arch, change in means.items()}
+            return {arch: server.vector(arch) + change for arch, change in means.items()}
         result = {}
-        for arch, resident in server.residents.items():
+        for arch, model in server.models.items():
             expected = self._share * server.num_clients[arch]
-            total = self._noise(resident.flat, server, arch)
+            total = self._noise(model.flat, server, arch)
             if arch in means:
                 total += len(weights[arch].clients) * means[arch]
-            result[arch] = server.model(arch) + total / expected
+            result[arch] = server.vector(arch) + total / expected
         return result
 
     def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:  # noqa: ARG002 - it holds for all
@@ -280,20 +275,20 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
             f"model.method: {name}, as it is configured, measures signals on the clients, which differential privacy "
             "does not cover; choose a method or weighting without them"
         )
-    if method.has_masks:
+    if "masks" in method.requires:
         raise ConfigError(
             f"model.method: {name} uploads which elements its clients prune, without noise; differential privacy needs "
             "a method without masks of the clients"
         )
-    if method.needs_public_images:
+    if "public_images" in method.requires:
         raise ConfigError(
             f"model.method: {name}, as it is configured, needs public images, and differential privacy does not cover "
             "what clients say about them; switch it off"
         )
-    for arch, resident in server.residents.items():
-        if extras := method.extras_up(server, arch):
+    for arch, model in server.models.items():
+        if extras := method.payload(server, arch, 0).up:
             raise ConfigError(_extras(f"model.method: {name}", ", ".join(extras)))
-        if any(entry.kind == "buffer" for entry in resident.flat.shared_entries):
+        if any(entry.kind == "buffer" for entry in model.flat.shared_entries):
             raise ConfigError(
                 "model.bn_stats: running statistics would be sent without noise, which voids differential privacy; "
                 "set bn_stats: local"
@@ -303,8 +298,9 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
 def _check_weights(method: Method) -> None:
     sizes = {"one": Report(1, {}), "other": Report(3, {})}
     swapped = {"one": Report(3, {}), "other": Report(2, {})}
-    is_uniform = set(method.weights(sizes).values()) == set(method.weights(swapped).values()) == {0.5}
-    if not is_uniform or method.parameter_weights(sizes) or method.step_size(sizes) != method.step_size(swapped):
+    one, other = method.weights(sizes), method.weights(swapped)
+    is_uniform = set(one.clients.values()) == set(other.clients.values()) == {0.5}
+    if not is_uniform or one.parameters or one.step_size != other.step_size:
         raise ConfigError(
             f"model.method: {type(method).__name__}, as it is configured, weighs clients by their data; differential "
             "privacy needs equal weights: set weighting: uniform, or choose another method"

@@ -12,8 +12,9 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.federation.hardware import Hardware
 from fedsim.methods.base import Method
+from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
 
@@ -34,12 +35,12 @@ def check_settings(
     _check_identities(federated, method)
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
-    if method.needs_public_images and federated.public is None:
+    if "public_images" in method.requires and federated.public is None:
         raise ConfigError(
             f"model.method: {type(method).__name__}, as it is configured, needs public images; "
             "set data.public to an unseen data set"
         )
-    if method.needs_hardware:
+    if "speeds" in method.requires:
         _check_speeds(names, type(method).__name__, hardware)
 
 
@@ -64,12 +65,12 @@ def _check_identities(federated: FederatedData, method: Method) -> None:
             f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
             "remove its folder or leave model.client.cluster out"
         )
-    if method.needs_identities:
+    if "identities" in method.requires:
         raise ConfigError(
             f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "
             "clusters its images instead; leave model.client.cluster out or choose another method"
         )
-    if method.shares_head and len(unlabelled) < len(federated.clients):
+    if Group.HEAD in method.shared_groups and len(unlabelled) < len(federated.clients):
         raise ConfigError(
             f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
         )
@@ -97,18 +98,18 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
     return settings
 
 
-def check_image_sizes(residents: Mapping[str, Resident], data: FederatedDataModule) -> None:
+def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:
     """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
     crop = data.augmentation.crop
-    check_image_size(residents, "augmentation.crop" if crop else "size", crop or data.size)
-    check_image_size(residents, "test_size", data.test_size)
+    check_image_size(models, "augmentation.crop" if crop else "size", crop or data.size)
+    check_image_size(models, "test_size", data.test_size)
 
 
-def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[int, int]) -> None:
+def check_image_size(models: Mapping[str, FlatModel], name: str, size: tuple[int, int]) -> None:
     """Raise ConfigError if a model cannot process images of this height and width."""
-    for arch, resident in residents.items():
-        images = torch.zeros(2, 3, *size, device=resident.flat.buffer.device)
-        backbone = resident.model.eval().backbone
+    for arch, model in models.items():
+        images = torch.zeros(2, 3, *size, device=model.flat.buffer.device)
+        backbone = model.network.eval().backbone
         try:
             with torch.no_grad():
                 maps = backbone(images)
@@ -121,10 +122,10 @@ def check_image_size(residents: Mapping[str, Resident], name: str, size: tuple[i
             )
 
 
-def check_equal_start(strategy: FederatedStrategy, residents: Mapping[str, Resident]) -> None:
+def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:
     """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
-    checksums = torch.zeros(strategy.world_size, len(residents), dtype=torch.float64)
-    mine = [resident.checksum for resident in residents.values()]
+    checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
+    mine = [model.checksum for model in models.values()]
     checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
     strategy.exchange([checksums])
     if len(checksums.unique(dim=0)) > 1:

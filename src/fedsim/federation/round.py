@@ -9,16 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.messages import Report
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.aggregation import Aggregator, Weights, aggregation_weights
+from fedsim.federation.aggregation import Aggregator, aggregation_weights
 from fedsim.federation.axis import Axis, RoundRecord
 from fedsim.federation.host import Host
 from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.server_step import work_on_server
 from fedsim.federation.settings import Settings
+from fedsim.methods.base import Weights, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.messages import Report
 
 __all__ = ["Round", "RoundResult"]
 
@@ -72,7 +73,7 @@ class Round:
         work = how.availability.of(selected, round_, how.seed)
         called = [name for name in work if work[name] > 0]
         # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
-        extras = {arch: method.extras_up(parts.server, arch) for arch in parts.residents}
+        extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
         self.aggregator.begin(round_, extras, self._early_weights(called))
         # 3. Each rank trains its clients, one after another.
         table = self._empty_table()
@@ -84,13 +85,13 @@ class Round:
         # 5. Every rank computes the same weights, normalised before they meet any upload.
         weights = aggregation_weights(method, reports, parts.archs)
         # 6. Weighted sums over all clients, one collective per architecture; noise, if there is to be any.
-        means = how.privacy.aggregated(parts.server, self.aggregator.means(weights), weights)
+        means = how.privacy.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
         # 7. The server moves towards the means, and does what else the method asks of it.
         if means:  # nobody answered: no step, not even of the momentum
-            parts.server.received = self.aggregator.received(weights)
+            parts.server.answers = self.aggregator.answers(reports)
             self._step_server(means, weights, optimizer_step)
         # 8. The axes learn from the round.
-        overall = method.weights(reports) if reports and how.selection.learns else {}
+        overall = method.weights(reports).clients if reports and how.selection.learns else {}
         record = RoundRecord(
             round_, how.seed, list(work), reports, {name: overall[name] for name in reports if overall}
         )
@@ -110,7 +111,10 @@ class Round:
 
     def _empty_table(self) -> RoundTable:
         method, parts = self.how.method, self.parts
-        columns = Columns(parts.facts, method.signal_names, self.aggregator.columns)
+        numbers, tensors = (
+            tuple(name for name, kind in method.measures.items() if kind == which) for which in ("client", "tensor")
+        )
+        columns = Columns(parts.facts, numbers, self.aggregator.columns, tensors)
         return RoundTable(parts.names, columns, self.strategy.world_size, self.aggregator.num_tensors(method))
 
     def _report(self, table: RoundTable, name: str) -> Report:
@@ -133,6 +137,6 @@ class Round:
         sizes = {arch: w.step_size for arch, w in weights.items()}
         parts.server.step(optimizer_step, means, exact, sizes, self.aggregator.untouched)
         recalibrates = how.bn_stats == "recalibrate"
-        if recalibrates or how.method.has_server_step(parts.server):
+        if recalibrates or has_server_step(how.method, parts.server.round):
             size = how.evaluation.batch_size if recalibrates else None
             work_on_server(self.strategy, parts.server, how.method, size)

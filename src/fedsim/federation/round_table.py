@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, NoClustersError
-from fedsim.core.messages import Report
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.training.client import Outcome
+from fedsim.training.messages import Report
 
 __all__ = ["Columns", "RoundTable"]
 
@@ -33,6 +33,8 @@ class Columns(NamedTuple):
     """measured for the server's weights; logged, too"""
     traffic: tuple[str, ...] = ()
     """for the ledger alone"""
+    tensors: tuple[str, ...] = ()
+    """measured for each shared parameter tensor: they stand in tables of their own"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,7 +49,7 @@ class RoundTable:
         clients: names of all clients; the rows.
         columns: beside those of every visit.
         world_size: number of ranks.
-        num_tensors: client -> how many tensors the method measures a number for; empty: it does not.
+        num_tensors: client -> how many shared parameter tensors it has, if there are numbers for each.
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class RoundTable:
     ) -> None:
         self._columns = columns
         self._num_tensors = num_tensors or {}
-        self._tensors = torch.zeros(len(self._num_tensors), max(self._num_tensors.values(), default=0)).double()
+        shape = (len(clients), max(self._num_tensors.values(), default=0))
+        self._tensors = {name: torch.zeros(shape, dtype=torch.float64) for name in columns.tensors}
         self._row_of = {name: row for row, name in enumerate(clients)}
         self._table = torch.zeros(len(clients), len(_COMMON) + len(columns.names), dtype=torch.float64)
         self._filled: dict[int, list[float]] = {}
@@ -73,12 +76,17 @@ class RoundTable:
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
-        return [self._table, self._busy, self._stop_signals, self._tensors]
+        return [self._table, self._busy, self._stop_signals, *self._tensors.values()]
 
     # -- filled by each rank -------------------------------------------------------------------------------------------
 
     def fill(
-        self, client: str, rank: int, outcome: Outcome, numbers: Mapping[str, float], tensors: Sequence[float]
+        self,
+        client: str,
+        rank: int,
+        outcome: Outcome,
+        numbers: Mapping[str, float],
+        tensors: Mapping[str, Sequence[float]],
     ) -> None:
         """Write the row of a client that has trained on ``rank``.
 
@@ -87,11 +95,10 @@ class RoundTable:
             rank: where it has trained.
             outcome: of its visit.
             numbers: by the names of the columns; one that is missing becomes NaN.
-            tensors: a number for each shared parameter tensor, if the method measures them.
+            tensors: by name, numbers for each shared parameter tensor.
         """
-        if client in self._num_tensors:
-            row = self._tensors[self._row_of[client]]
-            row[: self._num_tensors[client]] = torch.tensor(tensors, dtype=torch.float64)
+        for name, table in self._tensors.items():
+            table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         others = (numbers.get(name, math.nan) for name in self._columns.names)
         self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *others]
         self._busy[rank] += outcome.seconds
@@ -136,11 +143,11 @@ class RoundTable:
         row = self._row_of[client]
         loss, correct, images, seconds, _, *others = self._table[row].tolist()
         numbers = dict(zip(self._columns.names, others, strict=True))
-        tensors = self._tensors[row, : self._num_tensors[client]].tolist() if self._num_tensors else ()
+        tensors = {name: table[row, : self._num_tensors[client]].tolist() for name, table in self._tensors.items()}
         return Report(
             num_images,
             {name: numbers[name] for name in self._columns.signals},
-            tuple(tensors),
+            tensors,
             speed=speed,
             loss=loss / max(images, 1),
             accuracy=correct / max(images, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedsim.core.seeding import derive_seed
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.server import Server
 
@@ -26,19 +26,20 @@ def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, 
             torch.manual_seed(derive_seed(server.seed, server.round, "server"))
             if recalibrate is not None:
                 server.recalibrate(recalibrate)
-            method.server_step(server)
+            if has_server_step(method, server.round):
+                method.server_step(server)
     broadcast_server(strategy, server)
 
 
 def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
     """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
     for arch in sorted(server.vectors):
-        strategy.broadcast_(server.model(arch))
+        strategy.broadcast_(server.vector(arch))
     kept = [(arch, name) for arch, tensors in server.kept.items() for name in tensors]
     layout = {
         (arch, name): (tuple(server.kept[arch][name].shape), server.kept[arch][name].dtype) for arch, name in kept
     }
     for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
         if strategy.global_rank != 0:
-            server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.residents[arch].device)
+            server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.models[arch].device)
         strategy.broadcast_(server.kept[arch][name])

@@ -17,6 +17,7 @@ from fedsim.federation.availability import Availability
 from fedsim.federation.hardware import Hardware
 from fedsim.federation.ledger import Accounting
 from fedsim.federation.privacy import Privacy
+from fedsim.federation.robust import Aggregation
 from fedsim.federation.selection import AllClients, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
@@ -27,6 +28,7 @@ from fedsim.training.statistics import StatisticsPolicy
 __all__ = [
     "Accounting",
     "AdaptiveBackbones",
+    "Aggregation",
     "AllClients",
     "Availability",
     "Backbone",
@@ -62,6 +64,7 @@ class Settings:
     privacy: Privacy
     hardware: Hardware | None
     accounting: Accounting
+    aggregation: Aggregation | None
     server_optimizer: OptimizerCallable | None
     bn_stats: StatisticsPolicy
     reduction: Literal["exact", "fp32"]

@@ -1,97 +1,108 @@
-"""What a federated method is: a handful of hooks in the order of the round.
+"""A federated method: a handful of hooks in the order of the round.
 
 The defaults are the plain FedAvg round, so a method's file holds only what its paper changes, in this order. Methods do
-not inherit from one another, and hold settings only: what lives between rounds belongs to the client (its private
-state) or to the server.
+not inherit from one another, and hold settings only: tensors that live between rounds belong to the client (its private
+state) or to the server. No hook is compared with its default: a hook that only calls its base changes nothing, and all
+else that the round must know is declared.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.weighting import size_weights, uniform_weights
 from fedsim.models.groups import Group
+from fedsim.training.messages import Download, Report, Upload
 
 if TYPE_CHECKING:
-    from fedsim.training.client import Batch, Client
-    from fedsim.training.flat_model import Resident
+    from fedsim.training.batch import Batch
+    from fedsim.training.client import Client
+    from fedsim.training.flat_model import FlatModel
     from fedsim.training.server import Server
+    from fedsim.training.uploads import Uploads
 
-__all__ = ["Method", "Weighting", "weigh"]
+__all__ = [
+    "Delivered",
+    "InitialState",
+    "Method",
+    "Need",
+    "Payload",
+    "Signal",
+    "Weighting",
+    "Weights",
+    "has_server_step",
+    "message_to",
+    "run_epoch",
+    "weigh",
+]
 
 Weighting = Literal["size", "uniform"]
+Delivered = Literal["global", "personalised", "ensemble"]
+Need = Literal["identities", "public_images", "speeds", "masks", "uploads"]
+Signal = Literal["client", "tensor"]
 
 
-def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Payload:
+    """Everything that travels beside the model of an architecture in one round; the ledger counts it."""
+
+    down: tuple[str, ...] = ()
+    """names of the server's tensors (``server.keep``) that every client gets; it finds them in
+    ``client.received.extras``"""
+    known: tuple[str, ...] = ()
+    """names of such tensors that every client has had since the first round: they are found there, but not counted"""
+    up: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """names and shapes of ``Upload.extras``"""
+    mask: str | None = None
+    """the name of the server's mask, bool [num_shared_parameters], to which downloads are reduced where the server
+    prunes for all; clients find it like the others. None: the server does not prune"""
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """Tensors that are kept from the start, by name."""
+
+    client: Mapping[str, Tensor] = field(default_factory=dict)
+    """by every client, also by one that changes its backbone"""
+    server: Mapping[str, Tensor] = field(default_factory=dict)
+    """by the server, of each architecture"""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the clients of one architecture enter its new global model."""
+
+    clients: Mapping[str, float]
+    """client -> weight; they sum to 1"""
+    parameters: Mapping[str, Sequence[float]] | None = None
+    """client -> weight of all parameter tensors, or one for each; the others are those of the running statistics then.
+    None: as :attr:`clients`"""
+    step_size: float = 1.0
+    """how far parameters move from the global model towards the mean: 1 is all the way"""
+
+
+def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> Weights:
     """Return the weights that most methods choose from: ``size`` is n_k / n, ``uniform`` is 1 / K."""
     if weighting == "uniform":
-        return uniform_weights(reports)
-    return size_weights({client: report.num_images for client, report in reports.items()})
+        return Weights(uniform_weights(reports))
+    return Weights(size_weights({client: report.num_images for client, report in reports.items()}))
 
 
 class Method(ABC):
     """One round, hook by hook.
 
-    Every hook of the client's side gets the live :class:`~fedsim.training.client.Client` and
-    :class:`~fedsim.training.server.Server`; ``server.model(arch)`` is the global model as it was at the start of the
-    round. What a client must remember between rounds (an expert, a control variate, its previous model) goes in by
-    ``client.keep(name, tensor)``, what the server must by ``server.keep(arch, name, tensor)``; both are saved.
+    Every hook of the client's side gets the live :class:`~fedsim.training.client.Client`. ``client.received`` is the
+    server's message, and all that a hook may know of the server: the global model as it was at the start of the round
+    and the declared :attr:`Payload`. A client remembers tensors between rounds (an expert, a control variate, its
+    previous model) by ``client.keep(name, tensor)``, the server by ``server.keep(arch, name, tensor)``; both are saved.
     """
 
-    # -- what a method declares: the same on every rank ----------------------------------------------------------------
-
-    @property
-    def signal_names(self) -> tuple[str, ...]:
-        """Names of the numbers that :meth:`signals` returns."""
-        return ()
-
-    @property
-    def has_tensor_signals(self) -> bool:
-        """Whether :meth:`tensor_signals` measures anything."""
-        return False
-
-    @property
-    def measures(self) -> bool:
-        """Whether weights are unknown until all clients have trained."""
-        return bool(self.signal_names) or self.has_tensor_signals
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether clients prune: :attr:`Upload.mask` says which elements count. Costs a second vector in the sums."""
-        return False
-
-    def server_mask(self, server: Server, arch: str) -> Tensor | None:
-        """Which shared parameters are not pruned where the server prunes for all, bool [num_shared_parameters].
-
-        It is what downloads are reduced to, for :mod:`fedsim.federation.ledger` to count. None: the server does not
-        prune.
-        """
-        return None
-
-    def has_server_step(self, server: Server) -> bool:
-        """Whether :meth:`server_step` does anything in round ``server.round``; if not, no rank waits for it."""
-        return type(self).server_step is not Method.server_step
-
-    @property
-    def needs_public_images(self) -> bool:
-        """Whether the server must have public images."""
-        return False
-
-    @property
-    def needs_hardware(self) -> bool:
-        """Whether weights depend on the speed of devices."""
-        return False
-
-    @property
-    def needs_identities(self) -> bool:
-        """Whether clients must know who is on their images: clusters will not do."""
-        return False
+    # -- declared: the same on every rank ------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -99,117 +110,121 @@ class Method(ABC):
         """The parameter groups that clients send and receive. ``bn_stats`` may keep statistics private all the same."""
 
     @property
-    def shares_head(self) -> bool:
-        """Whether the identity head is shared; it then has the size of the largest label space."""
-        return Group.HEAD in self.shared_groups
+    def delivers(self) -> Delivered:
+        """The model that the method is about, by which checkpoints are selected.
 
-    def extras_down(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of float32 tensors that clients get in this round beside the global model."""
+        ``global``: the server's. ``personalised``: the clients' own. ``ensemble``: the clients' own at home, and all of
+        them together, as ``evaluation.ensemble`` has it, on data sets that nobody trains on.
+        """
+        return "global"
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether :meth:`personalise` may load another model than the global one: it is scored by itself then."""
+        return self.delivers != "global"
+
+    @property
+    def requires(self) -> frozenset[Need]:
+        """Conditions without which the method cannot run.
+
+        ``identities``: clients know who is on their images. ``public_images``: ``data.public``. ``speeds``: of devices,
+        in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``:
+        the server sees single uploads; :meth:`aggregate` puts them together.
+        """
+        return frozenset()
+
+    @property
+    def measures(self) -> Mapping[str, Signal]:
+        """Names of ``Upload.signals``: one number for each client, or one for each shared parameter tensor."""
         return {}
 
-    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of what ``Upload.extras`` holds in this round, which is ``server.round``."""
-        return {}
+    @property
+    def server_every(self) -> int:
+        """Rounds from one :meth:`server_step` to the next; 0: there is none, and no rank waits for it."""
+        return 0
 
-    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return what a client keeps before its first round, or its first one with another backbone.
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
+        """Return what travels beside the model in round ``round_``, from 0."""
+        return Payload()
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return tensors to be kept before the first round.
 
         Args:
-            resident: of the client's architecture, with the global model and initial private weights.
+            model: of an architecture, with the global model and initial private weights.
         """
-        return {}
+        return InitialState()
 
-    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return what the server keeps before the first round; ``resident`` has the initial weights."""
+    def server_tensors(self, server: Server, arch: str) -> Mapping[str, Tensor]:
+        """Return private tensors of the model, by name, that the server knows by now: for unseen data sets."""
         return {}
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def download(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
         """Load the global model: every shared entry. The private groups have been loaded already."""
-        client.resident.flat.shared.copy_(server.model(client.resident.arch))
+        client.model.shared.copy_(client.received.vector)
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Local training: E epochs of mini-batches."""
-        correct = partial(self.before_step, client, server)
         for epoch in range(client.local_epochs):
-            self.before_epoch(client, server, epoch)
-            for batch in client.batches(epoch):
-                if client.step(self.loss(client, server, batch), correct):
-                    self.after_step(client, server)
+            run_epoch(self, client, epoch)
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:  # noqa: B027 - optional
-        """Prepare a local epoch, for example new pseudo-labels."""
-
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar with gradient."""
         return client.training_step(batch)
 
-    def before_step(self, client: Client, server: Server) -> None:  # noqa: B027 - optional
-        """Change a step's gradient, complete and not yet clipped, by ``client.optimizer.add_to_gradients``."""
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step the optimizer: ``client.step`` can change the gradient before, and says whether weights moved."""
+        client.step(loss)
 
-    def after_step(self, client: Client, server: Server) -> None:  # noqa: B027 - optional
-        """Act after each optimizer step, for example re-apply a mask."""
-
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Measure what the server's weights depend on; keys are :attr:`signal_names`."""
-        return {}
-
-    def tensor_signals(self, client: Client, server: Server) -> Sequence[float]:
-        """Measure a number for each tensor in ``client.resident.flat.shared_parameters``."""
-        return ()
-
-    def upload(self, client: Client, server: Server) -> Upload:
-        """Return what leaves the client."""
-        return Upload(client.resident.flat.shared)
+    def upload(self, client: Client) -> Upload:
+        """Return what leaves the client, after training: the model, extras and signals."""
+        return Upload(client.model.shared)
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
-        """Return aggregation weights that sum to 1 over the clients of one architecture: by default n_k / n."""
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return aggregation weights over the clients of one architecture: by default n_k / n."""
         return weigh("size", reports)
 
-    def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]] | None:
-        """Return weights of the parameters that differ from :meth:`weights`, which then are those of the statistics.
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the mean [num_shared] float32 on the CPU of single uploads, of methods that require ``uploads``.
 
-        Returns:
-            client -> one weight for all parameter tensors, or one for each; None: there are none.
+        Every rank computes it, so that nothing random may enter.
         """
-        return None
-
-    def step_size(self, reports: Mapping[str, Report]) -> float:
-        """Return how far the parameters move from the global model towards the mean: 1 is all the way."""
-        return 1.0
+        raise NotImplementedError
 
     def server_step(self, server: Server) -> None:  # noqa: B027 - optional
         """Change the new global model, for example distil on public data.
 
-        Runs on rank 0; the others receive the result. ``server.residents`` are models to load vectors into,
-        ``server.received`` is what came beside the uploads, ``server.keep`` remembers tensors.
+        Runs on rank 0; the others receive the result. ``server.models`` are models to load vectors into,
+        ``server.answers`` came beside the uploads, ``server.keep`` remembers tensors.
         """
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def personalise(self, client: Client, server: Server) -> None:
+    def personalise(self, client: Client) -> None:
         """Load the model that the client would use: by default the new global model.
 
-        The private groups and what the method keeps have been loaded already.
+        The private groups and the tensors that the method keeps have been loaded already.
         """
-        self.download(client, server)
+        self.download(client)
 
-    @property
-    def unseen_by_all(self) -> bool:
-        """Whether unseen domains are for all clients' personalised models together, as ``evaluation.ensemble`` has it.
 
-        It matters where the server has no model of its own; else every client's model is scored, and the scores
-        averaged.
-        """
-        return False
+def message_to(method: Method, server: Server, arch: str) -> Download:
+    """Return the server's message to the clients of an architecture: the model, and what the method declares."""
+    payload = method.payload(server, arch, server.round)
+    names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
+    return server.send(arch, names, with_public="public_images" in method.requires)
 
-    def server_groups(self, server: Server, arch: str) -> frozenset[Group]:
-        """Return what :meth:`generalise` loads beside the shared groups, where it can do so by now."""
-        return frozenset()
 
-    def generalise(self, resident: Resident, server: Server) -> None:
-        """Load the server's own model: by default the shared groups, to which a method may add others."""
-        resident.flat.shared.copy_(server.model(resident.arch))
+def run_epoch(method: Method, client: Client, epoch: int) -> None:
+    """Train local epoch ``epoch``, from 0."""
+    for batch in client.batches(epoch):
+        method.take_step(client, method.loss(client, batch))
+
+
+def has_server_step(method: Method, round_: int) -> bool:
+    """Return whether the server works by itself after round ``round_``, from 0."""
+    return method.server_every > 0 and (round_ + 1) % method.server_every == 0

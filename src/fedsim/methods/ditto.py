@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Delivered, Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report
 
 __all__ = ["Ditto"]
 
@@ -52,37 +51,42 @@ class Ditto(Method):
             raise ConfigError(f"model.method.lam: {self.lam} is negative")
 
     @property
+    def delivers(self) -> Delivered:
+        """The clients' personal models v_k."""
+        return "personalised"
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
-        model = client.resident.whole
+        model = client.model.whole
         personal = client.kept["personal"] if "personal" in client.kept else model.clone()
-        super().train(client, server)
+        super().train(client)
         trained = model.clone()
         model.copy_(personal)
-        client.resident.reset_counters()
+        client.model.reset_counters()
         client.optimizer.reset(client.round)
-        pull = partial(self._pull, client, server)
+        pull = partial(self._pull, client)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False), pull)
         client.keep("personal", model)
         model.copy_(trained)
 
-    def _pull(self, client: Client, server: Server) -> None:
+    def _pull(self, client: Client) -> None:
         """Add lambda (v_k - w^t) to the gradient."""
-        change = client.resident.flat.shared_change(server.model(client.resident.arch))
+        change = client.model.flat.shared_change(client.received.vector)
         client.optimizer.add_to_gradients(change.mul_(self.lam))
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)
 
-    def personalise(self, client: Client, server: Server) -> None:
+    def personalise(self, client: Client) -> None:
         """Load v_k."""
-        super().personalise(client, server)
+        super().personalise(client)
         if "personal" in client.kept:
-            client.resident.whole.copy_(client.kept["personal"])
+            client.model.whole.copy_(client.kept["personal"])

@@ -21,18 +21,17 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.functional.weighting import softmax_weights
-from fedsim.methods.base import Method, weigh
+from fedsim.functional.weighting import softmax_weights, uniform_weights
+from fedsim.methods.base import Method, Signal, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedAtt"]
 
@@ -52,30 +51,26 @@ class FedAtt(Method):
             raise ConfigError(f"model.method.epsilon: {self.epsilon} is negative")
 
     @property
-    def has_tensor_signals(self) -> bool:
-        """True."""
-        return True
+    def measures(self) -> Mapping[str, Signal]:
+        """How far each tensor has moved."""
+        return {"change": "tensor"}
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def tensor_signals(self, client: Client, server: Server) -> Sequence[float]:
-        """Return how far each tensor has moved, the Euclidean norm."""
-        flat = client.resident.flat
-        change = server.model(client.resident.arch).double() - flat.shared
+    def upload(self, client: Client) -> Upload:
+        """Return the model, and how far each tensor has moved: the Euclidean norm."""
+        flat = client.model.flat
+        change = client.received.vector.double() - flat.shared
         norms: list[float] = torch.stack([change[entry.span].norm() for entry in flat.shared_parameters]).tolist()
-        return norms
+        return Upload(flat.shared, signals={"change": norms})
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
-        """Return the weights of running statistics: all alike."""
-        return weigh("uniform", reports)
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return the attention and epsilon; running statistics are averaged alike.
 
-    def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]]:
-        """Return the attention."""
-        return softmax_weights({client: report.tensor_signals for client, report in reports.items()})
-
-    def step_size(self, reports: Mapping[str, Report]) -> float:
-        """Return epsilon: with weights that sum to 1, the update is a step towards the weighted mean."""
-        return self.epsilon
+        With weights that sum to 1, the paper's update is a step of size epsilon towards the weighted mean.
+        """
+        attention = softmax_weights({client: report.tensor_signals["change"] for client, report in reports.items()})
+        return Weights(uniform_weights(reports), attention, self.epsilon)

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group, body_groups
+from fedsim.training.messages import Report
 
 __all__ = ["FedAvg"]
 
@@ -45,6 +45,6 @@ class FedAvg(Method):
         """The trunk, and what is shared of neck and head."""
         return body_groups(self.share_neck, self.share_head)
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group
+from fedsim.training.messages import Report
 
 __all__ = ["FedBN"]
 
@@ -43,6 +43,6 @@ class FedBN(Method):
         """Weights outside normalisation layers."""
         return frozenset({Group.CONV, Group.NECK, Group.HEAD} if self.share_head else {Group.CONV})
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)

@@ -37,14 +37,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Signal, Weights
 from fedsim.methods.reference import first_features, received_features, remember_received
 from fedsim.models.groups import BODY, Group
 from fedsim.training.client import Batch, Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedCAPR"]
 
@@ -70,25 +69,25 @@ class FedCAPR(Method):
             raise ConfigError(f"model.method.reg_from: {self.reg_from} is less than 1, the first round")
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
+    def measures(self) -> Mapping[str, Signal]:
         """The cosine distance, which is the weight."""
-        return ("cdw",)
+        return {"cdw": "client"}
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone and neck; there is no head."""
         return BODY
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Remember the received model, before the first step."""
-        if epoch == 0:
-            remember_received(client)
+    def train(self, client: Client) -> None:
+        """Train, beside the received model."""
+        remember_received(client)
+        super().train(client)
 
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of the clusters plus the regulariser."""
         output = client.forward(batch.images)
         loss = client.supervised_loss(output, batch)
-        if self.regulariser == 0 or server.round + 1 < self.reg_from:
+        if self.regulariser == 0 or client.round + 1 < self.reg_from:
             return loss
         reference = received_features(client, batch.images)
         features, pseudo = output.features.neck, client.visit.pseudo
@@ -98,13 +97,14 @@ class FedCAPR(Method):
             return loss + self.regulariser * distances[cameras == cameras.max()].mean()
         return loss + self.regulariser * mean_cosine_distance(features, reference)
 
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Return m_k: how far training has turned the features of the first images."""
-        return {"cdw": float(mean_cosine_distance(*first_features(client)))}
+    def upload(self, client: Client) -> Upload:
+        """Return the model and m_k: how far training has turned the features of the first images."""
+        change = float(mean_cosine_distance(*first_features(client)))
+        return Upload(client.model.shared, signals={"cdw": change})
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         distances = {client: report.signals["cdw"] for client, report in reports.items()}
         if self.quantise:
             distances = {client: float(int(1000 * distance)) for client, distance in distances.items()}
-        return normalise(distances)
+        return Weights(normalise(distances))

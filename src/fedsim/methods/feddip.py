@@ -37,13 +37,13 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import InitialState, Method, Payload, Weighting, Weights, weigh
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["FedDIP"]
@@ -88,76 +88,82 @@ class FedDIP(Method):
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return the first m."""
-        return {"mask": self._make_mask(resident, resident.flat.shared, self.initial)}
+    @property
+    def server_every(self) -> int:
+        """The server prunes in each round."""
+        return 1
 
-    def server_mask(self, server: Server, arch: str) -> Tensor:
-        """Return m."""
-        return server.kept[arch]["mask"]
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
+        """Downloads are reduced to m."""
+        return Payload(mask="mask")
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return the first m."""
+        return InitialState(server={"mask": self._make_mask(model, model.shared, self.initial)})
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
+    def train(self, client: Client) -> None:
         """Begin with omega_G * m, of which a second model keeps the dense weights."""
-        if epoch == 0:
-            _dense(client).copy_(self._mask(client, server))
+        _dense(client).copy_(self._mask(client))
+        super().train(client)
 
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss plus the penalty."""
-        loss, lam = super().loss(client, server, batch), self._lambda(server)
+        loss, lam = super().loss(client, batch), self._lambda(client.round)
         if lam == 0:
             return loss
-        parameters = dict(client.resident.model.named_parameters())
-        names = [entry.name for entry in prunable_entries(client.resident)]
+        parameters = dict(client.model.network.named_parameters())
+        names = [entry.name for entry in prunable_entries(client.model)]
         return loss + lam * torch.stack([torch.linalg.vector_norm(parameters[name]) for name in names]).sum()
 
-    def before_step(self, client: Client, server: Server) -> None:
-        """Let the step start from omega_n."""
-        _trained(client).copy_(_dense(client))
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Let the step start from omega_n; keep that, and go on with omega_n * m."""
 
-    def after_step(self, client: Client, server: Server) -> None:
-        """Keep omega_n, and go on with omega_n * m."""
-        _dense(client).copy_(_trained(client))
-        self._mask(client, server)
+        def start() -> None:
+            _trained(client).copy_(_dense(client))
 
-    def _mask(self, client: Client, server: Server) -> Tensor:
-        return zero_pruned_(_trained(client), server.kept[client.resident.arch]["mask"])
+        if client.step(loss, start):
+            _dense(client).copy_(_trained(client))
+            self._mask(client)
 
-    def _lambda(self, server: Server) -> float:
+    def _mask(self, client: Client) -> Tensor:
+        return zero_pruned_(_trained(client), client.received.extras["mask"])
+
+    def _lambda(self, round_: int) -> float:
         """Return lambda_t."""
-        return stepped_weight(server.round, self.rounds, self.lam, self.lam_steps)
+        return stepped_weight(round_, self.rounds, self.lam, self.lam_steps)
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return omega_n; the client's own model is omega_n * m."""
-        statistics = client.resident.flat.shared[client.resident.flat.num_shared_parameters :]
+        statistics = client.model.shared[client.model.flat.num_shared_parameters :]
         return Upload(torch.cat([_dense(client), statistics]))
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)
 
     def server_step(self, server: Server) -> None:
         """Renew m, if it is time to, and prune omega_G."""
-        for arch, resident in server.residents.items():
-            theta = server.model(arch)
+        for arch, model in server.models.items():
+            theta = server.vector(arch)
             if server.round % self.reconfig_interval == 0:
                 s = cubic_sparsity(server.round, self.rounds, self.initial, self.target)
-                server.keep(arch, "mask", self._make_mask(resident, theta, s))
-            zero_pruned_(theta[: resident.flat.num_shared_parameters], server.kept[arch]["mask"])
+                server.keep(arch, "mask", self._make_mask(model, theta, s))
+            zero_pruned_(theta[: model.flat.num_shared_parameters], server.kept[arch]["mask"])
 
-    def _make_mask(self, resident: Resident, theta: Tensor, sparsity: float) -> Tensor:
-        weights, ones = theta[: resident.flat.num_shared_parameters], full_mask(resident)
-        return global_magnitude_mask(weights, ones, prunable_layers(resident), sparsity)
+    def _make_mask(self, model: FlatModel, theta: Tensor, sparsity: float) -> Tensor:
+        weights, ones = theta[: model.flat.num_shared_parameters], full_mask(model)
+        return global_magnitude_mask(weights, ones, prunable_layers(model), sparsity)
 
 
 def _trained(client: Client) -> Tensor:
     """Return omega'_n, the shared parameters of the model that is run: a view."""
-    return client.resident.flat.shared[: client.resident.flat.num_shared_parameters]
+    return client.model.shared[: client.model.flat.num_shared_parameters]
 
 
 def _dense(client: Client) -> Tensor:
     """Return omega_n, of the same length: a view of a second model."""
-    return client.resident.replica(_DENSE).flat.shared[: client.resident.flat.num_shared_parameters]
+    return client.model.replica(_DENSE).shared[: client.model.flat.num_shared_parameters]

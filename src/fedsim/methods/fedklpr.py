@@ -58,18 +58,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Delivered, InitialState, Method, Need, Signal, Weights, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.methods.reference import first_features, received_features, remember_received
 from fedsim.models.groups import BODY, Group
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import Resident
-from fedsim.training.server import Server
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedKLPR"]
 
@@ -139,43 +138,48 @@ class FedKLPR(Method):
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
-    def has_masks(self) -> bool:
-        """Whether clients prune."""
-        return self.prune
+    def requires(self) -> frozenset[Need]:
+        """Clients prune."""
+        return frozenset({"masks"} if self.prune else ())
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
+    def measures(self) -> Mapping[str, Signal]:
         """kl_k, the cosine distance or PR_k, whatever is used."""
         change = (_CHANGES[self.weighting],) if self.weighting in _CHANGES else ()
-        return (*change, "pruned") if self.prune else change
+        return dict.fromkeys((*change, "pruned") if self.prune else change, "client")
+
+    @property
+    def delivers(self) -> Delivered:
+        """The clients' pruned models."""
+        return "personalised"
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone and neck; with clusters there is no head."""
         return BODY
 
-    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+    def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""
-        return {"mask": full_mask(resident)} if self.prune else {}
+        return InitialState({"mask": full_mask(model)} if self.prune else {})
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def download(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
         """Load theta_g * M_k."""
-        super().download(client, server)
+        super().download(client)
         if self.prune:
             zero_pruned(client)
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Remember the received model, before the first step."""
-        if epoch == 0:
-            remember_received(client)
+    def train(self, client: Client) -> None:
+        """Train, beside the received model."""
+        remember_received(client)
+        super().train(client)
 
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return L_capr + lambda D_KL."""
         output = client.forward(batch.images)
         loss = client.supervised_loss(output, batch)
-        if self.regulariser == "none" or self.lam == 0 or server.round + 1 < self.reg_from:
+        if self.regulariser == "none" or self.lam == 0 or client.round + 1 < self.reg_from:
             return loss
         reference = received_features(client, batch.images)
         if self.regulariser == "cosine":
@@ -189,18 +193,21 @@ class FedKLPR(Method):
             p, q = F.normalize(p), F.normalize(q)
         return feature_divergence(p, q, self.temperature)
 
-    def after_step(self, client: Client, server: Server) -> None:
-        """Apply M_k."""
-        if self.prune:
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, and apply M_k."""
+        if client.step(loss) and self.prune:
             zero_pruned(client)
 
-    def train(self, client: Client, server: Server) -> None:
-        """Train; measure what that has changed; prune."""
-        super().train(client, server)
+    def upload(self, client: Client) -> Upload:
+        """Measure the change by training, prune, and return theta_k and M_k."""
+        signals = {}
         if self.weighting in _CHANGES:
-            client.keep("change", self._change(client))
-        if self.prune:
-            self._prune(client)
+            signals[_CHANGES[self.weighting]] = float(self._change(client))
+        if not self.prune:
+            return Upload(client.model.shared, signals=signals)
+        self._prune(client)
+        signals["pruned"] = pruned_fraction(client.kept["mask"], prunable_layers(client.model))
+        return upload_masked(client, signals, zeros_count=not self.sas)
 
     def _change(self, client: Client) -> Tensor:
         """Return kl_k, or FedCAPR's m_k: how the features of the first images have changed."""
@@ -211,7 +218,7 @@ class FedKLPR(Method):
 
     def _prune(self, client: Client) -> None:
         """Prune a step further, all at once or by Section III-F."""
-        mask, weights = client.kept["mask"], client.resident.flat.shared[: len(client.kept["mask"])]
+        mask, weights = client.kept["mask"], client.model.shared[: len(client.kept["mask"])]
         if not self.crr:
             client.keep("mask", self._next_mask(client, self.step, mask))
             zero_pruned(client)
@@ -226,40 +233,23 @@ class FedKLPR(Method):
 
     def _next_mask(self, client: Client, step: float, mask: Tensor) -> Tensor:
         """Return a mask, pruned further by a share of all prunable weights, or as far as the target."""
-        layers = prunable_layers(client.resident)
+        layers = prunable_layers(client.model)
         pruned = pruned_fraction(mask, layers)
         fraction = pruned + next_step(pruned, self.target, step)
-        return global_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, fraction, self.floor)
-
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Return what :attr:`signal_names` lists."""
-        found = {}
-        if self.weighting in _CHANGES:
-            found[_CHANGES[self.weighting]] = float(client.kept.pop("change"))
-        if self.prune:
-            found["pruned"] = pruned_fraction(client.kept["mask"], prunable_layers(client.resident))
-        return found
-
-    def upload(self, client: Client, server: Server) -> Upload:
-        """Return theta_k and M_k."""
-        if not self.prune:
-            return super().upload(client, server)
-        return upload_masked(client, zeros_count=not self.sas)
+        return global_magnitude_mask(client.model.shared[: len(mask)], mask, layers, fraction, self.floor)
 
     # -- on the server, and afterwards ---------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return w_k of Eq. (13)."""
         if self.weighting == "size":
             return weigh("size", reports)
         if self.weighting == "praw":
-            return normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})  # Eq. (12)
+            return Weights(
+                normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})
+            )  # Eq. (12)
         changes = {client: report.signals[_CHANGES[self.weighting]] for client, report in reports.items()}
         if self.weighting != "klpwa":
-            return normalise(changes)  # Eq. (11)
+            return Weights(normalise(changes))  # Eq. (11)
         pruned = {client: report.signals["pruned"] for client, report in reports.items()}
-        return klpwa_weights(changes, pruned, self.alpha)  # Eq. (13)
-
-    def personalise(self, client: Client, server: Server) -> None:
-        """Load theta_g * M_k."""
-        self.download(client, server)
+        return Weights(klpwa_weights(changes, pruned, self.alpha))  # Eq. (13)

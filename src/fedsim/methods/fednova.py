@@ -20,18 +20,17 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.optim import SGD
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.functional.weighting import normalise, sgd_normaliser
-from fedsim.methods.base import Method
+from fedsim.functional.weighting import normalise, sgd_normaliser, size_weights
+from fedsim.methods.base import Method, Signal, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedNova"]
 
@@ -44,37 +43,35 @@ class FedNova(Method):
     """whether the identity head is averaged, too; for clients with a common label space"""
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
+    def measures(self) -> Mapping[str, Signal]:
         """The amount of local work."""
-        return ("normaliser",)
+        return {"normaliser": "client"}
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Check that a_i will be known."""
+    def train(self, client: Client) -> None:
+        """Check that a_i will be known, and train."""
         optimizer = client.optimizer.configured
         if type(optimizer) is not SGD or optimizer.param_groups[0]["dampening"]:
             raise ConfigError("model.client.optimizer: FedNova knows torch.optim.SGD without dampening; choose that")
+        super().train(client)
 
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Return the norm of a_i."""
+    def upload(self, client: Client) -> Upload:
+        """Return the model and the norm of a_i."""
         options = client.optimizer.configured.param_groups[0]
-        return {"normaliser": sgd_normaliser(client.optimizer.num_steps, options["momentum"], options["nesterov"])}
+        norm = sgd_normaliser(client.optimizer.num_steps, options["momentum"], options["nesterov"])
+        return Upload(client.model.shared, signals={"normaliser": norm})
 
-    def parameter_weights(self, reports: Mapping[str, Report]) -> Mapping[str, Sequence[float]]:
-        """Return w_i / W."""
-        work = _relative_work(reports)
-        weights = normalise({client: report.num_images / work[client] for client, report in reports.items()})
-        return {client: [weight] for client, weight in weights.items()}
-
-    def step_size(self, reports: Mapping[str, Report]) -> float:
-        """Return tau_eff W."""
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return w_i / W for parameters, n_i / n for statistics, and the step tau_eff W."""
         work, sizes = _relative_work(reports), {client: report.num_images for client, report in reports.items()}
+        own = normalise({client: n / work[client] for client, n in sizes.items()})
         effective = sum(n * work[client] for client, n in sizes.items())
-        return effective * sum(n / work[client] for client, n in sizes.items()) / sum(sizes.values()) ** 2
+        step_size = effective * sum(n / work[client] for client, n in sizes.items()) / sum(sizes.values()) ** 2
+        return Weights(size_weights(sizes), {client: [weight] for client, weight in own.items()}, step_size)
 
 
 def _relative_work(reports: Mapping[str, Report]) -> dict[str, float]:

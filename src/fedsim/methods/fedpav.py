@@ -52,13 +52,14 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import torch_generator
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Method, Need, Payload, Signal, Weights, has_server_step, weigh
 from fedsim.models.groups import BODY, Group
 from fedsim.training.client import Client
+from fedsim.training.messages import Report, Upload
+from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 
 __all__ = ["Distillation", "FedPav"]
@@ -93,9 +94,9 @@ class Distillation:
         if self.lr <= 0:
             raise ConfigError(f"model.method.distillation.lr: {self.lr} is not positive")
 
-    def batches(self, server: Server) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, public: PublicImages, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through the round's public images: (index [b], images [b, 3, H, W])."""
-        return server.public_batches(self.batch_size, self.view == "seeded_train")
+        return public.batches(round_, self.batch_size, self.view == "seeded_train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,95 +111,92 @@ class FedPav(Method):
     """knowledge distillation on public images (Algorithm 2), which ``data.public`` names; null: none"""
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
+    def measures(self) -> Mapping[str, Signal]:
         """The cosine distance, if it is the weight."""
-        return ("cdw",) if self.weighting == "cdw" else ()
+        return {"cdw": "client"} if self.weighting == "cdw" else {}
 
     @property
-    def needs_public_images(self) -> bool:
-        """For distillation."""
-        return self.distillation is not None
+    def requires(self) -> frozenset[Need]:
+        """Public images to distil on; identities for the logits that ``cdw`` compares (FedCAPR compares features)."""
+        cdw: frozenset[Need] = frozenset({"identities"} if self.weighting == "cdw" else ())
+        return cdw | frozenset({"public_images"} if self.distillation is not None else ())
 
     @property
-    def needs_identities(self) -> bool:
-        """For the logits that ``cdw`` compares; FedCAPR compares features."""
-        return self.weighting == "cdw"
+    def server_every(self) -> int:
+        """The server distils."""
+        return 0 if self.distillation is None else self.distillation.every
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone and neck."""
         return BODY
 
-    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Features of the public images, in rounds that distil."""
-        if not self.has_server_step(server):
-            return {}
-        return {"features": (server.num_public, server.residents[arch].model.num_features)}
+        if not has_server_step(self, round_):
+            return Payload()
+        return Payload(up={"features": (server.num_public, server.models[arch].network.num_features)})
 
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
+    def _change(self, client: Client) -> float:
         """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
-        if self.weighting != "cdw":
-            return {}
-        resident = client.resident
-        received = (server.model(resident.arch), client.private_state()["state"])
-        trained = (resident.flat.shared, resident.private)
-        replica = resident.replica("cdw")
-        replica.model.train(self.cdw_mode == "train")
-        replica.model.set_generator(client.generator("cdw dropout", device=client.device))
+        model = client.model
+        received = (client.received.vector, client.private_state()["state"])
+        trained = (model.shared, model.private)
+        replica = model.replica("cdw")
+        replica.network.train(self.cdw_mode == "train")
+        replica.network.set_generator(client.generator("cdw dropout", device=client.device))
         images = client.draw(_CDW_BATCH, "cdw", augmented=self.cdw_mode == "train").images
         logits = []
         for shared, private in (received, trained):
-            replica.flat.shared.copy_(shared)
+            replica.shared.copy_(shared)
             replica.private.copy_(private)
             with torch.no_grad():
                 logits.append(replica.forward(images, client.visit.precision).logits)
-        return {"cdw": float(mean_cosine_distance(*logits))}
+        return float(mean_cosine_distance(*logits))
 
-    def upload(self, client: Client, server: Server) -> Upload:
-        """Return the model and, in rounds that distil, l_k (Algorithm 2, line 25)."""
-        shared = client.resident.flat.shared
-        if self.distillation is None or not self.has_server_step(server):
-            return Upload(shared)
-        ((name, shape),) = self.extras_up(server, client.resident.arch).items()
-        features = torch.empty(shape, device=client.device)
-        client.resident.model.eval()
-        for index, images in self.distillation.batches(server):
+    def upload(self, client: Client) -> Upload:
+        """Return the model, its change if that is the weight, and in rounds that distil l_k (Algorithm 2, line 25)."""
+        signals = {"cdw": self._change(client)} if self.weighting == "cdw" else {}
+        how, public = self.distillation, client.received.public
+        if how is None or public is None or not has_server_step(self, client.round):
+            return Upload(client.model.shared, signals=signals)
+        network = client.model.network.eval()
+        features = torch.empty(len(public), network.num_features, device=client.device)
+        for index, images in how.batches(public, client.round):
             with torch.no_grad():
-                features[index.to(client.device)] = client.resident.model(images).neck
-        return Upload(shared, {name: features if self.distillation.target_norm == "none" else F.normalize(features)})
+                features[index.to(client.device)] = network(images).neck
+        extras = {"features": features if how.target_norm == "none" else F.normalize(features)}
+        return Upload(client.model.shared, extras, signals)
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average (Algorithm 1, line 9; Algorithm 3, lines 8-9)."""
         if self.weighting != "cdw":
             return weigh(self.weighting, reports)
         distances = {client: report.signals["cdw"] for client, report in reports.items()}
-        return normalise(distances) if sum(distances.values()) >= _CDW_FLOOR else uniform_weights(distances)
-
-    def has_server_step(self, server: Server) -> bool:
-        """Whether the round distils."""
-        return self.distillation is not None and (server.round + 1) % self.distillation.every == 0
+        return Weights(normalise(distances) if sum(distances.values()) >= _CDW_FLOOR else uniform_weights(distances))
 
     def server_step(self, server: Server) -> None:
         """Fine-tune the mean model on the mean features (Algorithm 2, line 12)."""
-        if self.distillation is not None and self.has_server_step(server):
-            for arch, received in server.received.items():
-                _fine_tune(server, arch, received.extras["features"], self.distillation)
+        assert self.distillation is not None
+        for arch, answers in server.answers.items():
+            _fine_tune(server, arch, answers.extras["features"], self.distillation)
 
 
 def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) -> None:
     """Train an architecture's global model on ``targets`` [n, D], the mean features of the public images."""
-    resident = server.residents[arch]
-    model, shared = resident.model.train(), resident.flat.shared
-    shared.copy_(server.model(arch))
-    model.set_generator(torch_generator(server.seed, server.round, "distillation dropout", device=resident.device))
-    optimizer = SGD(model.parameters(), lr=how.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    flat, public = server.models[arch], server.public
+    assert public is not None
+    network, shared = flat.network.train(), flat.shared
+    shared.copy_(server.vector(arch))
+    network.set_generator(torch_generator(server.seed, server.round, "distillation dropout", device=flat.device))
+    optimizer = SGD(network.parameters(), lr=how.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for _ in range(how.epochs):
-        for index, images in how.batches(server):
+        for index, images in how.batches(public, server.round):
             if len(index) < 2:
                 continue  # batch normalisation cannot train on one image
             optimizer.zero_grad()
             goal = targets[index.to(targets.device)]
-            distillation_loss(model(images).neck, goal, how.target_norm == "both").backward()
+            distillation_loss(network(images).neck, goal, how.target_norm == "both").backward()
             optimizer.step()
     optimizer.zero_grad()
-    server.model(arch).copy_(shared)
+    server.vector(arch).copy_(shared)

@@ -21,13 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report
 
 __all__ = ["FedProx"]
 
@@ -55,12 +57,15 @@ class FedProx(Method):
         """The trunk, and what is shared of neck and head."""
         return body_groups(self.share_neck, self.share_head)
 
-    def before_step(self, client: Client, server: Server) -> None:
-        """Add mu (w - w^t), the gradient of the proximal term (Algorithm 2, line 5)."""
-        flat = client.resident.flat
-        change = flat.shared_change(server.model(client.resident.arch))
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, with mu (w - w^t), the gradient of the proximal term (Algorithm 2, line 5)."""
+        client.step(loss, partial(self._pull, client))
+
+    def _pull(self, client: Client) -> None:
+        flat = client.model.flat
+        change = flat.shared_change(client.received.vector)
         client.optimizer.add_to_gradients(change.mul_(self.mu))
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)

@@ -58,15 +58,14 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Need, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import Resident
-from fedsim.training.server import Server
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedReID", "FedReIDFineTune"]
 
@@ -110,29 +109,29 @@ class FedReID(Method):
         return body_groups(self.share_neck, self.share_head)
 
     @property
-    def needs_identities(self) -> bool:
-        """Because of soft labels: the expert's clusters are not the client model's."""
-        return self.expert
+    def requires(self) -> frozenset[Need]:
+        """Identities, for soft labels: the expert's clusters are not the client model's."""
+        return frozenset({"identities"} if self.expert else ())
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
+    def measures(self) -> Mapping[str, Signal]:
         """The lot, if the server draws after training."""
-        return ("lot",) if self.aggregated < 1 else ()
+        return {"lot": "client"} if self.aggregated < 1 else {}
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Train the local client model, and beside it the local expert."""
-        main = client.resident
-        received = server.model(main.arch)
+        main = client.model
+        received = client.received.vector
         previous = client.kept.get("embedding", received)
         if self.start_mix < 1:
-            main.flat.shared.copy_(self.start_mix * received + (1 - self.start_mix) * previous)
+            main.shared.copy_(self.start_mix * received + (1 - self.start_mix) * previous)
         if not self.expert:
-            super().train(client, server)
+            super().train(client)
             return
         expert = client.trainable_replica(_EXPERT)
-        expert.flat.shared.copy_(previous if self.expert_from == "previous" else received)  # Eq. (10)
+        expert.shared.copy_(previous if self.expert_from == "previous" else received)  # Eq. (10)
         expert.private.copy_(main.private)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2 if self.views == "separate" else 1):
@@ -142,7 +141,7 @@ class FedReID(Method):
                 l_r = soft_label_divergence(output.logits, soft_labels, self.temperature)  # Eqs. (12), (13)
                 client.step(l_c + l_r)  # Eq. (3): L^E is the expert's alone
 
-    def _step_expert(self, client: Client, expert: Resident, batch: Batch) -> Tensor:
+    def _step_expert(self, client: Client, expert: FlatModel, batch: Batch) -> Tensor:
         """Step the expert; return its logits [B, Z] from before, without gradient."""
         (images,) = batch.views or (batch.images,)
         output = expert.forward(images, client.visit.precision)
@@ -150,27 +149,24 @@ class FedReID(Method):
         client.step(l_e, optimizer=expert.optimizer(client.training_settings))
         return output.logits.detach()
 
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Return the client's lot: the server aggregates the smallest."""
-        if self.aggregated == 1:
-            return {}
-        return {"lot": numpy_generator(server.seed, server.round, client.client_name, "aggregated").random()}
-
-    def upload(self, client: Client, server: Server) -> Upload:
-        """Return the embedding network, and keep it for the next time if it is needed."""
+    def upload(self, client: Client) -> Upload:
+        """Return the embedding network and the client's lot; keep the network for the next time if it is needed."""
         if self.start_mix < 1 or (self.expert and self.expert_from == "previous"):
-            client.keep("embedding", client.resident.flat.shared)
-        return super().upload(client, server)
+            client.keep("embedding", client.model.shared)
+        if self.aggregated == 1:
+            return Upload(client.model.shared)
+        lot = numpy_generator(client.seed, client.round, client.client_name, "aggregated").random()
+        return Upload(client.model.shared, signals={"lot": lot})  # the server aggregates the smallest
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / ceil(S N) for the clients that are aggregated (Eq. 8)."""
         if self.aggregated == 1:
-            return uniform_weights(reports)
+            return weigh("uniform", reports)
         count = math.ceil(self.aggregated * len(reports) - 1e-9)  # 0.28 * 25 is 7.000000000000001
         chosen = uniform_weights(dict.fromkeys(sorted(reports, key=lambda k: reports[k].signals["lot"])[:count]))
-        return {client: chosen.get(client, 0.0) for client in reports}
+        return Weights({client: chosen.get(client, 0.0) for client in reports})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,23 +185,23 @@ class FedReIDFineTune(Method):
             raise ConfigError(f"model.method.mapping_epochs: {self.mapping_epochs} is less than 1")
 
     @property
-    def needs_identities(self) -> bool:
-        """Because of soft labels."""
-        return True
+    def requires(self) -> frozenset[Need]:
+        """Identities, for soft labels."""
+        return frozenset({"identities"})
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """The empty set."""
         return frozenset()
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Train on labels and on the expert's soft labels."""
         if _EXPERT not in client.kept:
             self._train_mapping(client)
-            client.keep(_EXPERT, client.resident.whole)
-        expert = client.resident.replica(_EXPERT)
+            client.keep(_EXPERT, client.model.whole)
+        expert = client.model.replica(_EXPERT)
         expert.whole.copy_(client.kept[_EXPERT])
-        expert.model.eval()
+        expert.network.eval()
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2):
                 with torch.no_grad():
@@ -216,7 +212,7 @@ class FedReIDFineTune(Method):
 
     def _train_mapping(self, client: Client) -> None:
         """Train neck and head on the trunk as it is."""
-        backbone = client.resident.model.backbone
+        backbone = client.model.network.backbone
         backbone.eval()  # its running statistics stay, too
         trunk = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         for parameter in trunk:
@@ -229,7 +225,7 @@ class FedReIDFineTune(Method):
             for parameter in trunk:
                 parameter.requires_grad_(True)
         backbone.train()
-        client.resident.reset_counters()
+        client.model.reset_counters()
         client.optimizer.reset(client.round)
 
 

@@ -23,11 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report
 
 __all__ = ["FedSGD"]
 
@@ -53,14 +52,14 @@ class FedSGD(Method):
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Take the first ``steps`` steps of plain local training."""
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
-                client.step(self.loss(client, server, batch))
+                client.step(self.loss(client, batch))
                 if client.optimizer.num_steps == self.steps:
                     return
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)

@@ -28,14 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Method, Weights, weigh
 from fedsim.models.groups import BODY, Group
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["FedUReID"]
 
@@ -62,20 +60,22 @@ class FedUReID(Method):
         """Backbone and neck; the memory is no part of the model."""
         return BODY
 
-    def download(self, client: Client, server: Server) -> None:
-        """Mix the global model with the client's last one."""
-        super().download(client, server)
-        if "previous" in client.kept:
-            client.resident.flat.shared.lerp_(client.kept["previous"], self.update)
+    @property
+    def has_own_models(self) -> bool:
+        """Clients mix the global model with their last one."""
+        return True
 
-    def train(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
+        """Mix the global model with the client's last one."""
+        super().download(client)
+        if "previous" in client.kept:
+            client.model.shared.lerp_(client.kept["previous"], self.update)
+
+    def train(self, client: Client) -> None:
         """Train until the clusters are known, at most for all local epochs."""
-        correct = partial(self.before_step, client, server)
         for epoch in range(client.local_epochs):
-            self.before_epoch(client, server, epoch)
             for done, batch in enumerate(client.batches(epoch), start=1):
-                if client.step(self.loss(client, server, batch), correct):
-                    self.after_step(client, server)
+                self.take_step(client, self.loss(client, batch))
                 if self.dynamic and self._is_precise(client, done):
                     return
 
@@ -83,12 +83,12 @@ class FedUReID(Method):
         tally = client.visit.tally
         return tally.precision(1) == 1.0 or tally.precision(done) > self.precision
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""
         if self.update > 0:
-            client.keep("previous", client.resident.flat.shared)
-        return super().upload(client, server)
+            client.keep("previous", client.model.shared)
+        return super().upload(client)
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh("size", reports)

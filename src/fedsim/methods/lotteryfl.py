@@ -4,11 +4,11 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 
 | hook                | Algorithm 1, and the authors' code                                                     |
 |---------------------|----------------------------------------------------------------------------------------|
-| initial_server_kept | theta_0, to which tickets are rewound                                                  |
+| initial_state       | theta_0, to which tickets are rewound; M_k                                             |
 | download            | theta_k <- theta_g * M_k                                                               |
 | train               | if acc(theta_k) > acc_threshold and r_k > r_target: prune p of what is left,           |
 |                     | theta_k <- theta_0 * M_k; then local training                                          |
-| after_step          | theta_k <- theta_k * M_k                                                               |
+| step                | theta_k <- theta_k * M_k                                                               |
 | upload, weights     | theta_g <- per element, the plain mean over the clients that have it; others stay      |
 | personalise         | theta_g * M_k                                                                          |
 
@@ -36,13 +36,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["LotteryFL"]
@@ -68,62 +68,64 @@ class LotteryFL(Method):
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
-    def has_masks(self) -> bool:
-        """True."""
-        return True
+    def requires(self) -> frozenset[Need]:
+        """Clients prune."""
+        return frozenset({"masks"})
+
+    @property
+    def delivers(self) -> Delivered:
+        """The clients' pruned models."""
+        return "personalised"
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return M_k: ones."""
-        return {"mask": full_mask(resident)}
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
+        """Clients keep theta_0, the first model that they have got."""
+        return Payload(known=("initial",))
 
-    def initial_server_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return theta_0."""
-        return {"initial": resident.flat.shared[: resident.flat.num_shared_parameters]}
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return M_k, ones, and theta_0."""
+        return InitialState({"mask": full_mask(model)}, {"initial": model.shared[: model.flat.num_shared_parameters]})
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def download(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
         """Load theta_g * M_k."""
-        super().download(client, server)
+        super().download(client)
         zero_pruned(client)
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
         mask = self._next_mask(client)
         if not torch.equal(mask, client.kept["mask"]):
             client.keep("mask", mask)
-            client.resident.flat.shared[: len(mask)].copy_(server.kept[client.resident.arch]["initial"])
+            client.model.shared[: len(mask)].copy_(client.received.extras["initial"])
             zero_pruned(client)  # theta_0 * M_k
-        super().train(client, server)
+        super().train(client)
 
     def _next_mask(self, client: Client) -> Tensor:
         """Return M_k, pruned further if the client may."""
-        layers, mask = prunable_layers(client.resident), client.kept["mask"]
+        layers, mask = prunable_layers(client.model), client.kept["mask"]
         pruned = pruned_fraction(mask, layers)
         if pruned >= self.target or own_accuracy(client, self.accuracy_images) <= self.start_accuracy:
             return mask
         share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
-        return layerwise_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, share)
+        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
 
-    def after_step(self, client: Client, server: Server) -> None:
-        """Apply M_k."""
-        zero_pruned(client)
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, and apply M_k."""
+        if client.step(loss):
+            zero_pruned(client)
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return theta_k and M_k."""
         return upload_masked(client)
 
-    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+    # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the same for all: a plain mean over those that have an element."""
         return weigh("uniform", reports)
-
-    def personalise(self, client: Client, server: Server) -> None:
-        """Load theta_g * M_k."""
-        self.download(client, server)

@@ -30,12 +30,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import Method, Weighting, weigh
+from fedsim.methods.base import Method, Weighting, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["MOON"]
 
@@ -67,30 +66,31 @@ class MOON(Method):
         """The trunk, and what is shared of neck and head."""
         return body_groups(self.share_neck, self.share_head)
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Load both references, before the first step."""
-        if epoch == 0 and "previous" in client.kept:
-            for role, weights in (("global", client.resident.whole), ("previous", client.kept["previous"])):
-                replica = client.resident.replica(role)
+    def train(self, client: Client) -> None:
+        """Load both references, and train."""
+        if "previous" in client.kept:
+            for role, weights in (("global", client.model.whole), ("previous", client.kept["previous"])):
+                replica = client.model.replica(role)
                 replica.whole.copy_(weights)
-                replica.model.eval()
+                replica.network.eval()
+        super().train(client)
 
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the supervised loss plus mu times the contrastive one."""
         output = client.forward(batch.images)
         loss = client.supervised_loss(output, batch)
         if "previous" not in client.kept:
             return loss
         with torch.no_grad():
-            references = [client.resident.replica(role) for role in ("global", "previous")]
+            references = [client.model.replica(role) for role in ("global", "previous")]
             z_glob, z_prev = (r.forward(batch.images, client.visit.precision).features.pool for r in references)
         return loss + self.mu * model_contrastive(output.features.pool, z_glob, z_prev, self.tau)
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""
-        client.keep("previous", client.resident.whole)
-        return super().upload(client, server)
+        client.keep("previous", client.model.whole)
+        return super().upload(client)
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         return weigh(self.weighting, reports)

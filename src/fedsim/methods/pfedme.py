@@ -30,11 +30,11 @@ from functools import partial
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
-from fedsim.methods.base import Method, weigh
+from fedsim.functional.weighting import uniform_weights
+from fedsim.methods.base import Delivered, Method, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report
 
 __all__ = ["PFedMe"]
 
@@ -63,40 +63,41 @@ class PFedMe(Method):
             raise ConfigError(f"model.method.inner_steps: {self.inner_steps} is less than 1")
 
     @property
+    def delivers(self) -> Delivered:
+        """The clients' personal models theta_i."""
+        return "personalised"
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def train(self, client: Client, server: Server) -> None:
+    def train(self, client: Client) -> None:
         """Train theta_i and w_i; in the end keep the one and leave the other to be uploaded."""
         if client.training_settings.accumulate != 1:
             raise ConfigError("model.client.accumulate: PFedMe solves a problem for each batch; set it to 1")
-        flat = client.resident.flat
+        flat = client.model.flat
         theta = flat.shared[: flat.num_shared_parameters]
         w = theta.clone()
         pull = partial(self._pull, client, w)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 for _ in range(self.inner_steps):
-                    client.step(self.loss(client, server, batch), pull)
+                    client.step(self.loss(client, batch), pull)
                 w.sub_((w - theta).mul_(self.local_lr * self.lam))
-        client.keep("personal", client.resident.whole)
+        client.keep("personal", client.model.whole)
         theta.copy_(w)
 
     def _pull(self, client: Client, w: Tensor) -> None:
         """Add lambda (theta_i - w_i) to the gradient."""
-        client.optimizer.add_to_gradients(client.resident.flat.shared_change(w).mul_(self.lam))
+        client.optimizer.add_to_gradients(client.model.flat.shared_change(w).mul_(self.lam))
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
-        """Return 1 / S."""
-        return weigh("uniform", reports)
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return 1 / S, and beta."""
+        return Weights(uniform_weights(reports), step_size=self.beta)
 
-    def step_size(self, reports: Mapping[str, Report]) -> float:
-        """Return beta."""
-        return self.beta
-
-    def personalise(self, client: Client, server: Server) -> None:
+    def personalise(self, client: Client) -> None:
         """Load theta_i."""
-        super().personalise(client, server)
+        super().personalise(client)
         if "personal" in client.kept:
-            client.resident.whole.copy_(client.kept["personal"])
+            client.model.whole.copy_(client.kept["personal"])

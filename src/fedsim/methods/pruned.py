@@ -5,6 +5,7 @@ A client's mask is kept under the name ``mask``, bool [num_shared_parameters]; s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Upload
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.labels.source import Clusters
+from fedsim.training.messages import Upload
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
     from fedsim.training.client import Client
-    from fedsim.training.flat_model import Resident
+    from fedsim.training.flat_model import FlatModel
 
 __all__ = [
     "check_pruning",
@@ -51,43 +52,43 @@ def check_pruning(target: float, step: float, accuracy_images: int | None) -> No
         raise ConfigError(f"model.method.accuracy_images: {accuracy_images} is less than 1; null takes all")
 
 
-def prunable_entries(resident: Resident, spare_stem: bool = False) -> list[Entry]:
+def prunable_entries(model: FlatModel, spare_stem: bool = False) -> list[Entry]:
     """Return the shared weights of convolutions and linear layers, told by the modules' types, in the buffer's order.
 
     Neither names nor numbers of dimensions tell: in ConvNeXt 93 % of the weights are linear layers', and its
     three-dimensional ``layer_scale`` is none. Norms, biases and heads of the clients' own are never pruned.
 
     Args:
-        resident: the model.
+        model: of an architecture.
         spare_stem: leave out the model's first convolution.
     """
-    modules = dict(resident.model.named_modules())
+    modules = dict(model.network.named_modules())
     kinds = {f"{path}.weight": module for path, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)}
     stem = next((name for name, module in kinds.items() if isinstance(module, nn.Conv2d)), None)
     spared = {stem} if spare_stem else set()
-    return [entry for entry in resident.flat.shared_parameters if entry.name in kinds.keys() - spared]
+    return [entry for entry in model.flat.shared_parameters if entry.name in kinds.keys() - spared]
 
 
-def prunable_layers(resident: Resident, spare_stem: bool = False) -> list[slice]:
+def prunable_layers(model: FlatModel, spare_stem: bool = False) -> list[slice]:
     """Return where :func:`prunable_entries` lie in the vector of shared parameters."""
-    return [entry.span for entry in prunable_entries(resident, spare_stem)]
+    return [entry.span for entry in prunable_entries(model, spare_stem)]
 
 
-def full_mask(resident: Resident) -> Tensor:
+def full_mask(model: FlatModel) -> Tensor:
     """Return the mask of a model that is not pruned: ones [num_shared_parameters]."""
-    return torch.ones(resident.flat.num_shared_parameters, dtype=torch.bool, device=resident.device)
+    return torch.ones(model.flat.num_shared_parameters, dtype=torch.bool, device=model.device)
 
 
 def zero_pruned(client: Client) -> Tensor:
     """Apply the client's mask to the model on which it trains; return its shared parameters, a view."""
-    return zero_pruned_(client.resident.flat.shared[: len(client.kept["mask"])], client.kept["mask"])
+    return zero_pruned_(client.model.shared[: len(client.kept["mask"])], client.kept["mask"])
 
 
-def upload_masked(client: Client, zeros_count: bool = False) -> Upload:
+def upload_masked(client: Client, signals: Mapping[str, float] | None = None, zeros_count: bool = False) -> Upload:
     """Return the model with the client's mask; see :attr:`Upload.zeros_count`."""
     mask = client.kept["mask"]
-    is_new = not torch.equal(mask, client.private_state()["kept.mask"].to(mask.device))
-    return Upload(client.resident.flat.shared, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
+    is_new = not torch.equal(mask, client.remembered("mask").to(mask.device))
+    return Upload(client.model.shared, signals=signals or {}, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
 def own_accuracy(client: Client, num_images: int | None = None) -> float:
@@ -107,15 +108,15 @@ def own_accuracy(client: Client, num_images: int | None = None) -> float:
 def proxy_accuracy(client: Client) -> float:
     """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
     assert client.pixels is not None
-    resident = client.resident
+    model = client.model
     source = client.visit.source
     assert isinstance(source, Clusters)
     pseudo = source.pseudo or source.find()
     index = (pseudo.labels >= 0).nonzero().flatten()
     if not len(index):
         return 0.0
-    features = extract_features(resident.model, client.pixels, PLAIN, resident.device)
-    resident.model.train()
+    features = extract_features(model.network, client.pixels, PLAIN, model.device)
+    model.network.train()
     nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
     guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
     truth = pseudo.proxies.clusters[pseudo.labels[index].to(nearest.device)]
@@ -130,10 +131,10 @@ def _head_accuracy(client: Client, num_images: int | None) -> float:
     if num_images is not None and num_images < total:
         order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
     batches = order.split(client.training_settings.batch_size)
-    client.resident.model.eval()
+    client.model.network.eval()
     hits = torch.zeros((), dtype=torch.int64, device=client.device)
     for index, images in zip(batches, client.pixels.batches(batches), strict=True):
         guesses = client.forward(normalise_images(images)).logits.argmax(1)
         hits += (guesses == client.labels[index].to(client.device)).sum()
-    client.resident.model.train()
+    client.model.network.train()
     return int(hits) / len(order)

@@ -21,18 +21,18 @@ _BATCH = 32
 
 def remember_received(client: Client) -> None:
     """Copy the client's model as it is now, before the first step, into a second one in evaluation mode."""
-    received = client.resident.replica(_ROLE)
-    received.whole.copy_(client.resident.whole)
-    received.model.eval()
+    received = client.model.replica(_ROLE)
+    received.whole.copy_(client.model.whole)
+    received.network.eval()
 
 
 @torch.no_grad()
 def received_features(client: Client, images: Tensor) -> Tensor:
     """Return what the received model's neck says of normalised images [B, 3, H, W]: [B, D]."""
-    return client.resident.replica(_ROLE).forward(images, client.visit.precision).features.neck
+    return client.model.replica(_ROLE).forward(images, client.visit.precision).features.neck
 
 
 def first_features(client: Client) -> tuple[Tensor, Tensor]:
     """Return the features [B, D] of the first images in file order, not augmented: the received model's, and now."""
     images = client.first_images(_BATCH)
-    return received_features(client, images), neck_features(client.resident, images, client.visit.precision)
+    return received_features(client, images), neck_features(client.model, images, client.visit.precision)

@@ -32,10 +32,12 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
-from fedsim.methods.base import Method, weigh
+from fedsim.functional.weighting import uniform_weights
+from fedsim.methods.base import InitialState, Method, Payload, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["Scaffold"]
@@ -60,55 +62,54 @@ class Scaffold(Method):
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def extras_down(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
-        """Return what c is."""
-        return {"control": (server.residents[arch].flat.num_shared_parameters,)}
+    @property
+    def server_every(self) -> int:
+        """The server renews c in each round."""
+        return 1
 
-    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
-        """Return what c_i^+ - c_i is."""
-        return {"control": (server.residents[arch].flat.num_shared_parameters,)}
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
+        """Return c for the clients, and c_i^+ - c_i for the server."""
+        return Payload(down=("control",), up={"control": (server.models[arch].flat.num_shared_parameters,)})
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Check that the way is made of gradients."""
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return c, which begins at 0."""
+        return InitialState(server={"control": torch.zeros(model.flat.num_shared_parameters)})
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def train(self, client: Client) -> None:
+        """Check that the way is made of gradients, and train."""
         if type(client.optimizer.configured) is not SGD:
             raise ConfigError("model.client.optimizer: Scaffold knows torch.optim.SGD; choose that, with momentum: 0")
+        super().train(client)
 
-    def before_step(self, client: Client, server: Server) -> None:
-        """Add c - c_i to the gradient (Algorithm 1, line 10)."""
-        client.optimizer.add_to_gradients(_control(server, client.resident.arch) - _own_control(client))
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, with c - c_i added to the gradient (Algorithm 1, line 10)."""
+        correction = client.received.extras["control"] - _own_control(client)
+        client.step(loss, lambda: client.optimizer.add_to_gradients(correction))
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Renew c_i, and return the model and how c_i has changed (lines 12-14)."""
-        x = server.model(client.resident.arch)[: client.resident.flat.num_shared_parameters]
-        old, c = _own_control(client), _control(server, client.resident.arch)
+        x = client.received.vector[: client.model.flat.num_shared_parameters]
+        old, c = _own_control(client), client.received.extras["control"]
         new = old - c + client.optimizer.mean_gradient(x)
         client.keep("control", new)
-        return Upload(client.resident.flat.shared, {"control": new - old})
+        return Upload(client.model.shared, {"control": new - old})
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
-        """Return 1 / S."""
-        return weigh("uniform", reports)
+    # -- on the server -------------------------------------------------------------------------------------------------
 
-    def step_size(self, reports: Mapping[str, Report]) -> float:
-        """Return eta_g (lines 16-17)."""
-        return self.global_lr
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return 1 / S and eta_g (lines 16-17)."""
+        return Weights(uniform_weights(reports), step_size=self.global_lr)
 
     def server_step(self, server: Server) -> None:
         """Renew c (lines 16-17)."""
-        for arch, received in server.received.items():
-            share = len(received.reports) / server.num_clients[arch]
-            server.keep(arch, "control", _control(server, arch) + share * received.extras["control"])
-
-
-def _control(server: Server, arch: str) -> Tensor:
-    """Return c [num_shared_parameters], which begins at 0."""
-    resident = server.residents[arch]
-    zeros = torch.zeros(resident.flat.num_shared_parameters, device=resident.device)
-    return server.kept[arch].get("control", zeros)
+        for arch, answers in server.answers.items():
+            share = len(answers.reports) / server.num_clients[arch]
+            server.keep(arch, "control", server.kept[arch]["control"] + share * answers.extras["control"])
 
 
 def _own_control(client: Client) -> Tensor:
     """Return c_i [num_shared_parameters], which begins at 0."""
-    resident = client.resident
-    zeros = torch.zeros(resident.flat.num_shared_parameters, device=resident.device)
+    zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
     return client.kept.get("control", zeros)

@@ -50,11 +50,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, has_server_step, weigh
 from fedsim.models.groups import TRUNK, Group
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["SKA"]
@@ -96,9 +96,9 @@ class SKA(Method):
         return frozenset({Group.NORM, Group.STAT} | ({Group.ATTN} if self.attn_local else set()))
 
     @property
-    def needs_identities(self) -> bool:
-        """For lg: a memory of clusters is of the features of one model."""
-        return self.dual
+    def requires(self) -> frozenset[Need]:
+        """Identities for lg: a memory of clusters is of the features of one model."""
+        return frozenset({"identities"} if self.dual else ())
 
     @property
     def shared_groups(self) -> frozenset[Group]:
@@ -106,102 +106,103 @@ class SKA(Method):
         return TRUNK if self.dual else TRUNK - self.specific_groups
 
     @property
-    def unseen_by_all(self) -> bool:
-        """FeatConcat of Table 6."""
-        return self.unseen == "concat"
+    def delivers(self) -> Delivered:
+        """The clients' models ls; ``concat`` is FeatConcat of Table 6."""
+        return "ensemble" if self.unseen == "concat" else "personalised"
 
-    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
-        """Return the normalisation layers of ls, where those that come from the server are lg's."""
-        return {"norms": _join(self._norms(resident, resident.flat.buffer))} if self.dual else {}
+    @property
+    def server_every(self) -> int:
+        """The server keeps means of normalisation layers."""
+        return self.avg_every if self.unseen == "avg" else 0
 
-    def extras_up(self, server: Server, arch: str) -> Mapping[str, tuple[int, ...]]:
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Normalisation layers, in rounds that average them."""
-        if not self.has_server_step(server):
-            return {}
-        resident = server.residents[arch]
-        return {"norms": (sum(part.numel() for part in self._norms(resident, resident.flat.buffer)),)}
+        if not has_server_step(self, round_):
+            return Payload()
+        model = server.models[arch]
+        return Payload(up={"norms": (sum(part.numel() for part in self._norms(model, model.flat.buffer)),)})
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return the normalisation layers of ls, where those that come from the server are lg's."""
+        return InitialState({"norms": _join(self._norms(model, model.flat.buffer))} if self.dual else {})
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def download(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
         """Load w_t into both models (SelectUpdate)."""
-        self._load_specific(client, server)
+        self._load_specific(client)
         if self.dual:
-            ls, lg = client.resident, client.trainable_replica(_LG)
-            lg.flat.shared.copy_(server.model(ls.arch))  # line 27
+            ls, lg = client.model, client.trainable_replica(_LG)
+            lg.shared.copy_(client.received.vector)  # line 27
             lg.private.copy_(client.kept.get(_LG, ls.private))
 
-    def _load_specific(self, client: Client, server: Server) -> None:
-        ls = client.resident
-        ls.flat.shared.copy_(server.model(ls.arch))  # line 30
+    def _load_specific(self, client: Client) -> None:
+        ls = client.model
+        ls.shared.copy_(client.received.vector)  # line 30
         if self.dual:
             _fill(self._norms(ls, ls.flat.buffer), client.kept["norms"])
 
-    def loss(self, client: Client, server: Server, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of ls, after a step of lg."""
         if self.dual:
-            lg = client.resident.replica(_LG)
+            lg = client.model.replica(_LG)
             with torch.random.fork_rng([lg.device] if lg.device.type == "cuda" else []):
                 output = lg.forward(batch.images, client.visit.precision)
             loss = client.supervised_loss(output, batch, counts=False)
             client.step(loss, optimizer=lg.optimizer(client.training_settings))  # line 14
         return client.training_step(batch)  # line 13
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return w_l (SelectAgg), and keep what is not in it."""
-        ls = client.resident
+        ls = client.model
         norms = _join(self._norms(ls, ls.flat.buffer))
         if self.personal == "before_aggregation":
-            client.keep("trunk", ls.flat.shared)
+            client.keep("trunk", ls.shared)
         if not self.dual:
-            return Upload(ls.flat.shared, {"norms": norms} if self.has_server_step(server) else {})
+            return Upload(ls.shared, {"norms": norms} if has_server_step(self, client.round) else {})
         lg = ls.replica(_LG)
         client.keep("norms", norms)
         client.keep(_LG, lg.private)
-        vector = ls.flat.shared.clone()  # line 22
-        for mine, its in zip(self._norms(ls, vector), self._norms(lg, lg.flat.shared), strict=True):
+        vector = ls.shared.clone()  # line 22
+        for mine, its in zip(self._norms(ls, vector), self._norms(lg, lg.shared), strict=True):
             mine.copy_(its)  # line 20
         return Upload(vector)
 
     # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / K (line 6)."""
         return weigh("uniform", reports)
 
-    def has_server_step(self, server: Server) -> bool:
-        """Whether the round averages normalisation layers for unseen domains."""
-        return self.unseen == "avg" and (server.round + 1) % self.avg_every == 0
-
     def server_step(self, server: Server) -> None:
         """Keep the mean normalisation layers."""
-        for arch, received in server.received.items():
-            server.keep(arch, "norms", received.extras["norms"])
+        for arch, answers in server.answers.items():
+            server.keep(arch, "norms", answers.extras["norms"])
+
+    def server_tensors(self, server: Server, arch: str) -> Mapping[str, Tensor]:
+        """Return normalisation layers for unseen domains, once there are means; or the initial ones."""
+        model = server.models[arch]
+        entries = [e for e in model.flat.entries if not e.shared and model.groups[e.name] in self.specific_groups]
+        if self.unseen == "imagenet":
+            start = model.flat.num_shared
+            spans = {e.name: slice(e.offset - start, e.offset - start + e.numel) for e in entries}
+            return {e.name: model.initial_private[spans[e.name]].view(e.shape) for e in entries}
+        if "norms" not in server.kept[arch]:
+            return {}
+        parts = server.kept[arch]["norms"].split([e.numel for e in entries])
+        return {e.name: part.view(e.shape) for e, part in zip(entries, parts, strict=True)}
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def personalise(self, client: Client, server: Server) -> None:
+    def personalise(self, client: Client) -> None:
         """Load ls."""
-        self._load_specific(client, server)
+        self._load_specific(client)
         if "trunk" in client.kept:
-            client.resident.flat.shared.copy_(client.kept["trunk"])
+            client.model.shared.copy_(client.kept["trunk"])
 
-    def server_groups(self, server: Server, arch: str) -> frozenset[Group]:
-        """Normalisation layers, once there are means, or the initial ones."""
-        has_norms = self.unseen == "imagenet" or "norms" in server.kept[arch]
-        return self.specific_groups if has_norms else frozenset()
-
-    def generalise(self, resident: Resident, server: Server) -> None:
-        """Load the server's model with the normalisation layers for unseen domains."""
-        super().generalise(resident, server)
-        if self.unseen == "imagenet":
-            resident.flat.private.copy_(resident.initial_private)
-        elif self.unseen == "avg":
-            _fill(self._norms(resident, resident.flat.buffer), server.kept[resident.arch]["norms"])
-
-    def _norms(self, resident: Resident, vector: Tensor) -> list[Tensor]:
+    def _norms(self, model: FlatModel, vector: Tensor) -> list[Tensor]:
         """Return views of the normalisation layers in ``vector``, of the flat buffer's layout and maybe shorter."""
-        own = [entry for entry in resident.flat.entries if resident.groups[entry.name] in self.specific_groups]
+        own = [entry for entry in model.flat.entries if model.groups[entry.name] in self.specific_groups]
         return [vector[entry.span] for entry in own if entry.span.stop <= len(vector)]
 
 

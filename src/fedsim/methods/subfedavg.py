@@ -33,15 +33,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report, Upload
 from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
 from fedsim.functional.recovery import try_mask
-from fedsim.methods.base import Method, weigh
+from fedsim.methods.base import Delivered, InitialState, Method, Need, Weights, run_epoch, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.flat_model import Resident
-from fedsim.training.server import Server
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["SubFedAvg"]
 
@@ -71,71 +70,72 @@ class SubFedAvg(Method):
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
-    def has_masks(self) -> bool:
-        """True."""
-        return True
+    def requires(self) -> frozenset[Need]:
+        """Clients prune."""
+        return frozenset({"masks"})
+
+    @property
+    def delivers(self) -> Delivered:
+        """The clients' pruned models."""
+        return "personalised"
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """Backbone, neck, and the head if it is shared."""
         return body_groups(True, self.share_head)
 
-    def initial_kept(self, resident: Resident) -> Mapping[str, Tensor]:
+    def initial_state(self, model: FlatModel) -> InitialState:
         """Return m_k: ones."""
-        return {"mask": full_mask(resident)}
+        return InitialState({"mask": full_mask(model)})
 
     # -- on the client -------------------------------------------------------------------------------------------------
 
-    def download(self, client: Client, server: Server) -> None:
+    def download(self, client: Client) -> None:
         """Load theta_g * m_k."""
-        super().download(client, server)
+        super().download(client)
         zero_pruned(client)
 
-    def before_epoch(self, client: Client, server: Server, epoch: int) -> None:
-        """Remember m^fe when the first epoch is over."""
+    def train(self, client: Client) -> None:
+        """Train, then prune if masks still differ and the pruned model is good enough."""
         if client.local_epochs < 2:
             raise ConfigError(
                 "model.client.local_epochs: SubFedAvg compares the masks of the first and the last epoch, but client "
                 f"{client.client_name} has one; set at least 2"
             )
-        if epoch == 1:
-            client.keep("first", self._next_mask(client))
-
-    def train(self, client: Client, server: Server) -> None:
-        """Train, then prune if masks still differ and the pruned model is good enough."""
-        super().train(client, server)
-        first, last = client.kept.pop("first"), self._next_mask(client)
-        layers = prunable_layers(client.resident)
+        first = client.kept["mask"]
+        for epoch in range(client.local_epochs):
+            if epoch == 1:  # the first one is over
+                first = self._next_mask(client)  # m^fe
+            run_epoch(self, client, epoch)
+        last = self._next_mask(client)
+        layers = prunable_layers(client.model)
         if pruned_fraction(client.kept["mask"], layers) >= self.target:
             return
         if hamming_distance(first, last, layers) <= self.min_distance:
             return
-        weights = client.resident.flat.shared[: len(last)]
+        weights = client.model.shared[: len(last)]
         if try_mask(weights, last, lambda: own_accuracy(client, self.accuracy_images) > self.min_accuracy):
             client.keep("mask", last)
 
     def _next_mask(self, client: Client) -> Tensor:
         """Return what pruning would make of m_k now."""
-        layers, mask = prunable_layers(client.resident), client.kept["mask"]
+        layers, mask = prunable_layers(client.model), client.kept["mask"]
         pruned = pruned_fraction(mask, layers)
         is_near = pruned + self.step * (1 - pruned) > self.target
         share = min(self.step, _LAST_STEP) if is_near else self.step
-        return layerwise_magnitude_mask(client.resident.flat.shared[: len(mask)], mask, layers, share)
+        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
 
-    def after_step(self, client: Client, server: Server) -> None:
-        """Apply m_k."""
-        zero_pruned(client)
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, and apply m_k."""
+        if client.step(loss):
+            zero_pruned(client)
 
-    def upload(self, client: Client, server: Server) -> Upload:
+    def upload(self, client: Client) -> Upload:
         """Return theta_k and m_k."""
         return upload_masked(client)
 
-    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+    # -- on the server -------------------------------------------------------------------------------------------------
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the same for all: a plain mean over those that have an element."""
         return weigh("uniform", reports)
-
-    def personalise(self, client: Client, server: Server) -> None:
-        """Load theta_g * m_k."""
-        self.download(client, server)

@@ -40,13 +40,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.messages import Report
 from fedsim.functional.distances import cosine_distance_of_parameters
 from fedsim.functional.weighting import normalise
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Need, Signal, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.server import Server
+from fedsim.training.messages import Report, Upload
 
 __all__ = ["WeightedPav"]
 
@@ -68,36 +67,37 @@ class WeightedPav(Method):
             raise ConfigError("model.method.invert: belongs to weighting: cdw_param; leave it out")
 
     @property
-    def signal_names(self) -> tuple[str, ...]:
-        """What the weights are made of."""
-        return ("cdw_param",) if self.weighting == "cdw_param" else ("accuracy",)
+    def measures(self) -> Mapping[str, Signal]:
+        """m_i of Eq. (10), or the accuracy in p_i of Eq. (2)."""
+        return {"cdw_param" if self.weighting == "cdw_param" else "accuracy": "client"}
 
     @property
-    def needs_hardware(self) -> bool:
-        """For Eq. (2)."""
-        return self.weighting == "performance"
+    def requires(self) -> frozenset[Need]:
+        """The speeds in Eq. (2)."""
+        return frozenset({"speeds"} if self.weighting == "performance" else ())
 
     @property
     def shared_groups(self) -> frozenset[Group]:
         """The backbone, and what is shared of the neck."""
         return body_groups(self.share_neck, share_head=False)
 
-    def signals(self, client: Client, server: Server) -> dict[str, float]:
-        """Return m_i of Eq. (10), or p_i of Eq. (2)."""
+    def upload(self, client: Client) -> Upload:
+        """Return the model, and m_i of Eq. (10) or the accuracy in Eq. (2)."""
+        model, received = client.model, client.received.vector
         if self.weighting == "performance":
             _, correct, images, _ = client.visit.tally.read([])
-            return {"accuracy": correct / max(images, 1)}
-        resident = client.resident
-        trained, received = resident.flat.shared, server.model(resident.arch)
-        spans = [e.span for e in resident.flat.shared_parameters if resident.model.get_parameter(e.name).requires_grad]
-        return {"cdw_param": cosine_distance_of_parameters((trained[span], received[span]) for span in spans)}
+            return Upload(model.shared, signals={"accuracy": correct / max(images, 1)})
+        spans = [e.span for e in model.flat.shared_parameters if model.network.get_parameter(e.name).requires_grad]
+        change = cosine_distance_of_parameters((model.shared[span], received[span]) for span in spans)
+        return Upload(model.shared, signals={"cdw_param": change})
 
-    def weights(self, reports: Mapping[str, Report]) -> dict[str, float]:
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""
         if self.weighting == "performance":
-            return normalise({k: r.signals["accuracy"] * (r.speed or 0.0) for k, r in reports.items()})  # Eq. (2)
+            performance = {k: r.signals["accuracy"] * (r.speed or 0.0) for k, r in reports.items()}
+            return Weights(normalise(performance))  # Eq. (2)
         distances = {client: report.signals["cdw_param"] for client, report in reports.items()}
-        return normalise(_inverse(distances) if self.invert else distances)  # Eq. (10)
+        return Weights(normalise(_inverse(distances) if self.invert else distances))  # Eq. (10)
 
 
 def _inverse(distances: Mapping[str, float]) -> dict[str, float]:

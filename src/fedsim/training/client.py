@@ -24,8 +24,9 @@ from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 from fedsim.training.batch import Batch
 from fedsim.training.features import PLAIN, extract_features
-from fedsim.training.flat_model import Head, Output, Resident
+from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
+from fedsim.training.messages import Download
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, Objective
 from fedsim.training.visit import BatchReport, Outcome, Visit
@@ -46,7 +47,7 @@ class Client(LightningModule):
         training: local epochs, batches, optimizer, rates.
         objective: the supervised loss.
         augmentation: of training images.
-        resident: the model of its architecture on this rank.
+        model: of its architecture, on this rank.
         store: where its private state waits.
         seed: of the run.
         kept: what the method has a client remember before its first round.
@@ -60,7 +61,7 @@ class Client(LightningModule):
         training: LocalTraining,
         objective: Objective,
         augmentation: Augmentation,
-        resident: Resident,
+        model: FlatModel,
         store: ClientStore,
         seed: int,
         kept: Mapping[str, Tensor],
@@ -72,11 +73,13 @@ class Client(LightningModule):
         self.training_settings = training
         self.objective = objective
         self.augmentation = augmentation
-        self.resident = resident
+        self.model: FlatModel = model
         self.store = store
         self.seed = seed
         self.limit_batches = limit_batches
         self.num_classes = data.num_classes
+        self.received: Download
+        """while it visits: the server's message"""
         self.kept: dict[str, Tensor] = {}
         """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
         self.round = 0
@@ -92,7 +95,7 @@ class Client(LightningModule):
         """[n] int64"""
         # at once, for all clients: memory that does not suffice is noticed before the first round
         generator = torch_generator(seed, self.client_name, "head")
-        state = resident.initial_state(self.num_classes, generator)
+        state = model.initial_state(self.num_classes, generator)
         store.write(self.client_name, {"state": state, **_named(kept)})
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
@@ -123,29 +126,29 @@ class Client(LightningModule):
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
-        self.optimizer = self._make_ready(self.resident, "dropout")
+        self.optimizer = self._make_ready(self.model, "dropout")
         self.snapshot = None
 
-    def trainable_replica(self, role: str) -> Resident:
+    def trainable_replica(self, role: str) -> FlatModel:
         """Return a further model, made ready for this visit as the resident one is, with a dropout stream of its own.
 
         Its weights are what the last client left: load all of them. It steps by ``client.step(loss, optimizer=...)``
         with its ``optimizer(client.training_settings)``.
 
         Args:
-            role: what it is for; see :meth:`Resident.replica`.
+            role: what it is for; see :meth:`FlatModel.replica`.
         """
-        replica = self.resident.replica(role)
+        replica = self.model.replica(role)
         self.visit.optimizers.append(self._make_ready(replica, f"dropout {role}"))
         return replica
 
-    def _make_ready(self, resident: Resident, stream: str) -> LocalOptimizer:
+    def _make_ready(self, model: FlatModel, stream: str) -> LocalOptimizer:
         """Prepare a model to train in this visit, whatever the last client has left; return its optimizer."""
-        resident.reset_counters()
-        if resident.model.has_dropout:
-            resident.model.set_generator(self.generator(stream, device=self.device))
-        resident.model.train()
-        optimizer = resident.optimizer(self.training_settings)
+        model.reset_counters()
+        if model.network.has_dropout:
+            model.network.set_generator(self.generator(stream, device=self.device))
+        model.network.train()
+        optimizer = model.optimizer(self.training_settings)
         optimizer.reset(self.round)
         return optimizer
 
@@ -180,7 +183,7 @@ class Client(LightningModule):
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
-        return self.resident.forward(images, self.visit.precision)
+        return self.model.forward(images, self.visit.precision)
 
     def training_step(self, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch (scalar) and count it."""
@@ -245,7 +248,7 @@ class Client(LightningModule):
                 stays what it was before the round.
         """
         sent = [part for part in contribution if part.numel()]
-        parts = (*sent, self.resident.private, *filter(torch.is_floating_point, self.kept.values()))
+        parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
@@ -258,8 +261,8 @@ class Client(LightningModule):
                 "the learning rate",
                 "model.reduction to fp32",
             )
-        self.store.write(self.client_name, {"state": self.resident.private, **_named(self.kept)})
-        self.snapshot = self.resident.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
+        self.store.write(self.client_name, {"state": self.model.private, **_named(self.kept)})
+        self.snapshot = self.model.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
     def leave(self) -> None:
@@ -304,15 +307,25 @@ class Client(LightningModule):
     def load(self) -> None:
         """Put the private groups and the own head into the resident model, and fetch what the method keeps."""
         stored = self.private_state()
-        self.resident.seat(self.num_classes)
-        self.resident.private.copy_(stored.pop("state"), non_blocking=True)
-        device = self.resident.device
+        self.model.seat(self.num_classes)
+        self.model.private.copy_(stored.pop("state"), non_blocking=True)
+        device = self.model.device
         # copies: methods may work in place, and the visit may not count
         self.kept = {n.removeprefix(_KEPT): t.to(device, non_blocking=True, copy=True) for n, t in stored.items()}
 
     def unload(self) -> None:
-        """Forget what :meth:`load` fetched."""
+        """Forget what :meth:`load` fetched, and the server's message."""
         self.kept = {}
+        if "received" in self.__dict__:
+            del self.received
+
+    def remembered(self, name: str) -> Tensor:
+        """Return a kept tensor as it was before the visit."""
+        return self.private_state()[_KEPT + name]
+
+    def restart(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Replace the private state: the private groups and the own head [num_private + own head], and what is kept."""
+        self.store.write(self.client_name, {"state": state, **_named(kept)})
 
     def private_state(self) -> dict[str, Tensor]:
         """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
@@ -325,14 +338,14 @@ class Client(LightningModule):
     @property
     def private(self) -> Tensor:
         """The private groups of the model [num_private], without the own head, as they wait in the store."""
-        return self.private_state()["state"][: self.resident.initial_private.numel()]
+        return self.private_state()["state"][: self.model.initial_private.numel()]
 
     @property
     def head(self) -> Head | None:
         """The own head as it waits in the store; None where heads are shared."""
-        if not self.resident.has_own_heads:
+        if not self.model.has_own_heads:
             return None
-        return self.resident.head_of(self.private_state()["state"], self.num_classes)
+        return self.model.head_of(self.private_state()["state"], self.num_classes)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -371,8 +384,8 @@ class Client(LightningModule):
     def plain_features(self) -> Tensor:
         """Return what the model, in evaluation mode, says of all images [n, D], without augmentation."""
         assert self.pixels is not None
-        features = extract_features(self.resident.model, self.pixels, PLAIN, self.resident.device)
-        self.resident.model.train()
+        features = extract_features(self.model.network, self.pixels, PLAIN, self.model.device)
+        self.model.network.train()
         if not features.isfinite().all():
             raise self.bad_update("features are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
         return features

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 from fedsim.models.reid import Features, ReIDModel
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 
 __all__ = ["PLAIN", "Extraction", "extract_features", "neck_features", "run_batches", "shard_of"]
 
@@ -103,12 +103,12 @@ def run_batches(
 
 
 @torch.no_grad()
-def neck_features(resident: Resident, images: Tensor, precision: str) -> Tensor:
+def neck_features(model: FlatModel, images: Tensor, precision: str) -> Tensor:
     """Return the neck's features [B, D] of normalised images, in evaluation mode; the mode is put back."""
-    was_training = resident.model.training
-    resident.model.eval()
-    features = resident.forward(images, precision).features.neck
-    resident.model.train(was_training)
+    was_training = model.network.training
+    model.network.eval()
+    features = model.forward(images, precision).features.neck
+    model.network.train(was_training)
     return features
 
 

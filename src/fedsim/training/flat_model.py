@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Container, Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
 
-__all__ = ["Head", "Output", "Resident"]
+__all__ = ["FlatModel", "Head", "Output"]
 
 
 class Head(NamedTuple):
@@ -37,7 +38,7 @@ class Output(NamedTuple):
     """[B, Z]"""
 
 
-class Resident:
+class FlatModel:
     """A resident model, its flat buffer, the place of its guests' identity heads, and their optimizers.
 
     The buffer is [shared | private | own head]: what is loaded for a client is one copy into each of its two parts, and
@@ -45,31 +46,31 @@ class Resident:
 
     Args:
         arch: name of the architecture.
-        model: on its device.
+        network: on its device.
         shared: names of the tensors that are sent.
         groups: tensor name -> group.
         max_classes: identities of the largest label space among the clients.
     """
 
     def __init__(
-        self, arch: str, model: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
+        self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
     ) -> None:
         self.arch = arch
-        self.model = model
+        self.network = network
         self.groups = groups
-        self.has_own_heads = model.head is None
+        self.has_own_heads = network.head is None
         """whether heads belong to clients"""
-        self.flat = FlatParameters(model, shared.__contains__, self._head_room(max_classes))
+        self.flat = FlatParameters(network, shared.__contains__, self._head_room(max_classes))
         self.initial_private = self.flat.private.clone()
         """[num_private] what every client starts from"""
         # without initial weights: a replica is made in the middle of a visit, whose random streams it must not move
-        self.head = model.head or skip_init(nn.Linear, model.num_features, 1, device=self.flat.buffer.device)
+        self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the client that was seated last"""
-        counters = [model.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
+        counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
         self._counters = [(counter, counter.clone()) for counter in counters]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
-        self._replicas: dict[str, Resident] = {}
+        self._replicas: dict[str, FlatModel] = {}
         self.seat(max_classes)
 
     # -- the client that is loaded -------------------------------------------------------------------------------------
@@ -83,6 +84,11 @@ class Resident:
             self.head.out_features = num_classes
 
     @property
+    def shared(self) -> Tensor:
+        """The part that is sent and received, [num_shared]: a view."""
+        return self.flat.shared
+
+    @property
     def private(self) -> Tensor:
         """All that belongs to the seated client alone, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
@@ -91,6 +97,18 @@ class Resident:
     def whole(self) -> Tensor:
         """The seated client's model with its own head: a view of the buffer."""
         return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
+
+    def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Load the server's own model.
+
+        Args:
+            vector: [num_shared] the global model.
+            tensors: private tensors that the server has, too, by name.
+        """
+        self.shared.copy_(vector)
+        for entry in self.flat.entries:
+            if entry.name in tensors:
+                self.flat.buffer[entry.span].copy_(tensors[entry.name].flatten())
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return what :attr:`private` is for a client that has not trained yet; a new tensor on the CPU.
@@ -102,7 +120,7 @@ class Resident:
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
-            head = make_head(self.model.num_features, num_classes, generator)
+            head = make_head(self.network.num_features, num_classes, generator)
             weight, bias = self.head_of(state, num_classes)
             weight.copy_(head.weight.detach())
             bias.copy_(head.bias.detach())
@@ -113,7 +131,7 @@ class Resident:
         return self._cut_head(state[self.initial_private.numel() :], num_classes)
 
     def _cut_head(self, room: Tensor, num_classes: int) -> Head:
-        features = self.model.num_features
+        features = self.network.num_features
         weight, start = room[: num_classes * features], aligned(num_classes * features)
         return Head(weight.view(num_classes, features), room[start : start + num_classes])
 
@@ -121,21 +139,21 @@ class Resident:
         """Elements that an own head takes, weight and bias."""
         if not self.has_own_heads:
             return 0
-        return aligned(num_classes * self.model.num_features) + aligned(num_classes)
+        return aligned(num_classes * self.network.num_features) + aligned(num_classes)
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
         if precision == "32-true":
-            features = self.model(images)
+            features = self.network(images)
             return Output(features, self.head(features.neck))
         with autocast(self.device, precision):
-            features = self.model(images)
+            features = self.network(images)
             logits = self.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
 
     # -- further models ------------------------------------------------------------------------------------------------
 
-    def replica(self, role: str) -> Resident:
+    def replica(self, role: str) -> FlatModel:
         """Return a further model of this architecture beside this one, seated for the same client.
 
         It is made when a rank first needs it, one for each role, and has a buffer, a head and optimizers of its own.
@@ -145,7 +163,7 @@ class Resident:
             role: what it is for, for example ``global`` or ``previous``.
         """
         if role not in self._replicas:
-            new = Resident(self.arch, copy.deepcopy(self.model), self._shared, self.groups, self._max_classes)
+            new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
                 its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
             self._replicas[role] = new
@@ -162,8 +180,8 @@ class Resident:
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
-            rest = [*self.model.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
-            groups = [list(self.model.backbone.named_parameters(prefix="backbone")), rest]
+            rest = [*self.network.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
+            groups = [list(self.network.backbone.named_parameters(prefix="backbone")), rest]
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
@@ -191,14 +209,15 @@ class Resident:
         """Whether the whole trunk is shared, so that the server has a model of its own: what fedsim export writes."""
         return self.serves("pool")
 
-    def serves(self, layer: Literal["neck", "pool", "head"], others: frozenset[Group] = frozenset()) -> bool:
+    def serves(self, layer: Literal["neck", "pool", "head"], known: Container[str] = ()) -> bool:
         """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.
 
         Args:
             layer: the feature, or the classes.
-            others: groups that the server has though they are private.
+            known: names of private tensors that the server has, too.
         """
         if layer == "head" and self.has_own_heads:
             return False
-        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer] | others
-        return all(entry.shared for entry in self.flat.entries if self.groups[entry.name] not in needless)
+        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer]
+        needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
+        return all(entry.shared or entry.name in known for entry in needed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core.seeding import derive_seed
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.models.groups import STATISTICS, Group
-from fedsim.training.flat_model import Resident
+from fedsim.training.flat_model import FlatModel
 
 __all__ = ["BatchNormStatistics", "StatisticsPolicy", "shared_names"]
 
@@ -34,12 +34,12 @@ class BatchNormStatistics:
 
     Args:
         policy: one of these.
-        resident: the architecture's layout.
+        model: the architecture's layout.
     """
 
-    def __init__(self, policy: StatisticsPolicy, resident: Resident) -> None:
+    def __init__(self, policy: StatisticsPolicy, model: FlatModel) -> None:
         self.policy = policy
-        flat = resident.flat
+        flat = model.flat
         self.span = slice(flat.num_shared_parameters, flat.num_shared)
         """where the shared statistics lie"""
         self.parameters = flat.shared_parameters

@@ -13,7 +13,7 @@ from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.training.batch import Batch
-from fedsim.training.flat_model import Output, Resident
+from fedsim.training.flat_model import FlatModel, Output
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
 from fedsim.training.labels.losses import ProxyLoss, similarities
@@ -112,10 +112,10 @@ def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining,
     return PseudoLabels(labels, proxies, how.loss, how.momentum, draw)
 
 
-def remember_clusters(labels: Tensor, resident: Resident, training: LocalTraining, how: BottomUp) -> PseudoLabels:
+def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining, how: BottomUp) -> PseudoLabels:
     """Make an empty memory of given clusters: the loss of one that no image has moved yet compares with 0."""
-    clusters = torch.arange(int(labels.max()) + 1, device=resident.device)
-    memory = torch.zeros(len(clusters), resident.model.num_features, device=resident.device)
+    clusters = torch.arange(int(labels.max()) + 1, device=model.device)
+    memory = torch.zeros(len(clusters), model.network.num_features, device=model.device)
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
 
     def draw(generator: torch.Generator) -> list[Tensor]:
@@ -152,7 +152,7 @@ class Labelled(Protocol):
         """[n] int64."""
 
     @property
-    def resident(self) -> Resident:
+    def model(self) -> FlatModel:
         """Its model."""
 
     @property
@@ -242,7 +242,7 @@ class Clusters(LabelSource):
             features = None if last is None else client.plain_features()
             labels = grow_clusters(features, last, len(client.labels), how.bottom_up)
             client.keep(CLUSTERS, labels)
-            self.pseudo = remember_clusters(labels, client.resident, how, how.bottom_up)
+            self.pseudo = remember_clusters(labels, client.model, how, how.bottom_up)
         return self.pseudo
 
     def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:

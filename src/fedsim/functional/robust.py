@@ -1,0 +1,62 @@
+"""Robust statistics of the vectors that K clients have sent."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["coordinate_median", "krum_scores", "trimmed_mean"]
+
+
+def coordinate_median(vectors: Tensor) -> Tensor:
+    """Return the median of each coordinate; of an even number of clients the mean of the middle two.
+
+    Args:
+        vectors: [K, n] float32.
+
+    Returns:
+        [n] float32.
+
+    >>> import torch
+    >>> coordinate_median(torch.tensor([[1.0, 9.0], [2.0, -9.0], [100.0, 0.0]]))
+    tensor([2., 0.])
+    """
+    count = len(vectors)
+    ordered = vectors.sort(dim=0).values
+    return ordered[(count - 1) // 2 : count // 2 + 1].double().mean(0).float()
+
+
+def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
+    """Return the mean of each coordinate without its ``cut`` largest and ``cut`` smallest values.
+
+    Args:
+        vectors: [K, n] float32.
+        cut: less than K / 2.
+
+    Returns:
+        [n] float32.
+
+    >>> import torch
+    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [100.0]]), 1)
+    tensor([3.])
+    """
+    ordered = vectors.sort(dim=0).values
+    return ordered[cut : len(vectors) - cut].double().mean(0).float()
+
+
+def krum_scores(distances: Tensor, num_bad: int) -> Tensor:
+    """Return each client's sum of squared distances to its K - f - 2 nearest others.
+
+    Args:
+        distances: [K, K] float64, squared.
+        num_bad: f, at most K - 3.
+
+    Returns:
+        [K] float64.
+
+    >>> import torch
+    >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0])
+    >>> krum_scores((x[:, None] - x).square(), 1).tolist()
+    [1.0, 1.0, 1.0, 2304.0]
+    """
+    nearest = len(distances) - num_bad - 2
+    return distances.sort(dim=1).values[:, 1 : nearest + 1].sum(1)

@@ -1,0 +1,109 @@
+"""The messages that clients and server send each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fedsim.training.public import PublicImages
+
+__all__ = ["Answers", "Download", "Report", "Upload"]
+
+
+@dataclass(frozen=True)
+class Download:
+    """The server's message to a client."""
+
+    vector: Tensor
+    """[num_shared] float32 on the device: the global model of the client's architecture"""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """further tensors, by name: those that :meth:`Method.payload` declares, and no others"""
+    public: PublicImages | None = None
+    """unlabelled images that server and clients have in common, of methods that require them"""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A client's message to the server."""
+
+    vector: Tensor
+    """[num_shared] float32 on the device: the shared part of its model, usually a view of the model's buffer"""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """float32 tensors that :meth:`Method.payload` declares; the server gets their plain means over the clients of an
+    architecture"""
+    signals: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    """numbers that :attr:`Method.measures` declares: one for the client, or one for each shared parameter tensor"""
+    mask: Tensor | None = None
+    """[num_shared_parameters] bool on the device, of methods that require ``masks``: False for pruned elements, which
+    the mean leaves out; padding between tensors is True. Running statistics are never pruned. None: no element is
+    pruned"""
+    is_new_mask: bool = True
+    """whether the mask is sent: it differs from the mask of the client's last upload"""
+    zeros_count: bool = False
+    """whether pruned elements enter the mean as zeros instead"""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is pruned."""
+        return self.mask is None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Signals that are one number for the client, by name."""
+        return {name: value for name, value in self.signals.items() if isinstance(value, int | float)}
+
+    @property
+    def tensor_numbers(self) -> dict[str, Sequence[float]]:
+        """Signals that are a number for each shared parameter tensor, by name."""
+        return {name: value for name, value in self.signals.items() if not isinstance(value, int | float)}
+
+    def on_host(self) -> Upload:
+        """Return a copy in host memory."""
+        extras = {name: tensor.to("cpu", copy=True) for name, tensor in self.extras.items()}
+        mask = None if self.mask is None else self.mask.to("cpu", copy=True)
+        return replace(self, vector=self.vector.to("cpu", copy=True), extras=extras, mask=mask)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the server knows about a client that returned an update."""
+
+    num_images: int
+    """n_k"""
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """the client's numbers, by name; see :attr:`Upload.signals`"""
+    tensor_signals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """the client's numbers for each shared parameter tensor, by name"""
+    speed: float | None = None
+    """training speed of its device in images per second, from ``model.hardware``; None: not set"""
+    loss: float = math.nan
+    """mean training loss over the images; NaN before the client has trained"""
+    accuracy: float = math.nan
+    """share of the training images that were classified right; NaN before the client has trained"""
+    images: float = 0.0
+    """images trained on, over all local epochs"""
+    seconds: float = math.nan
+    """measured duration of the visit: it differs from machine to machine"""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """other numbers about the visit, by name, such as the number of clusters"""
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    """numbers on which the bytes of the upload depend, by name"""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that are logged for a client, by name."""
+        common = {"loss": self.loss, "accuracy": self.accuracy, "images": self.images, "seconds": self.seconds}
+        return {**common, **self.facts, **self.signals}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The messages of the clients of one architecture whose updates count in the round, put together."""
+
+    reports: Mapping[str, Report]
+    """by client"""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """plain means of the tensors that they uploaded beside the vector, float32 on the device"""

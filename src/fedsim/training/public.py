@@ -1,0 +1,57 @@
+"""Unlabelled images that server and clients have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedsim.core.seeding import torch_generator
+from fedsim.data.augmentation import Augmentation
+from fedsim.functional.normalise import normalise_images
+
+__all__ = ["PublicImages"]
+
+
+class PublicImages:
+    """Public images in host memory.
+
+    Args:
+        images: uint8 [n, 3, H, W].
+        augmentation: of training images.
+        seed: of the run.
+        device: where batches go.
+    """
+
+    def __init__(self, images: Tensor, augmentation: Augmentation, seed: int, device: torch.device) -> None:
+        self.images = images
+        self._augmentation, self._seed, self._device = augmentation, seed, device
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, round_: int, size: int, augmented: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the images once, in the round's random order.
+
+        Clients and server get the same batches in the same views, so they can talk about them.
+
+        Args:
+            round_: from 0.
+            size: images per batch; the last one may have fewer.
+            augmented: views as in training, drawn for the round; else the images as they are.
+
+        Yields:
+            (index [b] int64 into the images, normalised images [b, 3, H, W] on the device).
+        """
+        order = torch.randperm(len(self.images), generator=torch_generator(self._seed, round_, "public order"))
+        stream = torch_generator(self._seed, round_, "public augment", device=self._device)
+        for index in order.split(size):
+            images = self.images[index].to(self._device)
+            yield index, self._augmentation(images, stream) if augmented else normalise_images(images)
+
+    def plain_batches(self, size: int) -> Iterator[Tensor]:
+        """Yield normalised images in file order, without a last batch of one image."""
+        for batch in self.images.split(size):
+            if len(batch) > 1:
+                yield normalise_images(batch.to(self._device))
