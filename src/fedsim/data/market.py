@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split
-from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.listing import Label, named, read_folder
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
 __all__ = ["MarketFolders", "check_identities", "read_market_domain", "write_market_splits"]
@@ -69,7 +70,7 @@ class MarketFolders(ReIDSource):
 
 
 def _is_data_set(folder: Path) -> bool:
-    return (folder / QUERY).is_dir() or (folder / GALLERY).is_dir() or (folder / TRAIN).is_dir()
+    return any((folder / part).is_dir() for part in (TRAIN, QUERY, GALLERY))
 
 
 def read_market_domain(
@@ -77,7 +78,7 @@ def read_market_domain(
     name: str | None = None,
     pattern: str = _NAME,
     expected: str = _EXAMPLE,
-    label: Callable[[re.Match[str]], Label] | None = None,
+    label: Callable[[re.Match[str]], Label] = named,
     unlabelled: bool = False,
 ) -> Domain:
     """List a data set in this layout.
@@ -93,45 +94,27 @@ def read_market_domain(
     Raises:
         DataError: naming the folder or file at fault and the rule.
     """
-
-    def read(part: str) -> Split:
-        return label_images(list_images(folder / part, expected), pattern, expected, label)
-
+    read = partial(read_folder, pattern=pattern, expected=expected, label=label)
     train = None
     if unlabelled and (folder / TRAIN).is_dir():
-        train = label_images(list_images(folder / TRAIN, _CAMERA_EXAMPLE), _CAMERA, _CAMERA_EXAMPLE, _nobody)
+        train = read_folder(folder / TRAIN, _CAMERA, _CAMERA_EXAMPLE)
     elif (folder / TRAIN).is_dir():
-        train = _without_junk(folder / TRAIN, read(TRAIN))
-    gallery = read(GALLERY)
+        train = _without_junk(folder / TRAIN, read(folder / TRAIN))
+    gallery = read(folder / GALLERY)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
         _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), (TRAIN, GALLERY))
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
-    query = read(QUERY)
+    query = read(folder / QUERY)
     check_identities(folder, train, query, gallery)
     return Domain(name, train, query, gallery)
 
 
 def check_identities(
-    folder: Path,
-    train: Split | None,
-    query: Split,
-    gallery: Split,
-    parts: tuple[str, str, str] = (TRAIN, QUERY, GALLERY),
+    folder: Path, train: Split | None, query: Split, gallery: Split, parts: Sequence[str] = (TRAIN, QUERY, GALLERY)
 ) -> None:
-    """Check that queries can be found, and that test identities are new.
-
-    Args:
-        folder: of the data set.
-        train: its training images, if there are any.
-        query: its queries.
-        gallery: its gallery.
-        parts: names of these three, for messages.
-
-    Raises:
-        DataError: naming folder, identity and rule.
-    """
+    """Raise DataError unless every query has a match and test identities are new; ``parts`` names the sub-folders."""
     lonely = np.setdiff1d(query.pids, gallery.pids)
     if len(lonely):
         raise DataError(
@@ -158,7 +141,7 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
     Returns:
         (the file, the splits).
     """
-    pool = label_images(list_images(folder / GALLERY, _EXAMPLE), _NAME, _EXAMPLE)
+    pool = read_folder(folder / GALLERY, _NAME, _EXAMPLE)
     splits = draw_splits(pool.pids, pool.camids, **options)
     write_splits(folder / SPLITS, splits, _names(pool))
     return folder / SPLITS, splits
@@ -167,10 +150,6 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
 def _names(split: Split) -> list[str]:
     assert isinstance(split.images, ImageFiles)
     return [path.name for path in split.images.paths]
-
-
-def _nobody(match: re.Match[str]) -> Label:
-    return Label(0, int(match["cam"]) - 1)
 
 
 def _without_junk(folder: Path, split: Split) -> Split:

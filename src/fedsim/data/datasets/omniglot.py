@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.checks import within
+from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.listing import Label, label_images, list_images
@@ -21,17 +22,12 @@ _QUERY_EVERY = 4
 
 
 class InkImages(Images):
-    """Black ink on white paper, turned into white ink on black: paper is 0, as padding is.
-
-    Args:
-        images: of black ink.
-    """
+    """Images of black ink on white paper, inverted: paper is 0, as padding is."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def take(self, index: Index) -> InkImages:
@@ -71,10 +67,8 @@ class Omniglot(DataSet):
         self, root: str, alphabets: list[str] | None = None, train_share: float = 0.5, drawers_per_camera: int = 1
     ) -> None:
         super().__init__(root)
-        if not 0 <= train_share < 1:
-            raise ConfigError(f"data.source.train_share: {train_share} is not at least 0 and below 1")
-        if not 1 <= drawers_per_camera < _DRAWERS:
-            raise ConfigError(f"data.source.drawers_per_camera: {drawers_per_camera} is not between 1 and 19")
+        within("data.source", "[0, 1)", train_share=train_share)
+        within("data.source", "[1, 19]", drawers_per_camera=drawers_per_camera)
         self.alphabets = alphabets
         self.train_share = train_share
         self.drawers_per_camera = drawers_per_camera
@@ -85,36 +79,28 @@ class Omniglot(DataSet):
         """Return one domain per alphabet; see :meth:`DataSet.domains_in`."""
         found = _alphabets(folder)
         wanted = list(found) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
-        for name in wanted:
-            if name not in found:
-                raise DataError(f"{folder}: holds no alphabet {name}; there are {', '.join(found) or 'none'}")
+        if absent := [name for name in wanted if name not in found]:
+            raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(found) or 'none'}")
         return [self.read(found[name]) for name in wanted]
 
     def read(self, folder: Path) -> Domain:
         """List one alphabet's files; see :meth:`DataSet.read`."""
-        images = self._images(folder)
-        characters = images.identities
+        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+        if not splits:
+            raise DataError(f"{folder}: holds no folders like character01")
+        images = Split.concatenate(splits)
+        characters, drawers = images.identities, images.camids
         share = self.train_share if folder.parent.name == _BACKGROUND else 0.0
         trained = characters[: int(share * len(characters))]
         is_train = np.isin(images.pids, trained)
-        drawers = images.camids
         is_query = drawers % _QUERY_EVERY == 0
-        images = Split(images.images, images.pids, drawers // self.drawers_per_camera)
+        images = Split(InkImages(images.images), images.pids, drawers // self.drawers_per_camera)
         return Domain(
             alphabet_name(folder.name),
             images.take(np.flatnonzero(is_train)) if len(trained) else None,
             images.take(np.flatnonzero(~is_train & is_query)),
             images.take(np.flatnonzero(~is_train & ~is_query)),
         )
-
-    @staticmethod
-    def _images(folder: Path) -> Split:
-        """All images of an alphabet; ``camids`` are drawers, from 0."""
-        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
-        if not splits:
-            raise DataError(f"{folder}: holds no folders like character01")
-        images = Split.concatenate(splits)
-        return Split(InkImages(images.images), images.pids, images.camids)
 
 
 def alphabet_name(folder: str) -> str:
