@@ -27,6 +27,7 @@ __all__ = [
     "ReIDSource",
     "Size",
     "Split",
+    "turns",
 ]
 
 Size = tuple[int, int]
@@ -126,7 +127,8 @@ class ImageArray(Images):
 
 def _resize(image: Image.Image, size: Size) -> Tensor:
     """Return uint8 [3, H, W]."""
-    return pil_to_tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC))
+    pixels: Tensor = pil_to_tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC))
+    return pixels
 
 
 class ImagesInParts(Images):
@@ -157,6 +159,19 @@ class ImagesInParts(Images):
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""
         return torch.cat([torch.empty((0, 3, *size), dtype=torch.uint8), *(part.decode(size) for part in self.parts)])
+
+
+def turns(labels: Index) -> Index:
+    """Return how many equal labels come before each label.
+
+    >>> turns(np.array([3, 7, 3, 3, 7]))
+    array([0, 0, 1, 2, 1])
+    """
+    found = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        same = labels == label
+        found[same] = np.arange(same.sum())
+    return found
 
 
 @dataclass(frozen=True)

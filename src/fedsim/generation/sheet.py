@@ -1,4 +1,4 @@
-"""Contact sheets of swapped images: what a generator makes of pairs of sources (after paper 002, Figure 5)."""
+"""Contact sheets of swapped images, with their sources (after paper 002, Figure 5)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MARGIN = 4
 """Between the sources and the results, pixels."""
 
 _LOWEST = 96
-"""Images that are less high are enlarged, pixels."""
+"""Images of a smaller height are enlarged, pixels."""
 
 
 def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: str) -> Image.Image:
-    """Draw appearance sources in the first row, structure sources in the first column, and what each pair gives.
+    """Draw a table of swapped images below their appearance sources and beside their structure sources.
 
-    Images less than 96 pixels high are enlarged by a whole factor, each pixel to a square of its colour.
+    Images less than 96 pixels high are enlarged by a whole factor.
 
     Args:
         structure: uint8 [m, 3, H, W], RGB.
         appearance: uint8 [n, 3, H, W].
-        swapped: uint8 [m, n, 3, H, W]: in row i and column j with structure i and appearance j.
-        title: the line above.
+        swapped: uint8 [m, n, 3, H, W]; the image in row i and column j has structure i and appearance j.
+        title: the line above the table.
 
     Raises:
         ValueError: if the arguments do not fit together.
@@ -53,11 +53,7 @@ def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: st
 
 
 def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
-    """Put sheets below each other, from the left border.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Put sheets below each other, at the left border; raise ValueError if there are none."""
     if not sheets:
         raise ValueError("there are no sheets to join")
     joined = Image.new("RGB", (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets)), "white")
@@ -69,12 +65,7 @@ def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
 
 
 def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
-    """Write a sheet to an image file, whose suffix says in which format.
-
-    Args:
-        sheet: of :func:`swap_sheet` or :func:`join_sheets`.
-        path: the file.
-        option: of the command line, which gave its name.
+    """Write a sheet to an image file; its suffix is the format, and ``option`` the command-line option for messages.
 
     Raises:
         DataError: if it cannot be written.
@@ -88,7 +79,7 @@ def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
 
 
 def check_sheet_file(path: Path, option: str) -> str:
-    """Return the format of an image file, by its suffix; raise DataError if it is none."""
+    """Return the format of an image file, by its suffix; raise DataError if there is no such format."""
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind is None or kind not in Image.SAVE:
         what = f"{path.suffix or 'no suffix'} is no format for images"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, Split
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, Split, turns
 from fedsim.data.listing import Label, list_images, read_folder
 from fedsim.data.splits import draw_splits, official_grid_splits
 
@@ -320,11 +320,7 @@ class CAVIAR4REID(SmallDataSet):
 
 def _dealt(images: Split) -> Split:
     """Deal each person's images to two made-up cameras in turn."""
-    cameras = np.zeros(len(images), dtype=np.int64)
-    for pid in images.identities:
-        rows = np.flatnonzero(images.pids == pid)
-        cameras[rows] = np.arange(len(rows)) % 2
-    return Split(images.images, images.pids, cameras)
+    return Split(images.images, images.pids, turns(images.pids) % 2)
 
 
 def _of_camera(folder: Path, camera: int, pattern: str, expected: str, first: int = 0) -> Split:
