@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -235,6 +235,11 @@ class Domain:
     gallery: Split
     splits: tuple[GallerySplit, ...] = ()
     """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
+
+    def map_splits(self, change: Callable[[Split], Split]) -> Domain:
+        """Return a data set with training images, query and gallery changed."""
+        train = None if self.train is None else change(self.train)
+        return replace(self, train=train, query=change(self.query), gallery=change(self.gallery))
 
 
 class ReIDSource(ABC):

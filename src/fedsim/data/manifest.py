@@ -1,15 +1,16 @@
-"""A federation as a CSV file: who holds which image, and where everybody is tested.
+"""A federation as a CSV file: the images of each client, and the test sets.
 
 One row per image and use, in the order of the federation: training and validation images client after client, then the
 test sets, then the public images. Columns:
 
-``path``: of the image; relative to the manifest's folder where it lies below it, else absolute.
-``pid``: identity; 0 a distractor, -1 junk. A client of several data sets and a public set number their people through.
+``path``: of the image; relative to the manifest's folder if it is below this folder, else absolute.
+``pid``: identity; 0 a distractor, -1 junk. In a client of several data sets and in a public set, numbers run on from
+one data set to the next.
 ``cam``: camera, from 0.
-``dataset``: where the image is from. A client is tested on the data sets that it trains on; the others are unseen.
-``client``: whose image it is; empty for test and public images.
-``part``: ``train``, ``val_query``, ``val_gallery``, ``query``, ``gallery`` or ``public``. A data set that is scored on
-several splits lists all of its images as ``gallery``, then each split as ``query 0``, ``gallery 0``, ``query 1``, ...
+``dataset``: the source of the image. A client is tested on the data sets that it trains on; the others are unseen.
+``client``: the owner of the image; empty for test and public images.
+``part``: ``train``, ``val_query``, ``val_gallery``, ``query``, ``gallery`` or ``public``. A data set with several
+splits lists all of its images as ``gallery``, then each split as ``query 0``, ``gallery 0``, ``query 1``, ...
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.federations import RESERVED
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Split
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Index, Split
 
 __all__ = ["Row", "domains_of", "hash_rows", "list_rows", "read_manifest", "read_rows", "write_manifest"]
 
@@ -65,14 +66,7 @@ _Parts = dict[str, list[_Line]]
 
 
 def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
-    """Write a federation as a manifest.
-
-    Args:
-        federated: as :func:`fedsim.data.federations.build_federation` returns it; all of its images must be files.
-        path: the CSV file.
-
-    Returns:
-        its rows.
+    """Write a federation to a CSV file, and return its rows.
 
     Raises:
         ConfigError: if images are no files.
@@ -104,10 +98,10 @@ def list_rows(federated: FederatedData) -> Iterator[Row]:
 
 
 def hash_rows(rows: Sequence[Row]) -> str:
-    """Hash a federation: whoever has the same data sets and the same config gets the same SHA-256.
+    """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
-    It is that of the CSV file in which each path is relative to the deepest folder that holds all of its data set, so
-    where the data lie makes no difference. What is in the images is not looked at.
+    It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
+    content of the images does not count.
     """
     folders: dict[str, set[str]] = {}
     for row in rows:
@@ -117,7 +111,7 @@ def hash_rows(rows: Sequence[Row]) -> str:
 
 
 def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
-    """Return the file's content, with these paths."""
+    """Return the content of the file, with the paths ``shown``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
@@ -126,15 +120,18 @@ def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
 
 
 def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[Row]:
-    if not len(split):
-        return
-    paths = _paths(split.images, client or data_sets[0])
+    paths = [Path(os.path.abspath(path)) for path in split.images.locations() if path is not None]
+    if len(paths) < len(split):
+        raise ConfigError(
+            f"data.source: the images of {client or data_sets[0]} are no files ({type(split.images).__name__}), and a "
+            "manifest lists files; keep the config instead, which makes the same federation everywhere"
+        )
     for path, pid, cam, name in zip(paths, split.pids.tolist(), split.camids.tolist(), data_sets, strict=True):
         yield Row(path, pid, cam, name, client, part)
 
 
 def _data_sets_of(client: ClientData, split: Split) -> list[str]:
-    """Name each image's data set; a client of several ones has their images behind each other."""
+    """Name each image's data set; a client of several ones has their images one after the other."""
     if len(client.tests) == 1:
         return [client.tests[0]] * len(split)
     assert isinstance(split.images, ImagesInParts)
@@ -142,28 +139,11 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
     return [name for name, part in members for _ in range(len(part))]
 
 
-def _paths(images: Images, whose: str) -> list[Path]:
-    paths = [path for path in images.locations() if path is not None]
-    if len(paths) < len(images):
-        raise ConfigError(
-            f"data.source: the images of {whose} are no files ({type(images).__name__}), and a manifest lists files; "
-            "keep the config instead, which makes the same federation everywhere"
-        )
-    return [Path(os.path.abspath(path)) for path in paths]
-
-
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_manifest(path: Path) -> FederatedData:
-    """Build the federation that a manifest lists. No image is opened.
-
-    Args:
-        path: the CSV file.
-
-    Raises:
-        DataError: naming the file, the line and the rule.
-    """
+    """Build the federation of a manifest, without opening images; raise DataError naming file, line and rule."""
     clients: dict[str, _Parts] = {}
     tests: dict[str, _Parts] = {}
     public: list[_Line] = []
@@ -191,12 +171,12 @@ def read_manifest(path: Path) -> FederatedData:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a manifest; see :func:`read_manifest`, which also looks whether they fit together."""
+    """Return the rows of a manifest, each checked alone; :func:`read_manifest` checks that they fit together."""
     return [line.row for line in _read_lines(path)]
 
 
 def domains_of(federated: FederatedData) -> list[Domain]:
-    """Return the data sets of a federation, for pictures; who trains on several data sets at once is not in them."""
+    """Return the data sets of a federation, for pictures, without clients of several data sets."""
     domains = []
     for name, test in federated.tests.items():
         trains = [client.train for client in federated.clients if client.tests == (name,)]
@@ -218,7 +198,11 @@ def _read_lines(path: Path) -> list[_Line]:
             if reader.line_num == 1 and fields != list(Row._fields):
                 raise DataError(f"{path}: line 1 is not {','.join(Row._fields)}; write one with fedsim data manifest")
             if reader.line_num > 1:
-                lines.append(_Line(reader.line_num, _row(path, reader.line_num, folder, fields)))
+                if rule := _broken_rule(fields):
+                    raise DataError(f"{path}: line {reader.line_num}: {rule}")
+                file, pid, cam, *rest = fields
+                row = Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
+                lines.append(_Line(reader.line_num, row))
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
     if not lines:
@@ -226,16 +210,8 @@ def _read_lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _row(path: Path, number: int, folder: Path, fields: list[str]) -> Row:
-    rule = _broken_rule(fields)
-    if rule:
-        raise DataError(f"{path}: line {number}: {rule}")
-    file, pid, cam, *rest = fields
-    return Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
-
-
 def _broken_rule(fields: list[str]) -> str | None:
-    """Return what is wrong with one line, looked at alone."""
+    """Return the rule that a line breaks on its own."""
     if len(fields) != len(Row._fields):
         return f"has {len(fields)} fields instead of {len(Row._fields)}"
     file, pid, cam, dataset, client, part = fields
@@ -270,14 +246,14 @@ def _client(path: Path, name: str, parts: _Parts, tests: Mapping[str, _Parts]) -
         raise _wrong(path, next(iter(parts.values()))[0], f"client {name} has no training images")
     train = _split(parts["train"])
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
-    if len(data_sets) == 1:  # who trains on several ones has other numbers for their people
+    if len(data_sets) == 1:  # a client of several ones has other numbers for their people
         _check_new(path, parts["train"], tests.get(data_sets[0], {}))
     labels = np.searchsorted(train.identities, train.pids).astype(np.int64)
     return ClientData(name, train, labels, _validation(path, parts), tuple(n for n in data_sets if n in tests))
 
 
 def _check_new(path: Path, trained: Sequence[_Line], test: _Parts) -> None:
-    """Test identities must be new; in a gallery from which no queries are drawn, others may be."""
+    """Queries, or a gallery that splits draw them from, must not show training identities."""
     is_pool = "query" not in test
     people = {line.row.pid for line in test.get("gallery" if is_pool else "query", []) if line.row.pid > 0}
     for line in trained:
@@ -315,7 +291,7 @@ def _test_set(path: Path, name: str, parts: _Parts) -> RetrievalSet:
 
 
 def _in_pool(path: Path, name: str, parts: _Parts, part: str) -> Index:
-    """Return where the images of one side of a split stand in the gallery."""
+    """Return the positions in the gallery of one part of a split."""
     pool = parts["gallery"]
     if part not in parts:
         raise _wrong(path, pool[0], f"{name} has no rows with the part {part}; splits are numbered from 0 on")
@@ -327,7 +303,7 @@ def _in_pool(path: Path, name: str, parts: _Parts, part: str) -> Index:
 
 
 def _positions(path: Path, lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
-    """Return where images stand in a gallery, by their paths; -1: nowhere."""
+    """Return the positions of images in a gallery, by their paths; -1: absent."""
     position: dict[Path, int] = {}
     for place, line in enumerate(gallery):
         if position.setdefault(line.row.path, place) != place:

@@ -14,22 +14,12 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_common_people(sources: Sequence[ReIDSource], public: str | None) -> None:
-    """Say so if a federation has CUHK01 and the pair P1 of CUHK02, which shows the people of CUHK01.
-
-    Args:
-        sources: of the federation.
-        public: name of the data set whose images the server may use.
-    """
+    """Warn if a federation has CUHK01 and the pair P1 of CUHK02, which shows the people of CUHK01."""
     has_p1 = any(isinstance(source, CUHK02) and 1 in source.pairs for source in sources)
     if not has_p1 or not any(isinstance(source, CUHK01) for source in sources):
         return
     if public == CUHK02.name:
-        log.warning(
-            "data.public: the distillation set cuhk02 contains the people of cuhk01, also those that are tested on; "
-            "exclude_p1: true of CUHK02 leaves them out"
-        )
+        what = "data.public: the distillation set cuhk02 contains the people of cuhk01, also those that are tested on"
     else:
-        log.warning(
-            "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be both trained and tested on; "
-            "exclude_p1: true of CUHK02 leaves them out"
-        )
+        what = "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be both trained and tested on"
+    log.warning("%s; exclude_p1: true of CUHK02 leaves them out", what)
