@@ -4,7 +4,7 @@ Trap: ``torchvision.transforms.v2`` makes ONE decision for a whole batch. Here e
 from one generator that the caller keys by (seed, round, client).
 
 Cropping and erasing have two versions with the same results: for GPUs, where the number of operations costs time, one
-operation on the whole batch; for CPUs, where memory access costs time, a loop over images that copies only what it must.
+operation on the whole batch; for CPUs, where memory access costs time, a loop that copies as little as possible.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop is not None and min(self.crop) < 1:
             raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
-        where, colours = "data.augmentation", {"contrast": self.contrast, "saturation": self.saturation}
+        where = "data.augmentation"
         within(where, "[0, 1]", flip=self.flip, erase=self.erase)
         within(where, "[0, 0.5]", hue=self.hue)
         within(where, "[0, 180]", rotate=self.rotate)
         within(where, "[0, 0.9]", scale=self.scale)
-        not_negative(where, pad=self.pad, brightness=self.brightness, **colours)
+        not_negative(where, pad=self.pad)
+        not_negative(where, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise.

@@ -16,13 +16,8 @@ def shuffled_batches(
 ) -> list[Tensor]:
     """Cut a random order of n images into batches: int64 index tensors of B entries, in the last one maybe fewer.
 
-    A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1).
-
-    Args:
-        num_images: n.
-        batch_size: B.
-        generator: a CPU generator.
-        drop_partial: drop the last batch if it holds fewer than B images.
+    A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1). With
+    ``drop_partial``, so is any last batch of fewer than B images. The generator is on the CPU.
 
     >>> [len(batch) for batch in shuffled_batches(7, 3, torch.Generator().manual_seed(0))]
     [3, 3]
@@ -37,12 +32,7 @@ def identity_batches(labels: Tensor, batch_size: int, num_instances: int, genera
 
     Each identity's shuffled images are cut into groups of K (a short group repeats images). A batch is one group of P
     different identities, as long as P identities have groups left; with fewer than P identities, it is one of each.
-
-    Args:
-        labels: [n] int64 identity of each image.
-        batch_size: P * K.
-        num_instances: K.
-        generator: a CPU generator.
+    ``labels`` [n] int64; ``batch_size`` is P * K, ``num_instances`` K; the generator is on the CPU.
     """
     groups = {int(z): _groups_of(labels, int(z), num_instances, generator) for z in labels.unique()}
     per_batch = min(batch_size // num_instances, len(groups))

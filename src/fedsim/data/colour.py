@@ -18,15 +18,11 @@ _GREY = (0.2989, 0.587, 0.114)
 def jitter_colours(
     images: Tensor, u: Tensor, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Tensor:
-    """Change brightness, contrast, saturation and hue; return float32 [B, 3, H, W] of 0 .. 255.
+    """Change brightness, contrast, saturation and hue of RGB images [B, 3, H, W] of 0 .. 255; return float32 alike.
 
-    Args:
-        images: RGB [B, 3, H, W] of 0 .. 255, any type.
-        u: [B, 4] uniform in [0, 1): decisions in the order of the next arguments.
-        brightness: factors are uniform in [1 - b, 1 + b], at least 0.
-        contrast: alike.
-        saturation: alike.
-        hue: shifts are uniform in [-h, h], in turns of the colour circle.
+    ``u`` [B, 4], uniform in [0, 1), has the decisions in the order of the arguments. Factors are uniform in [1 - b,
+    1 + b], at least 0, for brightness b, and alike for contrast and saturation. Shifts of the hue are uniform in
+    [-h, h], in turns of the colour circle.
     """
     x = images.to(torch.float32, copy=True)
     if brightness > 0:

@@ -19,7 +19,7 @@ from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.datasets.overlap import warn_of_common_people
+from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import Labels, Validation, build_federation
@@ -136,22 +136,16 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
         self.manifest = None if manifest is None else Path(manifest).expanduser()
-        self.unseen = tuple(unseen or ())
-        self.public = public
-        self.val = val
+        self.unseen, self.public, self.val = tuple(unseen or ()), public, val
         self._divide = partial(
             build_federation, partition=partition, parts=parts, alpha=alpha, unseen=self.unseen, public=public, val=val,
             val_fraction=val_fraction, max_images=max_images, max_identities=max_identities, labels=labels,
         )  # fmt: skip
-        self.size = size
-        self.test_size = test_size or size
-        self.augmentation = augmentation
-        self.generated = generated
+        self.size, self.test_size = size, test_size or size
+        self.augmentation, self.generated = augmentation, generated
         self.cache: Cache = cache
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self.workers = workers
-        self.on_corrupt = on_corrupt
-        self.dry_run = dry_run
+        self.workers, self.on_corrupt, self.dry_run = workers, on_corrupt, dry_run
         self.limit_client_batches = limit_client_batches
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._files: list[Domain] | None = None
@@ -197,8 +191,6 @@ class FederatedDataModule(LightningDataModule):
                 sources = [standin_of(source, Path(self._standins.name)) for source in sources]
             self._files = [domain for source in sources for domain in source.domains()]
         return self._files
-
-    # -- decoded images ------------------------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Fill the cache_dir; Lightning calls this in one process of each machine."""

@@ -51,11 +51,11 @@ log = logging.getLogger(__name__)
 
 _DECODING = 1
 """Version of decoding and resizing, part of KEY."""
-
 _BLOCK = 512
 """Images per checksum, and between two notes of the progress."""
-
 _BATCH = 64
+
+Mapped = np.memmap[Any, np.dtype[np.uint8]]
 
 
 class Wanted(NamedTuple):
@@ -86,8 +86,7 @@ class DecodedImages(Images):
     """Image files with decoded pixels: ``found`` has decoded files, each with the rows [n] of the images in it."""
 
     def __init__(self, files: ImageFiles, found: Sequence[tuple[DecodedFile, Index]]) -> None:
-        self.files = files
-        self.found = tuple(found)
+        self.files, self.found = files, tuple(found)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -112,9 +111,6 @@ class DecodedImages(Images):
                     return torch.from_numpy(decoded.pixels[rows[0] : rows[-1] + 1])
                 return torch.from_numpy(decoded.pixels[rows])
         return self.files.decode(size)
-
-
-# -- building ----------------------------------------------------------------------------------------------------------
 
 
 def find(folder: Path, wanted: Wanted) -> Path:
@@ -145,26 +141,24 @@ def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
     """Decode images by ``workers`` processes into a file in ``folder``, unless it is there, and return its path.
 
-    Raises:
-        DataError: if the folder cannot be written to.
+    Raises DataError if the folder cannot be written to.
     """
-    if is_built(folder, wanted):
-        return find(folder, wanted)
     path = find(folder, wanted)
+    if is_built(folder, wanted):
+        return path
     partial = path.with_name(f"{path.stem}.partial-{socket.gethostname()}")  # machines may share the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(partial):
-            if is_built(folder, wanted):  # by whoever held it before
+            if is_built(folder, wanted):  # by the process that held it before
                 partial.unlink()
             else:
-                if path.is_file():  # without images that have been repaired since
+                if path.is_file():  # it lacks images that have been repaired since
                     path.with_suffix(".json").unlink(missing_ok=True)
                 _build(path, partial, wanted, workers)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot write decoded images ({error.strerror or error}); choose another data.cache_dir"
-        ) from error
+        why = error.strerror or error
+        raise DataError(f"{path}: cannot write decoded images ({why}); choose another data.cache_dir") from error
     return path
 
 
@@ -220,9 +214,7 @@ def is_complete(path: Path) -> bool:
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
-def _continue(
-    partial: Path, progress: Path, wanted: Wanted
-) -> tuple[np.memmap[Any, np.dtype[np.uint8]], list[str], dict[int, str]]:
+def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, list[str], dict[int, str]]:
     """Open a partial file, or a new one; return its array, the checksums of its good blocks, and its problems."""
     shape = (len(wanted.files), 3, *wanted.size)
     try:
@@ -239,7 +231,7 @@ def _continue(
     return pixels, sums[:good], {row: problem for row, problem in note["unreadable"] if row < good * _BLOCK}
 
 
-def _allocate(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:
+def _allocate(path: Path, shape: tuple[int, ...]) -> Mapped:
     """Allocate a new file: a full disk is an error here, but would kill the process later."""
     pixels = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     try:
@@ -272,9 +264,6 @@ def _checksum(pixels: NDArray[np.uint8], block: int) -> str:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with replacing(path) as partial:
         partial.write_text(json.dumps(content) + "\n")
-
-
-# -- using -------------------------------------------------------------------------------------------------------------
 
 
 def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:

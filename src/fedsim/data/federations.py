@@ -43,21 +43,9 @@ def build_federation(
 ) -> FederatedData:
     """Turn data sets into clients and test sets.
 
-    Args:
-        domains: the data sets; those without training images are unseen.
-        partition: ``by_dataset``: each data set is a client; ``union``: one client has all data sets (the centralised
-            bound), with separate identities; the others: several clients per data set, see
-            :func:`fedsim.data.partitions.divide`.
-        parts: see there.
-        alpha: see there.
-        unseen: data sets with training images that nobody trains on.
-        public: name of an unseen data set whose images, without labels, the server may use.
-        val: see :func:`split_validation`.
-        val_fraction: see there.
-        max_images: per client, before validation images are held out; see :func:`fedsim.data.caps.cap_training`.
-        max_identities: see there.
-        labels: ``own``: each client numbers its training identities from 0. ``common``: an identity has the same label
-            in all clients and data sets, for classification, where identities are classes.
+    Data sets without training images are unseen. For the other arguments see
+    :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
+    :func:`fedsim.data.caps.cap_training` (before validation images are held out) and :func:`split_validation`.
 
     Raises:
         ConfigError: if a name does not exist or nobody is left to train, or ``val`` would hold out classes.
@@ -92,7 +80,7 @@ def build_federation(
         clients=tuple(clients),
         tests=tests,
         unseen=tuple(name for name in tests if name not in names),
-        public=None if public is None else Split.join(_splits(by_name[public])),
+        public=None if public is None else Split.join(by_name[public].parts),
         public_name=public,
         classes=classes,
     )
@@ -100,11 +88,9 @@ def build_federation(
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
     names = [domain.name for domain in domains]
-    for name in RESERVED:
-        if name in names:
-            raise ConfigError(f"data.source: a data set cannot be called {name}, the name of a mean; rename the folder")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if bad := [name for name in RESERVED if name in names]:
+        raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
+    if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
     known("data.unseen", unseen, names, "data set")
     known("data.public", [public] if public else [], names, "data set")
@@ -161,10 +147,6 @@ def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
         offset += int(member.gallery.pids.max()) + 1 if apart else 0
         cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
     return RetrievalSet(Split.concatenate(queries), Split.concatenate(galleries), np.concatenate(own) if own else None)
-
-
-def _splits(domain: Domain) -> list[Split]:
-    return [split for split in (domain.train, domain.query, domain.gallery) if split is not None]
 
 
 def split_validation(client: str, train: Split, how: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:

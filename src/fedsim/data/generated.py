@@ -67,9 +67,6 @@ class Generated:
             raise ConfigError(f"data.generated.share: {self.share} is not in (0, 1]; leave data.generated out for none")
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
-
-
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
     """Write the generated images of one client, losslessly; an interrupted call leaves no folder.
 
@@ -109,11 +106,7 @@ def check_is_free(folder: Path) -> None:
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
-    """Return a federation whose clients hold their generated images.
-
-    Raises:
-        DataError: if no client has any, or some cannot be used; the message names client, file and identity.
-    """
+    """Return a federation whose clients hold their generated images; raise DataError if none has any usable ones."""
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
@@ -192,24 +185,15 @@ def _number(text: str) -> float:
         return math.nan
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
 class Mixture:
     """Puts a client's generated images into its batches, in the place of real images of the same identity.
 
     So batches keep their size and their identities. Identities without generated images keep all real images.
-
-    Args:
-        generated: labels, hard and soft, and share.
-        pixels: the images.
-        num_classes: size of the client's label space.
+    ``pixels`` are the generated images, and ``num_classes`` is the size of the client's label space.
     """
 
     def __init__(self, generated: GeneratedImages, pixels: Pixels, num_classes: int) -> None:
-        self.pixels = pixels
-        self.share = generated.share
-        self.num_classes = num_classes
+        self.pixels, self.share, self.num_classes = pixels, generated.share, num_classes
         self.classes = torch.from_numpy(generated.classes)
         self.weights = torch.from_numpy(generated.weights)
         self.counts = torch.from_numpy(np.bincount(generated.labels, minlength=num_classes))
@@ -217,11 +201,9 @@ class Mixture:
         """[num_classes] position of the first image of each label"""
 
     def choose(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the generated image for each place of a batch: [B] int64 positions; -1: the real image stays.
+        """Draw the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
 
-        Args:
-            labels: [B] int64 of the real images, on the CPU.
-            generator: a CPU generator.
+        The result is [B] int64, positions among the generated images; -1: the real image stays.
         """
         taken, which = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
         counts = self.counts[labels]
@@ -231,10 +213,7 @@ class Mixture:
     def targets(self, labels: Tensor, rows: Tensor, device: torch.device) -> Tensor:
         """Return the soft labels of a batch, one-hot for real images: [B, num_classes] float32 on ``device``.
 
-        Args:
-            labels: [B] int64 of the real images, on the CPU.
-            rows: [B] int64, see :meth:`choose`.
-            device: of the result.
+        ``labels`` [B] int64 of the real images, and ``rows`` [B] int64 of :meth:`choose`, are on the CPU.
         """
         is_new = (rows >= 0)[:, None]
         classes = self.classes[rows].where(is_new, labels[:, None])
@@ -248,10 +227,7 @@ class Mixture:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches with some images replaced, and their soft labels [B, num_classes] float32 on the device.
 
-        Args:
-            real: batches uint8 [B, 3, H, W], on the device.
-            labels: [B] int64 of each batch, on the CPU.
-            generator: a CPU generator.
+        ``real`` are batches uint8 [B, 3, H, W] on the device; their labels [B] int64, and the generator, on the CPU.
         """
         chosen = [self.choose(of_batch, generator) for of_batch in labels]
         places = [torch.nonzero(rows >= 0).flatten() for rows in chosen]

@@ -236,6 +236,11 @@ class Domain:
     splits: tuple[GallerySplit, ...] = ()
     """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
 
+    @property
+    def parts(self) -> list[Split]:
+        """Training images, if there are any, queries and gallery."""
+        return [split for split in (self.train, self.query, self.gallery) if split is not None]
+
     def map_splits(self, change: Callable[[Split], Split]) -> Domain:
         """Return a data set with training images, query and gallery changed."""
         train = None if self.train is None else change(self.train)

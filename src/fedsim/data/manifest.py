@@ -53,24 +53,21 @@ class Row(NamedTuple):
 
 
 class _Line(NamedTuple):
+    path: Path
     number: int
     """in the file, from 1"""
     row: Row
+
+    def wrong(self, rule: str) -> DataError:
+        return DataError(f"{self.path}: line {self.number}: {rule}")
 
 
 _Parts = dict[str, list[_Line]]
 """part -> its lines"""
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
-    """Write a federation to a CSV file, and return its rows.
-
-    Raises:
-        ConfigError: if images are no files.
-    """
+    """Write a federation to a CSV file, and return its rows; raise ConfigError if images are no files."""
     rows = list(list_rows(federated))
     folder = Path(os.path.abspath(path.parent))
     shown = [row.path.relative_to(folder) if row.path.is_relative_to(folder) else row.path for row in rows]
@@ -139,9 +136,6 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
     return [name for name, part in members for _ in range(len(part))]
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def read_manifest(path: Path) -> FederatedData:
     """Build the federation of a manifest, without opening images; raise DataError naming file, line and rule."""
     clients: dict[str, _Parts] = {}
@@ -156,14 +150,14 @@ def read_manifest(path: Path) -> FederatedData:
             group.setdefault(row.part, []).append(line)
     if not clients:
         raise DataError(f"{path}: nobody has training images; some rows need a client and the part train")
-    federated = tuple(_client(path, name, parts, tests) for name, parts in clients.items())
+    federated = tuple(_client(name, parts, tests) for name, parts in clients.items())
     trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
     for line in public:
         if line.row.dataset in trained | set(tests):
-            raise _wrong(path, line, f"{line.row.dataset} is public, and cannot be trained or tested on as well")
+            raise line.wrong(f"{line.row.dataset} is public, and cannot be trained or tested on as well")
     return FederatedData(
         clients=federated,
-        tests={name: _test_set(path, name, parts) for name, parts in tests.items()},
+        tests={name: _test_set(name, parts) for name, parts in tests.items()},
         unseen=tuple(name for name in tests if name not in trained),
         public=_split(public) if public else None,
         public_name=public[0].row.dataset if public else None,
@@ -202,7 +196,7 @@ def _read_lines(path: Path) -> list[_Line]:
                     raise DataError(f"{path}: line {reader.line_num}: {rule}")
                 file, pid, cam, *rest = fields
                 row = Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
-                lines.append(_Line(reader.line_num, row))
+                lines.append(_Line(path, reader.line_num, row))
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
     if not lines:
@@ -229,10 +223,6 @@ def _broken_rule(fields: list[str]) -> str | None:
     return next((rule for is_broken, rule in rules if is_broken), None)
 
 
-def _wrong(path: Path, line: _Line, rule: str) -> DataError:
-    return DataError(f"{path}: line {line.number}: {rule}")
-
-
 def _split(lines: Sequence[_Line]) -> Split:
     return Split(
         ImageFiles([line.row.path for line in lines]),
@@ -241,75 +231,73 @@ def _split(lines: Sequence[_Line]) -> Split:
     )
 
 
-def _client(path: Path, name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
+def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
     if "train" not in parts:
-        raise _wrong(path, next(iter(parts.values()))[0], f"client {name} has no training images")
+        raise next(iter(parts.values()))[0].wrong(f"client {name} has no training images")
     train = _split(parts["train"])
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
     if len(data_sets) == 1:  # a client of several ones has other numbers for their people
-        _check_new(path, parts["train"], tests.get(data_sets[0], {}))
+        _check_new(parts["train"], tests.get(data_sets[0], {}))
     labels = np.searchsorted(train.identities, train.pids).astype(np.int64)
-    return ClientData(name, train, labels, _validation(path, parts), tuple(n for n in data_sets if n in tests))
+    return ClientData(name, train, labels, _validation(parts), tuple(n for n in data_sets if n in tests))
 
 
-def _check_new(path: Path, trained: Sequence[_Line], test: _Parts) -> None:
+def _check_new(trained: Sequence[_Line], test: _Parts) -> None:
     """Queries, or a gallery that splits draw them from, must not show training identities."""
-    is_pool = "query" not in test
-    people = {line.row.pid for line in test.get("gallery" if is_pool else "query", []) if line.row.pid > 0}
+    people = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
     for line in trained:
         if line.row.pid in people:
-            raise _wrong(path, line, f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
+            raise line.wrong(f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
 
 
-def _validation(path: Path, parts: _Parts) -> RetrievalSet | None:
+def _validation(parts: _Parts) -> RetrievalSet | None:
     query, gallery = (parts.get(name, []) for name in ("val_query", "val_gallery"))
     if not query and not gallery:
         return None
     if not query or not gallery:
-        raise _wrong(path, (query or gallery)[0], "a client needs both val_query and val_gallery, or neither")
-    own = _positions(path, query, gallery)
+        raise (query or gallery)[0].wrong("a client needs both val_query and val_gallery, or neither")
+    own = _positions(query, gallery)
     if -1 not in own:
         return RetrievalSet(_split(query), _split(gallery), own)
     if (own >= 0).any():
-        line = query[int(np.flatnonzero(own < 0)[0])]
-        raise _wrong(path, line, "this query is not in val_gallery, and others are; list all of them there, or none")
+        rule = "this query is not in val_gallery, and others are; list all of them there, or none"
+        raise query[own.tolist().index(-1)].wrong(rule)
     return RetrievalSet(_split(query), _split(gallery))
 
 
-def _test_set(path: Path, name: str, parts: _Parts) -> RetrievalSet:
+def _test_set(name: str, parts: _Parts) -> RetrievalSet:
     gallery = parts.get("gallery")
     if gallery is None:
-        raise _wrong(path, next(iter(parts.values()))[0], f"{name} has no gallery")
+        raise next(iter(parts.values()))[0].wrong(f"{name} has no gallery")
     numbered = len(parts) - 1 - ("query" in parts)
     if ("query" in parts) == (numbered > 0):
-        raise _wrong(path, gallery[0], f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
+        raise gallery[0].wrong(f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
     splits = tuple(
-        GallerySplit(*(_in_pool(path, name, parts, f"{part} {number}") for part in ("query", "gallery")))
+        GallerySplit(*(_in_pool(name, parts, f"{part} {number}") for part in ("query", "gallery")))
         for number in range((numbered + 1) // 2)
     )
     return RetrievalSet(_split(parts.get("query", [])), _split(gallery), splits=splits)
 
 
-def _in_pool(path: Path, name: str, parts: _Parts, part: str) -> Index:
+def _in_pool(name: str, parts: _Parts, part: str) -> Index:
     """Return the positions in the gallery of one part of a split."""
     pool = parts["gallery"]
     if part not in parts:
-        raise _wrong(path, pool[0], f"{name} has no rows with the part {part}; splits are numbered from 0 on")
-    found = _positions(path, parts[part], pool)
+        raise pool[0].wrong(f"{name} has no rows with the part {part}; splits are numbered from 0 on")
+    found = _positions(parts[part], pool)
     if -1 in found:
-        line = parts[part][int(np.flatnonzero(found < 0)[0])]
-        raise _wrong(path, line, f"this image of {part} is not in the gallery of {name}")
+        raise parts[part][found.tolist().index(-1)].wrong(f"this image of {part} is not in the gallery of {name}")
     return found
 
 
-def _positions(path: Path, lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
+def _positions(lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
     """Return the positions of images in a gallery, by their paths; -1: absent."""
     position: dict[Path, int] = {}
     for place, line in enumerate(gallery):
         if position.setdefault(line.row.path, place) != place:
-            raise _wrong(path, line, f"{line.row.path.name} is in this {line.row.part} twice")
+            raise line.wrong(f"{line.row.path.name} is in this {line.row.part} twice")
     found = np.array([position.get(line.row.path, -1) for line in lines], dtype=np.int64)
     for line, place in zip(lines, found, strict=True):
         if place >= 0 and gallery[place].row[1:3] != line.row[1:3]:
-            raise _wrong(path, line, f"pid or cam differ from line {gallery[place].number}, which is the same image")
+            raise line.wrong(f"pid or cam differ from line {gallery[place].number}, which is the same image")
     return found

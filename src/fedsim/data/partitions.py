@@ -36,12 +36,8 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     proportions drawn from a Dirichlet distribution (Hsu et al., 2019). ``shards``: images sorted by identity are cut
     into two shards per client (McMahan et al., 2017).
 
-    Args:
-        data_set: its name, the key of random choices.
-        train: its training images.
-        how: see above.
-        parts: number of clients, except for ``by_camera``.
-        alpha: of ``dirichlet``; small values give each identity to few clients.
+    ``parts`` is the number of clients, except for ``by_camera``. Small values of ``alpha``, of ``dirichlet``, give each
+    identity to few clients. The data set's name is the key of random choices.
 
     Raises:
         ConfigError: if a client would have no image.

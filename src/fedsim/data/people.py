@@ -44,7 +44,7 @@ SHOT = (
 
 
 def draw_people(identity: Uniforms, camera: Uniforms, shot: Uniforms, noise: Floats, factor: int) -> NDArray[np.uint8]:
-    """Draw B pedestrians.
+    """Draw B pedestrians: uint8 [B, 3, factor * H, factor * W], RGB.
 
     Args:
         identity: name in :data:`IDENTITY` -> [B] uniform numbers.
@@ -52,16 +52,15 @@ def draw_people(identity: Uniforms, camera: Uniforms, shot: Uniforms, noise: Flo
         shot: name in :data:`SHOT` -> [B].
         noise: [B, H, W] uniform numbers: sensor noise. Its shape sets the size of the drawing.
         factor: pixels of the result per drawn pixel, along both axes (2 = half resolution).
-
-    Returns:
-        uint8 [B, 3, factor * H, factor * W], RGB.
     """
     canvas = _Canvas(len(noise), *noise.shape[1:])
     _draw_background(canvas, camera, shot)
     _draw_person(_Body(canvas, identity, camera, shot), identity, shot)
     _draw_occluder(canvas, shot)
     pixels = _take_photo(canvas.pixels, camera, shot, noise)
-    return (_enlarge(pixels, factor) * np.float32(255)).astype(np.uint8)
+    if factor > 1:
+        pixels = _box3(_box3(pixels.repeat(factor, axis=2).repeat(factor, axis=3), 2), 3)
+    return (pixels * np.float32(255)).astype(np.uint8)
 
 
 class _Canvas:
@@ -142,7 +141,10 @@ def _draw_person(body: _Body, identity: Uniforms, shot: Uniforms) -> None:
     _draw_arm(body, identity, -swing, skin, side=1)
     handbag = identity["bag"] >= 0.65
     _draw_bag(body, handbag, bag_colour, (0.115, 0.56), (0.042, 0.05))
-    _draw_strap(body, (handbag & (identity["bag"] < 0.82)) | (rucksack & ~body.back), bag_colour)
+    has_strap, zero = (handbag & (identity["bag"] < 0.82)) | (rucksack & ~body.back), _f32(0 * body.width)
+    ends = (-0.05 * body.width, zero + 0.2), (0.09 * body.width, zero + 0.5)
+    strap_colour = bag_colour * np.float32(0.8)
+    body.limb(body.canvas.rows(0.12, 0.7), *ends, (zero + 0.008, zero + 0.008), strap_colour, _b(has_strap))
 
 
 def _draw_legs(body: _Body, identity: Uniforms, stride: Floats, skin: Floats) -> None:
@@ -236,12 +238,6 @@ def _draw_bag(body: _Body, worn: NDArray[np.bool_], colour: Floats, centre: tupl
     body.canvas.paint(rows, cover * _b(worn), colour)
 
 
-def _draw_strap(body: _Body, worn: NDArray[np.bool_], colour: Floats) -> None:
-    rows, zero = body.canvas.rows(0.12, 0.7), _f32(0 * body.width)
-    ends = (-0.05 * body.width, zero + 0.2), (0.09 * body.width, zero + 0.5)
-    body.limb(rows, *ends, (zero + 0.008, zero + 0.008), colour * np.float32(0.8), _b(worn))
-
-
 def _draw_background(canvas: _Canvas, camera: Uniforms, shot: Uniforms) -> None:
     everything, drift = slice(None), _f32(0.12 * (shot["drift"] - 0.5))
     wall = _colour(camera["wall_hue"], 0.45 * camera["wall_sat"], 0.3 + 0.6 * camera["wall_val"])
@@ -301,13 +297,6 @@ def _box3(pixels: Floats, axis: int) -> Floats:
     left, middle, right = (padded.take(range(i, i + length), axis) for i in range(3))
     mean: Floats = (left + middle + right) / np.float32(3)
     return mean
-
-
-def _enlarge(pixels: Floats, factor: int) -> Floats:
-    if factor == 1:
-        return pixels
-    large = pixels.repeat(factor, axis=2).repeat(factor, axis=3)
-    return _box3(_box3(large, 2), 3)
 
 
 def _b(values: Floats | NDArray[np.bool_]) -> Floats:

@@ -46,8 +46,7 @@ class HeldPixels(Pixels):
     """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches."""
 
     def __init__(self, pixels: Tensor, device: torch.device) -> None:
-        self.pixels = pixels
-        self.device = device
+        self.pixels, self.device = pixels, device
         self.num_values = pixels[0].numel() if len(pixels) else 0
 
     def __len__(self) -> int:
@@ -75,10 +74,7 @@ class ReadPixels(Pixels):
     """
 
     def __init__(self, images: Images, size: Size, device: torch.device, workers: int) -> None:
-        self.images = images
-        self.size = size
-        self.device = device
-        self.workers = workers
+        self.images, self.size, self.device, self.workers = images, size, device, workers
         self.num_values = 3 * size[0] * size[1]
 
     def __len__(self) -> int:
@@ -124,8 +120,7 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
 
 class _Reader(Dataset[ReadBatch]):
     def __init__(self, images: Images, size: Size) -> None:
-        self.images = images
-        self.size = size
+        self.images, self.size = images, size
 
     def __len__(self) -> int:
         return len(self.images)

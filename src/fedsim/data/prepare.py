@@ -16,15 +16,9 @@ __all__ = ["prepare_data"]
 def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, verify: bool) -> str:
     """Decode the images of a config, unless they are decoded; return a table, and the unreadable images.
 
-    Args:
-        data: of a config.
-        folder: for decoded images; None: the config's.
-        workers: processes that decode.
-        verify: compare existing files with their checksums.
-
-    Raises:
-        ConfigError: if no folder is given.
-        DataError: if images cannot be read and the config does not skip these, or a file is damaged.
+    ``folder`` is by default the config's; ``workers`` processes decode; ``verify`` compares existing files with their
+    checksums. Raises ConfigError without a folder, and DataError for a damaged file, or for unreadable images unless
+    the config skips these.
     """
     folder = folder or data.cache_dir
     if folder is None:

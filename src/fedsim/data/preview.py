@@ -20,11 +20,7 @@ _MARGIN = 16
 def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images: int = 4) -> Image.Image:
     """Draw one row per data set: ``identities`` people with ``images`` pictures each, of different cameras if possible.
 
-    Args:
-        domains: data sets, of which training images are shown, or the gallery if there are none.
-        size: height and width of one picture, pixels.
-        identities: people per row.
-        images: pictures per person.
+    Training images are shown, or the gallery if there are none. ``size``: height and width of a picture, pixels.
     """
     height, width = size
     sheet = Image.new("RGB", (identities * (images * width + 4), len(domains) * (height + _MARGIN)), "white")

@@ -88,15 +88,8 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
     """Read GRID's ten official partitions (``features_and_partitions.mat``, variable ``trainIdAll``).
 
     Each cell holds the 125 training identities of 250. The probe images of the others are queries; their gallery images
-    and the 775 images of identity 0 are the gallery.
-
-    Args:
-        path: the file.
-        pids: [n] identities of the pool of probe and gallery images.
-        is_probe: [n] bool, true for probe images.
-
-    Raises:
-        DataError: if the file has other content.
+    and the 775 images of identity 0 are the gallery. The pool is all probe and gallery images, with ``pids`` [n] and
+    ``is_probe`` [n]. Raises DataError if the file has other content.
     """
     from scipy.io import loadmat
 

@@ -42,13 +42,10 @@ def write_standin(name: str, root: Path, people: int = 8, size: Size = (32, 16))
     """Write the stand-in of a data set into a folder below ``root``, and return that folder.
 
     Args:
-        name: of the data set, one of :data:`STANDINS`.
+        name: of the data set, one of :data:`STANDINS`; raises ConfigError for any other.
         root: parent of the data set's folder.
         people: identities per part.
         size: height and width of the pictures, pixels.
-
-    Raises:
-        ConfigError: if there is no such stand-in.
     """
     if name not in STANDINS:
         raise ConfigError(f"name: there is no stand-in for {name}; choose from {', '.join(STANDINS)}")
@@ -100,9 +97,6 @@ def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReI
     return other
 
 
-# -- one function per layout -------------------------------------------------------------------------------------------
-
-
 def _market(cameras: int, name: str, distractors: bool = False) -> Layout:
     """``name`` is formatted with pid, cam (from 1) and shot."""
 
@@ -135,9 +129,10 @@ def _write_lists(folder: Path, pictures: list[_Picture]) -> None:
     lists: dict[str, list[str]] = {name: [] for name in ("train", "val", "query", "gallery")}
     for picture in pictures:
         part, path = picture.path.split("/", 1)
-        name = ("val" if picture.shot and picture.camera == 14 else "train") if "train" in part else (
-            "gallery" if picture.shot else "query"
-        )  # fmt: skip
+        if "train" in part:
+            name = "val" if picture.shot and picture.camera == 14 else "train"
+        else:
+            name = "gallery" if picture.shot else "query"
         lists[name].append(f"{path} {int(path[:4])}")
     for name, lines in lists.items():
         (folder / f"list_{name}.txt").write_text("\n".join(lines) + "\n")

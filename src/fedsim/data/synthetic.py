@@ -137,8 +137,7 @@ def content_hash(source: ReIDSource, size: Size = (64, 32)) -> str:
     digest = hashlib.sha256()
     for domain in source.domains():
         digest.update(domain.name.encode())
-        for split in (domain.train, domain.query, domain.gallery):
-            if split is not None:
-                digest.update(split.pids.tobytes() + split.camids.tobytes())
-                digest.update(split.images.decode(size).numpy().tobytes())
+        for split in domain.parts:
+            digest.update(split.pids.tobytes() + split.camids.tobytes())
+            digest.update(split.images.decode(size).numpy().tobytes())
     return digest.hexdigest()

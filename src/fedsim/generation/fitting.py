@@ -38,16 +38,7 @@ def new_training(
     training: GeneratorSteps,
     seed: int,
 ) -> GeneratorTraining:
-    """Return an untrained generator of a client.
-
-    Args:
-        client: owner of the images.
-        pixels: uint8 [n, 3, H, W], its training images.
-        backbone: template for the appearance encoder.
-        networks: sizes.
-        losses: factors of the losses.
-        training: steps and rates.
-        seed: of the run.
+    """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
 
     Raises:
         DataError: if the client's identities are unknown, or there is just one.
@@ -108,10 +99,10 @@ def fit_generator(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    begun = checkpoint.is_file()
+    begun = checkpoint if checkpoint.is_file() else None
     if begun:
-        _check_checkpoint(checkpoint, module)
-    trainer.fit(module, range(settings.save_every), ckpt_path=checkpoint if begun else None, weights_only=True)
+        _check_checkpoint(begun, module)
+    trainer.fit(module, range(settings.save_every), ckpt_path=begun, weights_only=True)
     tensors = {name: value for name, value in module.state_dict().items() if not name.startswith("discriminator.")}
     for name, tensor in tensors.items():  # the losses of the last step say nothing about the weights after it
         if not bool(tensor.isfinite().all()):

@@ -41,9 +41,6 @@ class SwapQuality:
     1 / identities"""
 
 
-# -- measures ----------------------------------------------------------------------------------------------------------
-
-
 def edge_strength(images: Tensor) -> Tensor:
     """Return the magnitude of Sobel gradients of the luma (ITU-R BT.601), with replicated borders: [n, H, W].
 
@@ -104,9 +101,6 @@ def _standardise(rows: Tensor) -> Tensor:
     constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
     centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)  # else rounding of the mean would count
     return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
-
-
-# -- over batches ------------------------------------------------------------------------------------------------------
 
 
 class SwapMeter:

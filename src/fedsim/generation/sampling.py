@@ -36,7 +36,7 @@ class Sampler:
         seed: of the run.
 
     Raises:
-        DataError: if the client has a single identity: there is no other structure for its appearance.
+        DataError: if the client has a single identity, whose appearance has no other structure.
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:

@@ -77,14 +77,9 @@ def hash_images(pixels: Tensor, labels: Index) -> str:
 def write_trained(
     folder: Path, tensors: Mapping[str, Tensor], client: ClientData, size: Size, images_hash: str
 ) -> None:
-    """Write a trained generator.
+    """Write a trained generator to a client's folder; see :func:`check_trained` for the other arguments.
 
-    Args:
-        folder: the client's.
-        tensors: names begin with ``generator.`` or ``teacher.``.
-        client: the owner of the training images.
-        size: height and width of the images, pixels.
-        images_hash: see :func:`hash_images`.
+    Names of ``tensors`` begin with ``generator.`` or ``teacher.``.
     """
     who = {"client": client.name, "identities": _hash_identities(client)}
     said = {"format": _FORMAT, **who, "size": size, "images": images_hash}
@@ -122,11 +117,7 @@ def read_quality(folder: Path) -> SwapQuality:
 
 
 def read_backbone(folder: Path) -> dict[str, Tensor]:
-    """Read the backbone of the appearance encoder, the only part that other clients may get.
-
-    Raises:
-        DataError: if there is no trained generator, or the file cannot be read.
-    """
+    """Read the appearance encoder's backbone, all that other clients may get; raise DataError if there is none."""
     with _opened(folder) as file:
         return _tensors(file, _BACKBONE)
 
@@ -138,16 +129,13 @@ def _tensors(file: Any, prefix: str) -> dict[str, Tensor]:
 
 
 def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str | None = None) -> None:
-    """Check that a trained generator was trained on a client's images.
+    """Raise DataError unless a client's folder holds a generator that was trained on its present images.
 
     Args:
         folder: the client's.
         client: with its present images.
         size: wanted height and width of the generator's images, pixels.
         images_hash: see :func:`hash_images`; None: only the identities are compared.
-
-    Raises:
-        DataError: if it was not, or there is none, or the file is damaged.
     """
     path = folder / _FILE
     with _opened(folder) as file:
@@ -170,11 +158,7 @@ def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str
 
 
 def restore(folder: Path, modules: Mapping[str, nn.Module]) -> None:
-    """Load a client's trained generator into ``generator`` and ``teacher``: ``modules`` by these names.
-
-    Raises:
-        DataError: if the file is missing or damaged, or of other networks.
-    """
+    """Load a trained generator into ``modules`` by name; raise DataError if it is damaged or of other networks."""
     with _opened(folder) as file:
         for name, module in modules.items():
             try:

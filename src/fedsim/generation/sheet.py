@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,8 @@ __all__ = ["check_sheet_file", "join_sheets", "swap_sheet", "write_sheet"]
 
 _TITLE = 16
 """Height of the line above the images, pixels."""
-
 _MARGIN = 4
 """Between the sources and the results, pixels."""
-
 _LOWEST = 96
 """Images of a smaller height are enlarged, pixels."""
 
@@ -56,20 +55,15 @@ def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
     """Put sheets below each other, at the left border; raise ValueError if there are none."""
     if not sheets:
         raise ValueError("there are no sheets to join")
-    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets)), "white")
-    top = 0
-    for sheet in sheets:
+    tops = [0, *itertools.accumulate(sheet.height for sheet in sheets)]
+    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), tops[-1]), "white")
+    for sheet, top in zip(sheets, tops, strict=False):
         joined.paste(sheet, (0, top))
-        top += sheet.height
     return joined
 
 
 def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
-    """Write a sheet to an image file; its suffix is the format, and ``option`` the command-line option for messages.
-
-    Raises:
-        DataError: if it cannot be written.
-    """
+    """Write a sheet to an image file in the format of its suffix; raise DataError, naming ``option``, if it fails."""
     kind = check_sheet_file(path, option)
     try:
         with replacing(path) as partial:

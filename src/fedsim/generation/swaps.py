@@ -64,13 +64,9 @@ class Swaps(NamedTuple):
 
 @torch.no_grad()
 def make_swaps(generator: Generator, teacher: AppearanceEncoder, pixels: Tensor, pairs: Pairs) -> Iterator[Swaps]:
-    """Yield batches of swapped images, on the CPU.
+    """Yield batches of swapped images, on the CPU, of a generator and its teacher, both in evaluation mode.
 
-    Args:
-        generator: in evaluation mode, as the teacher.
-        teacher: on the same device.
-        pixels: uint8 [n, 3, H, W], the client's images.
-        pairs: their sources.
+    ``pixels`` uint8 [n, 3, H, W] are the client's images, and ``pairs`` the sources.
     """
     device = next(generator.parameters()).device
     for start in range(0, len(pairs.structure), _BATCH):
@@ -108,8 +104,7 @@ def swap_grid(generator: Generator, structure: Tensor, appearance: Tensor) -> Te
     device = next(generator.parameters()).device
     maps = generator.structure(to_symmetric(structure.to(device)))
     codes = generator.appearance(to_symmetric(appearance.to(device)))
-    rows = [to_pixels(generator.decoder(one.expand(len(codes), *one.shape), codes)).cpu() for one in maps]
-    return torch.stack(rows)
+    return torch.stack([to_pixels(generator.decoder(one.expand(len(codes), *one.shape), codes)).cpu() for one in maps])
 
 
 def soft_labels(beliefs: Tensor, wearers: Index, pids: Index, least: float) -> list[dict[int, float]]:

@@ -225,8 +225,6 @@ class GeneratorTraining(LightningModule):
         self.manual_backward(loss)
         optimizer.step()
 
-    # -- between epochs ------------------------------------------------------------------------------------------------
-
     def on_train_epoch_end(self) -> None:
         """Keep the means of the losses; raise TrainingError if one is not finite."""
         first = self.current_epoch * self.training_settings.save_every

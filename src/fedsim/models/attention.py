@@ -95,12 +95,12 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        self.excite = _Excitation(channels, reduction)
+        self.excite = _excitation(channels, reduction)
 
     @property
     def gates(self) -> tuple[Tensor, ...]:
         """Weights that, if they are 0, set the gate to sigmoid(0) = 1/2."""
-        return (self.excite.expand.weight,)
+        return (self.get_parameter("excite.expand.weight"),)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels of maps [B, C, H, W]."""
@@ -111,22 +111,19 @@ class SqueezeExcitation(nn.Module):
 class CBAM(nn.Module):
     """Convolutional block attention module (Woo et al., ECCV 2018): a gate for each channel, then for each pixel.
 
-    As in its equations, the 7 x 7 convolution has no bias and no normalisation after it.
-
-    Args:
-        channels: C.
-        reduction: r, as for :class:`SqueezeExcitation`.
+    As in its equations, the 7 x 7 convolution has no bias and no normalisation after it. For the arguments see
+    :class:`SqueezeExcitation`.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        self.excite = _Excitation(channels, reduction)
+        self.excite = _excitation(channels, reduction)
         self.spatial = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     @property
     def gates(self) -> tuple[Tensor, ...]:
         """Weights that, if they are 0, set the two gates to sigmoid(0) = 1/2 each."""
-        return self.excite.expand.weight, self.spatial.weight
+        return self.get_parameter("excite.expand.weight"), self.spatial.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels, then the pixels, of maps [B, C, H, W]."""
@@ -136,19 +133,11 @@ class CBAM(nn.Module):
         return x * torch.sigmoid(self.spatial(pooled))  # Eq. (3)
 
 
-class _Excitation(nn.Module):
-    """``W_2 relu(W_1 z)`` with C / r hidden units."""
-
-    def __init__(self, channels: int, reduction: int) -> None:
-        super().__init__()
-        hidden = max(1, channels // reduction)
-        self.reduce = nn.Linear(channels, hidden, bias=False)
-        self.expand = nn.Linear(hidden, channels, bias=False)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Map pooled features [B, C] to logits of gates [B, C]."""
-        logits: Tensor = self.expand(F.relu(self.reduce(z)))
-        return logits
+def _excitation(channels: int, reduction: int) -> nn.Sequential:
+    """``W_2 relu(W_1 z)`` with C / r hidden units: pooled features [B, C] to logits of gates [B, C]."""
+    hidden = max(1, channels // reduction)
+    layers = {"reduce": nn.Linear(channels, hidden, bias=False), "relu": nn.ReLU()}
+    return nn.Sequential(OrderedDict(**layers, expand=nn.Linear(hidden, channels, bias=False)))
 
 
 class Place(NamedTuple):

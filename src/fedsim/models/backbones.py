@@ -249,16 +249,10 @@ class SmallCNN(Backbone):
 
 
 def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:
-    """Load weights, then insert attention; the other way round if the weights include attention.
+    """Load weights, then ``insert`` attention; the other way round if the weights include attention.
 
-    Args:
-        backbone: a module with torchvision's parameter names.
-        weights: torchvision's name of the weights, a local file (never unpickled beyond tensors), or None.
-        name: torchvision's name of the network.
-        insert: puts attention into ``backbone``.
-
-    Raises:
-        ConfigError: if the name or file does not exist or does not fit; the message says what is missing.
+    ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
+    name of the network. Raises ConfigError if the weights do not exist or do not fit.
     """
     state = {} if weights is None else _read_weights(weights, name)
     steps = [insert] if weights is None else [lambda: _load_state(backbone, state, weights, name), insert]

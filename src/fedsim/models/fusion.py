@@ -75,12 +75,8 @@ def _bottleneck(channels: int, reduction: int) -> nn.Sequential:
 class AFF(nn.Module):
     """Attentional feature fusion of two maps of equal shape, Eq. (4).
 
-    The result is doubled, as in the authors' code: gates of 1/2 give the plain sum.
-
-    Args:
-        channels: C.
-        reduction: r.
-        init: of the gates.
+    The result is doubled, as in the authors' code: gates of 1/2 give the plain sum. For the arguments see
+    :class:`MSCAM`.
     """
 
     def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
@@ -94,11 +90,9 @@ class AFF(nn.Module):
 
 
 class StageFusion(nn.Module):
-    """Fuse the last stage's map with the earlier map, after a projection to its channels and an enlargement.
+    """Fuse the last stage's map, of 2 C channels, with the earlier map, of C, after a projection and an enlargement.
 
-    Args:
-        channels: C of the earlier map; the later one has 2 C.
-        init: of the gates; the projection starts at random.
+    ``init``: of the gates; the projection starts at random.
     """
 
     def __init__(self, channels: int, init: NormInit = "convert") -> None:

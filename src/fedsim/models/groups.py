@@ -63,10 +63,9 @@ def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
 
 
 def group_names(model: nn.Module) -> dict[str, Group]:
-    """Return the group of each parameter and buffer by its name, in the model's order.
+    """Return the group of each parameter and buffer by its name, in the order of the model.
 
-    Args:
-        model: with children ``backbone``, ``neck`` and ``head``, such as a :class:`~fedsim.models.ReIDModel`.
+    The model has children ``backbone``, ``neck`` and ``head``, such as a :class:`~fedsim.models.ReIDModel`.
     """
     groups: dict[str, Group] = {}
     for part, child in model.named_children():

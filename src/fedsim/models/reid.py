@@ -30,10 +30,7 @@ class KeyedDropout(nn.Module):
     """Dropout with its own generator, which is set for each (seed, round, client, role).
 
     With torch's global generator, one model of a client would depend on the other (in SKA), and on the other clients
-    of the rank.
-
-    Args:
-        p: probability of dropping an element.
+    of the rank. ``p``: the probability of dropping an element.
     """
 
     def __init__(self, p: float) -> None:

@@ -69,9 +69,7 @@ class Omniglot(DataSet):
         super().__init__(root)
         within("data.source", "[0, 1)", train_share=train_share)
         within("data.source", "[1, 19]", drawers_per_camera=drawers_per_camera)
-        self.alphabets = alphabets
-        self.train_share = train_share
-        self.drawers_per_camera = drawers_per_camera
+        self.alphabets, self.train_share, self.drawers_per_camera = alphabets, train_share, drawers_per_camera
         if alphabets is not None or train_share != 0.5:
             self.official = None
 

@@ -13,11 +13,21 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, Split, turns
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
 from fedsim.data.listing import Label, list_images, read_folder
 from fedsim.data.splits import draw_splits, official_grid_splits
 
-__all__ = ["CAVIAR4REID", "CUHK01", "CUHK02", "GRID", "ILIDS", "PRID2011", "ThreeDPeS", "VIPeR"]
+__all__ = [
+    "CAVIAR4REID",
+    "CUHK01",
+    "CUHK02",
+    "GRID",
+    "ILIDS",
+    "PRID2011",
+    "ThreeDPeS",
+    "VIPeR",
+    "warn_of_common_people",
+]
 
 Protocol = Literal["half", "splits"]
 
@@ -49,14 +59,14 @@ class SmallDataSet(DataSet):
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
-        self.protocol = protocol
-        self.seed = seed
+        self.protocol, self.seed = protocol, seed
 
     def images(self, folder: Path) -> Split:
         """List all of its images."""
         per_camera = self.per_camera
         if per_camera is None:
-            return _dealt(read_folder(folder / self.part, self.pattern, self.example))
+            split = read_folder(folder / self.part, self.pattern, self.example)
+            return Split(split.images, split.pids, turns(split.pids) % 2)
         return read_folder(
             folder / self.part, self.pattern, self.example,
             lambda m: Label(int(m["pid"]), (int(m["image"]) - 1) // per_camera),
@@ -289,15 +299,18 @@ class GRID(SmallDataSet):
     ask = "ask Queen Mary University of London"
     num_train = 125
 
+    def images(self, folder: Path) -> Split:
+        """List all images, probes first."""
+        pattern, example = r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"
+        return Split.concatenate([read_folder(folder / view, pattern, example) for view in ("probe", "gallery")])
+
     def read(self, folder: Path) -> Domain:
         """List its files; see :meth:`DataSet.read`."""
-        pattern, example = r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"
-        views = [read_folder(folder / view, pattern, example) for view in ("probe", "gallery")]
-        images = Split.concatenate(views)
-        is_probe = np.arange(len(images)) < len(views[0])
+        images = self.images(folder)
+        is_probe = np.array([path is not None and path.parent.name == "probe" for path in images.images.locations()])
         if self.protocol == "splits":
-            splits = official_grid_splits(folder / "features_and_partitions.mat", images.pids, is_probe)
-            return self._test_only(images, splits)
+            path = folder / "features_and_partitions.mat"
+            return self._test_only(images, official_grid_splits(path, images.pids, is_probe))
         # probes are queries, whatever their camera; distractors are in the gallery's view
         numbered = Split(images.images, images.pids, np.where(is_probe, 0, 1 + images.camids))
         return self._half(numbered, images.pids == 0)
@@ -318,11 +331,6 @@ class CAVIAR4REID(SmallDataSet):
     per_camera = 10
 
 
-def _dealt(images: Split) -> Split:
-    """Deal each person's images to two made-up cameras in turn."""
-    return Split(images.images, images.pids, turns(images.pids) % 2)
-
-
 def _of_camera(folder: Path, camera: int, pattern: str, expected: str, first: int = 0) -> Split:
     """The images of one camera. Group 1 of ``pattern`` is the identity, from ``first``."""
     return read_folder(folder, pattern, expected, lambda match: Label(first + int(match[1]), camera))
@@ -341,3 +349,15 @@ def _frames(folder: Path, camera: int, limit: int) -> Split:
         images = ImageFiles([frames[i] for i in chosen])
         parts.append(Split(images, np.full(len(images), pid), np.full(len(images), camera)))
     return Split.concatenate(parts)
+
+
+def warn_of_common_people(sources: Sequence[ReIDSource], public: str | None) -> None:
+    """Warn if a federation has CUHK01 and the pair P1 of CUHK02, which shows the people of CUHK01."""
+    has_p1 = any(isinstance(source, CUHK02) and 1 in source.pairs for source in sources)
+    if not has_p1 or not any(isinstance(source, CUHK01) for source in sources):
+        return
+    if public == CUHK02.name:
+        what = "data.public: the distillation set cuhk02 contains the people of cuhk01, also those that are tested on"
+    else:
+        what = "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be both trained and tested on"
+    log.warning("%s; exclude_p1: true of CUHK02 leaves them out", what)
