@@ -106,7 +106,10 @@ def check_is_free(folder: Path) -> None:
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
-    """Return a federation whose clients hold their generated images; raise DataError if none has any usable ones."""
+    """Return a federation whose clients hold their generated images.
+
+    Raises DataError if no client has any, or a file is wrong; the message names client, file and identity.
+    """
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")

@@ -227,7 +227,7 @@ def _3dpes(people: int) -> Iterator[_Picture]:
 
 
 def _grid(people: int) -> Iterator[_Picture]:
-    """Four others, who are distractors, in the gallery alone."""
+    """The gallery has four more people, the distractors."""
     for view, camera, others in (("probe", 5, 0), ("gallery", 6, 4)):
         for pid in range(1, people + 1 + others):
             text = f"{pid:04d}" if pid <= people else "0000"

@@ -101,7 +101,7 @@ def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
 
 
 class AppearanceEncoder(nn.Module):
-    """Images to codes [B, parts * C] of colours and prints, and to logits of who wears them.
+    """Images to codes [B, parts * C] of colours and prints, and to logits of the identity.
 
     Args:
         backbone: see :mod:`fedsim.models.backbones`; maps of C channels.

@@ -38,12 +38,12 @@ class Market1501(DataSet):
 class DukeMTMC(Market1501):
     """DukeMTMC-reID (Zheng et al., ICCV 2017): 702 identities, 16,522 images; 2,228 queries; gallery 17,661.
 
-    Withdrawn by its owners in 2019: people were filmed outside of what they and the university's board had agreed to.
-    For those who hold it already and must compare. Configs of papers list it without the acknowledgement.
+    Its owners withdrew it in 2019: the recordings went beyond the consent of the people and the university's board. It
+    is here for necessary comparisons by users who already have it. Configs of papers lack the acknowledgement below.
 
     Args:
         root: see :class:`DataSet`.
-        i_know_duke_is_withdrawn: must be true.
+        i_know_duke_is_withdrawn: the acknowledgement; must be true.
     """
 
     name = "dukemtmc"
@@ -70,7 +70,7 @@ class CUHK03NP(DataSet):
     """CUHK03 (Li et al., CVPR 2014) in its new protocol (Zhong et al., CVPR 2017): 767 training identities, 2 cameras.
 
     detected: 7,365 training images, 1,400 queries, gallery 5,332; labeled: 7,368, 1,400, 5,328. Names like
-    ``0003_c1_21.png``, or ``1_003_1_02.png`` (pair, person, view, image), as programs name them that read the .mat
+    ``0003_c1_21.png``, or ``1_003_1_02.png`` (pair, person, view, image), as some programs name images of the .mat
     file.
 
     Args:
@@ -107,13 +107,13 @@ class CUHK03NP(DataSet):
 class MSMT17(DataSet):
     """MSMT17 (Wei et al., CVPR 2018): 4,101 people, 15 cameras.
 
-    Training 1,041 identities, 30,248 images (with the validation list 32,621, as paper 003 has it); 11,659 queries;
+    Training 1,041 identities, 30,248 images (with the validation list 32,621, as in paper 003); 11,659 queries;
     gallery 82,161. Lists give path and identity; the camera is the third field of a name, two digits:
     ``0000_000_01_0303morning_0015_0.jpg``. Version 2 has the same images with faces blurred: prefer it.
 
     Args:
         root: see :class:`DataSet`.
-        train: the training list alone, or with the validation list.
+        train: training images: the training list alone, or with the validation list.
     """
 
     name = "msmt17"
@@ -147,9 +147,8 @@ class CUHKSYSU(DataSet):
     """CUHK-SYSU (Xiao et al., CVPR 2017), people cut out of its pictures: paper 001's test with a fixed gallery.
 
     2,900 queries, gallery 5,447, 2,900 identities. There are no cameras: queries are camera 0 and the gallery is camera
-    1, so that no match is junk. A folder ``train``, if there is one, holds training images (camera 0); paper 001 does
-    not train on them: name the data set in ``data.unseen``. Names like ``p11422_s16929_1.jpg``; some programs that cut
-    the people out leave the ``p`` away.
+    1, so that no match is junk. A folder ``train`` may hold training images (camera 0). Paper 001 does not train on
+    them: name the data set in ``data.unseen``. Names like ``p11422_s16929_1.jpg``; some programs omit the ``p``.
     """
 
     name = "cuhksysu"

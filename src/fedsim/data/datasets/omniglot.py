@@ -42,18 +42,17 @@ class InkImages(Images):
 class Omniglot(DataSet):
     """Omniglot in torchvision's layout: one domain per alphabet, identity = character, camera = drawer.
 
-    ``images_background``: 30 alphabets, 964 characters, 19,280 images; the first half of an alphabet's characters
-    trains, the others are tested on. ``images_evaluation``: 20 alphabets, 659 characters, 13,180 images; all are tested
-    on, unseen. Drawers 1, 5, 9, 13 and 17 of 20 are queries, the others the gallery. Files
-    ``images_background/Latin/character01/0709_01.png``, in which the drawer comes last. Ink is black in the files and
-    white here. Domains are called like alphabets, less parentheses.
+    ``images_background``: 30 alphabets, 964 characters, 19,280 images; the first half of an alphabet's characters is
+    for training, the others for test. ``images_evaluation``: 20 alphabets, 659 characters, 13,180 images, all unseen.
+    Drawers 1, 5, 9, 13 and 17 of 20 are queries, the others the gallery. In names such as
+    ``images_background/Latin/character01/0709_01.png`` the drawer comes last. Ink is black in the files and white here.
+    A domain has the name of its alphabet without parentheses.
 
     Args:
         root: see :class:`DataSet`.
-        alphabets: which, in this order; null takes all, sorted, background first.
-        train_share: of a background alphabet's characters, the first so many train, rounded down; with 0 all are
-            tested on, and the alphabet is unseen.
-        drawers_per_camera: so many neighbouring drawers are one camera; 4 gives matches that are junk, as in
+        alphabets: their names, in this order; null takes all, sorted, background first.
+        train_share: share of training characters in a background alphabet, rounded down; 0 makes it unseen.
+        drawers_per_camera: number of neighbouring drawers per camera; with 4 some matches are junk, as in
             ``configs/omniglot.yaml``.
     """
 

@@ -100,7 +100,7 @@ class SmallDataSet(DataSet):
 
 
 class CUHK01(SmallDataSet):
-    """CUHK01 (Li et al., ACCV 2012): 971 people, 2 cameras, 2 images each, 3,884 images; 485 train, 486 are tested on.
+    """CUHK01 (Li et al., ACCV 2012): 971 people, 2 cameras, 2 images each, 3,884 images; 485 train, 486 test.
 
     Names like ``0001001.png``: identity, then image, of which the first two are from one camera.
     """
@@ -123,8 +123,8 @@ class CUHK02(SmallDataSet):
 
     Args:
         root: see :class:`DataSet`.
-        protocol: ``half`` trains on P1 to P4 and tests on P5, as torchreid does.
-        seed: has no effect on that.
+        protocol: ``half`` trains on P1 to P4 and tests on P5, as torchreid does; ``splits``: ten random half splits.
+        seed: has no effect.
         exclude_p1: leave the first pair out.
     """
 
@@ -171,7 +171,7 @@ class PRID2011(SmallDataSet):
         root: see :class:`DataSet`.
         protocol: see :class:`SmallDataSet`.
         seed: of the half split.
-        shots: which training images.
+        shots: training images: single-shot or multi-shot.
     """
 
     name = "prid2011"
@@ -251,15 +251,15 @@ class ThreeDPeS(SmallDataSet):
 
 
 class ILIDS(SmallDataSet):
-    """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Not iLIDS-VID, as papers 003 and 004 call it.
+    """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Papers 003 and 004 wrongly call it iLIDS-VID.
 
     A folder of that name is read with a warning if it holds these images, and refused if it holds the videos. Names
-    like ``0001001.jpg``: identity and number, no camera: images are dealt to two made-up cameras in turn.
+    like ``0001001.jpg`` give identity and number, no camera: images are dealt to two made-up cameras in turn.
     """
 
     name = "ilids"
     video_folders = ("iLIDS-VID", "i-LIDS-VID")
-    """names of another data set, of 300 people, whose name papers 003 and 004 gave to this one"""
+    """names of another data set, of 300 people; papers 003 and 004 use its name for this one"""
     folders = ("i-LIDS_Pedestrian", "ilids", "i-LIDS", *video_folders)
     holds: tuple[str, ...] = ("Persons",)
     ask = "ask Queen Mary University of London"
