@@ -166,8 +166,7 @@ class GeneratorTraining(LightningModule):
         # 5. The generator learns, then the discriminator.
         self._update(0, self._total(found))
         found["teacher"] = teaching
-        real, made = self.discriminator(images), self.discriminator(swapped.detach())
-        found["discriminator"] = realness_loss(real, 1.0) + realness_loss(made, 0.0)
+        found["discriminator"] = self._realness(images, swapped)
         self._update(1, found["discriminator"])
         self._sums.append({name: loss.detach() for name, loss in found.items()})
 
@@ -216,6 +215,10 @@ class GeneratorTraining(LightningModule):
             total + factors.swapped_identity * found["swapped identity"] + factors.adversarial * found["adversarial"]
         )
         return total + factors.soft * found["soft"] if "soft" in found else total
+
+    def _realness(self, real: Tensor, made: Tensor) -> Tensor:
+        """Return the discriminator's own loss."""
+        return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
 
     def _update(self, which: int, loss: Tensor) -> None:
         optimizers = self.optimizers()
