@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.checks import known, within
+from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.caps import cap_training
@@ -173,7 +173,8 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
         return train, None
     if how == "first_image":
         return _hold_out_first_images(client, train)
-    within("data", "(0, 1)", val_fraction=fraction)
+    if not 0 < fraction < 1:
+        raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
     if how == "images":
         return _hold_out_images(client, train, fraction)
     identities = train.identities
