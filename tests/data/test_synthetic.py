@@ -170,7 +170,9 @@ def test_an_odd_size_is_refused(default, size):
     "arguments", [{"clients": 0}, {"clients": -3}, {"unseen": -1}, {"scale": 0.0}, {"scale": -1.0}]
 )
 def test_bad_arguments_are_refused(arguments):
-    with pytest.raises(ConfigError, match=r"data\.source.*: SyntheticReID needs"):
+    with pytest.raises(
+        ConfigError, match=r"data\.source\.(clients|unseen|scale): -?[\d.]+ is (less than 1|negative|not positive)$"
+    ):
         SyntheticReID(**arguments)
 
 

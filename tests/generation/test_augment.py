@@ -370,7 +370,10 @@ def test_help_says_what_settings_are(capsys):
     with pytest.raises(SystemExit):
         main(["augment", "fit", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--networks.scales SCALES resolutions at which the discriminator looks (type: int, default: 2)" in shown
+    assert (
+        "--networks.scales SCALES resolutions of the images that the discriminator sees (type: int, default: 2)"
+        in shown
+    )
     assert "--row" not in shown
     assert "or your own Backbone. (type: <class 'Backbone'>, default: {" in shown  # and not "required"
     assert "[--appearance APPEARANCE]" in shown

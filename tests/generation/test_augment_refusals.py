@@ -27,7 +27,7 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
         (("--training.steps", "0"), "training.steps: 0 is less than 1"),
         (("--networks.width", "0"), "networks.width: 0 is less than 1"),
         (("--networks.hidden", "1000000000000"), "the generator of town0 does not fit on cpu; lower --networks.width"),
-        (("--losses.code", "-1"), "losses.code: -1.0 is less than 0"),
+        (("--losses.code", "-1"), "losses.code: -1.0 is not in [0, inf)"),
         (("--nonsense", "1"), "nonsense"),
         (("--settings", "no-such-file.yaml"), "no-such-file.yaml"),
     ],

@@ -1,10 +1,10 @@
 """Training augmentation on whole batches, with one decision per image.
 
-Trap: the transforms of ``torchvision.transforms.v2`` draw ONE decision for a whole batch. Here every image has its own,
-all drawn from one generator that the caller keys by (seed, round, client).
+Trap: ``torchvision.transforms.v2`` makes ONE decision for a whole batch. Here each image has its own decision, drawn
+from one generator that the caller keys by (seed, round, client).
 
-Shifting and erasing have two versions with the same results: an operation on the whole batch for GPUs, where starting
-an operation is what costs, and a loop over images that only copies what it must for CPUs, where memory is what costs.
+Cropping and erasing have two versions with the same results: for GPUs, where the number of operations costs time, one
+operation on the whole batch; for CPUs, where memory access costs time, a loop that copies as little as possible.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.checks import not_negative, within
 from fedsim.core.errors import ConfigError
 from fedsim.data.colour import jitter_colours
 from fedsim.functional.normalise import normalise_images
@@ -25,7 +26,7 @@ __all__ = ["Augmentation"]
 
 
 _ATTEMPTS = 10
-"""Rectangles that are drawn for an image; the first one that fits is erased (torchvision makes as many attempts)."""
+"""Rectangles drawn per image, as in torchvision; the first one that fits is erased."""
 
 _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS
 """Random numbers per image."""
@@ -33,16 +34,16 @@ _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to a training image. The order is colours, geometry (one resampling), normalisation, erasing.
+    """Random changes of training images, in this order: colours, geometry (one resampling), normalisation, erasing.
 
-    What comes into the picture from outside is black, as where the papers' code pads images before it normalises them.
+    Pixels beyond the border are black, as in the papers' code, which pads images before it normalises them.
     """
 
     pad: int = 10
     """pixels by which a crop may reach beyond the image in each direction"""
     crop: tuple[int, int] | None = None
-    """height and width of the crop, for images that are read larger (papers 000 and 001: 288 x 144, then 256 x 128);
-    null: those of the image"""
+    """height and width of the crop, if images are read larger (papers 000 and 001: 288 x 144, then 256 x 128); null:
+    the size of the image"""
     flip: float = 0.5
     """probability of a horizontal mirror image"""
     rotate: float = 0.0
@@ -61,24 +62,23 @@ class Augmentation:
     """largest shift of the hue to either side, in turns of the colour circle, at most 0.5"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.crop is not None and min(self.crop) < 1:
             raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
-        limits = {"flip": 1.0, "erase": 1.0, "hue": 0.5, "rotate": 180.0, "pad": math.inf, "scale": 0.9}
-        limits |= dict.fromkeys(("brightness", "contrast", "saturation"), math.inf)
-        for name, limit in limits.items():
-            if not 0 <= self.__dict__[name] <= limit:
-                at_most = f" and at most {limit:g}" if limit < math.inf else ""
-                raise ConfigError(f"data.augmentation.{name}: {self.__dict__[name]} is not at least 0{at_most}")
+        where = "data.augmentation"
+        within(where, "[0, 1]", flip=self.flip, erase=self.erase)
+        within(where, "[0, 0.5]", hue=self.hue)
+        within(where, "[0, 180]", rotate=self.rotate)
+        within(where, "[0, 0.9]", scale=self.scale)
+        not_negative(where, pad=self.pad)
+        not_negative(where, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise.
 
         Args:
             images: the batch, on the generator's device.
-            generator: every decision is drawn from it; None only if there is nothing to decide.
-            sizes: of the batches that ``images`` consists of, each of which gets the draws that it would get alone;
-                None: it is one batch.
+            generator: for all decisions; None only if there are none.
+            sizes: if ``images`` is several batches, the size of each; its draws are then the same as alone.
 
         Returns:
             float32 [B, 3, H, W], or the size of the crop, normalised.
@@ -99,14 +99,12 @@ class Augmentation:
 
     @property
     def is_random(self) -> bool:
-        """Whether anything happens beyond normalisation."""
+        """Whether there is anything but normalisation."""
         return self._moves or self._recolours or self.erase > 0.0
 
     @property
     def _moves(self) -> bool:
-        return (
-            self.pad != 0 or self.crop is not None or any(share > 0.0 for share in (self.flip, self.rotate, self.scale))
-        )
+        return bool(self.pad or self.crop or self.flip > 0.0 or self.rotate > 0.0 or self.scale > 0.0)
 
     @property
     def _recolours(self) -> bool:
@@ -135,7 +133,7 @@ class Augmentation:
         return F.grid_sample(x.float(), grid, padding_mode="zeros", align_corners=False)
 
     def _places(self, u: Tensor, room: int) -> Tensor:
-        """Where crops begin: uniform in -pad .. room + pad, int64 [B]; an image smaller than the crop is in it."""
+        """First rows or columns of crops: uniform in -pad .. room + pad, int64 [B]; a smaller image is inside."""
         low, high = min(-self.pad, room), max(room + self.pad, 0)
         return (u * (high - low + 1)).floor().long() + low
 
@@ -156,14 +154,9 @@ class Augmentation:
 
 
 def _crop_together(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """Cut a part out of each image, then mirror it: a gather, without resampling. What was outside is 0.
+    """Cut a part of ``size`` out of each image [B, 3, H, W], then mirror it; pixels beyond the border are 0.
 
-    Args:
-        x: [B, 3, H, W].
-        mirror: [B] bool.
-        top: [B] int64, the part's first row; may be negative.
-        left: [B] int64, the part's first column.
-        size: height and width of the part.
+    ``mirror`` [B] bool; ``top`` and ``left`` [B] int64, first row and column of the part, maybe negative.
     """
     batch, channels, in_height, in_width = x.shape
     height, width = size
@@ -177,7 +170,7 @@ def _crop_together(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: t
 
 
 def _crop_one_by_one(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """:func:`_crop_together` image by image: only what is inside is copied."""
+    """:func:`_crop_together` image by image, which copies only pixels inside the image."""
     height, width = size
     out = x.new_zeros(*x.shape[:2], height, width)
     for old, new, flipped, y, x0 in zip(
@@ -194,12 +187,9 @@ def _crop_one_by_one(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size:
 
 
 def _erase_together(x: Tensor, chosen: Tensor, box: Tensor) -> Tensor:
-    """Set rectangles to 0, in place.
+    """Set rectangles to 0, in place, in the ``chosen`` [B] images of ``x`` [B, 3, H, W].
 
-    Args:
-        x: [B, 3, H, W].
-        chosen: [B] bool, which images have one.
-        box: [4, B] int64: first row, row after the last, first column, column after the last.
+    ``box`` [4, B] int64: first row, row after the last, first column, column after the last.
     """
     top, bottom, left, right = box[:, :, None]
     row = torch.arange(x.shape[2], device=x.device)

@@ -8,24 +8,16 @@ from torch import Tensor
 __all__ = ["grouped", "identity_batches", "limited", "shuffled_batches"]
 
 _GROUP = 2**18
-"""Pixel values that are prepared at once, if that is more than one batch: a megabyte of float32 fits a CPU cache."""
+"""Pixel values per group of batches: a megabyte of float32 fits into a CPU cache."""
 
 
 def shuffled_batches(
     num_images: int, batch_size: int, generator: torch.Generator, drop_partial: bool = False
 ) -> list[Tensor]:
-    """Cut a random order into batches.
+    """Cut a random order of n images into batches: int64 index tensors of B entries, in the last one maybe fewer.
 
-    A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1).
-
-    Args:
-        num_images: n.
-        batch_size: B.
-        generator: a CPU generator.
-        drop_partial: drop the last batch if it holds fewer than B images.
-
-    Returns:
-        int64 index tensors of B entries, the last one maybe fewer.
+    A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1). With
+    ``drop_partial``, so is any last batch of fewer than B images. The generator is on the CPU.
 
     >>> [len(batch) for batch in shuffled_batches(7, 3, torch.Generator().manual_seed(0))]
     [3, 3]
@@ -36,20 +28,11 @@ def shuffled_batches(
 
 
 def identity_batches(labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
-    """Batches of P identities with K images each (Hermans et al., 2017).
+    """Batches of P identities with K images each (Hermans et al., 2017), as int64 index tensors.
 
-    Each identity's shuffled images are cut into groups of K (a short group repeats images); batches take one group of
-    P different identities at a time, as long as P identities have groups left. With fewer than P identities in all,
-    a batch holds all of them.
-
-    Args:
-        labels: [n] int64 identity of each image.
-        batch_size: P * K.
-        num_instances: K.
-        generator: a CPU generator.
-
-    Returns:
-        int64 index tensors.
+    Each identity's shuffled images are cut into groups of K (a short group repeats images). A batch is one group of P
+    different identities, as long as P identities have groups left; with fewer than P identities, it is one of each.
+    ``labels`` [n] int64; ``batch_size`` is P * K, ``num_instances`` K; the generator is on the CPU.
     """
     groups = {int(z): _groups_of(labels, int(z), num_instances, generator) for z in labels.unique()}
     per_batch = min(batch_size // num_instances, len(groups))
@@ -75,7 +58,7 @@ def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Genera
 
 
 def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
-    """Return the first ``limit`` batches, or the first share of them if it is below 1, at least one; None: all.
+    """Return the first ``limit`` batches; below 1 it is a share of them, at least one batch; None: all.
 
     >>> [len(limited([torch.tensor([0])] * 100, limit)) for limit in (None, 4, 0.255, 0.001, 0.29)]
     [100, 4, 25, 1, 29]
@@ -87,11 +70,6 @@ def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
 
 
 def grouped(batches: list[Tensor], num_values: int) -> list[list[Tensor]]:
-    """Put small batches together: an operation on several of them takes hardly longer than on one.
-
-    Args:
-        batches: in order.
-        num_values: pixel values of one batch.
-    """
+    """Group small batches of ``num_values`` pixel values, as one operation on a group is faster than one on each."""
     step = max(1, _GROUP // max(1, num_values))
     return [batches[start : start + step] for start in range(0, len(batches), step)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.data.images import Index, Split
+from fedsim.data.images import Split, turns
 
 __all__ = ["cap_training"]
 
@@ -14,22 +15,11 @@ __all__ = ["cap_training"]
 def cap_training(client: str, train: Split, max_identities: int | None, max_images: int | None) -> Split:
     """Keep a random part of a client's training images, in their order.
 
-    Identities are drawn first. Then images are dealt out, one of each identity in turn, until there are enough; so each
-    of these identities keeps an image. The draw depends on the client's name alone; of either cap, a larger one keeps
-    what a smaller one keeps.
-
-    Args:
-        client: its name, for messages and as the key of the draw.
-        train: its training images.
-        max_identities: at most so many identities; None: all.
-        max_images: at most so many images; None: all.
-
-    Raises:
-        ConfigError: if a cap is below 1, or there are fewer images than identities.
+    Identities are drawn first. Then one image of each identity is drawn in turn, until there are enough, so each of
+    these identities keeps an image. A larger cap keeps all images of a smaller one; None keeps all. The client's name
+    is the key of the draw. Raises ConfigError for a cap below 1, or fewer images than identities.
     """
-    for field, cap in (("max_identities", max_identities), ("max_images", max_images)):
-        if cap is not None and cap < 1:
-            raise ConfigError(f"data.{field}: {cap} is less than 1; null keeps everything")
+    at_least("data", 1, "; null keeps everything", max_identities=max_identities, max_images=max_images)
     kept = np.arange(len(train))
     if max_identities is not None:
         order = numpy_generator("caps", client, "identities").permutation(train.identities)
@@ -41,17 +31,8 @@ def cap_training(client: str, train: Split, max_identities: int | None, max_imag
                 f"data.max_images: {max_images} is less than the {count} identities of client {client}, each of which "
                 f"keeps an image; set data.max_identities to at most {max_images}"
             )
-        kept = np.sort(_deal(client, train.pids, kept)[:max_images])
+        # in random order, but the first images of all identities before their second ones, and so on
+        shuffled = numpy_generator("caps", client, "images").permutation(len(train))
+        shuffled = shuffled[np.isin(shuffled, kept)]
+        kept = np.sort(shuffled[np.argsort(turns(train.pids[shuffled]), kind="stable")][:max_images])
     return train if len(kept) == len(train) else train.take(kept)
-
-
-def _deal(client: str, pids: Index, kept: Index) -> Index:
-    """Order positions so that each identity's first image comes before anybody's second one, else at random."""
-    everything = numpy_generator("caps", client, "images").permutation(len(pids))
-    shuffled = everything[np.isin(everything, kept)]
-    turn = np.empty(len(shuffled), dtype=np.int64)  # how many images of the same identity come before
-    for pid in np.unique(pids[shuffled]):
-        same = np.flatnonzero(pids[shuffled] == pid)
-        turn[same] = np.arange(len(same))
-    order: Index = shuffled[np.argsort(turn, kind="stable")]
-    return order

@@ -1,4 +1,4 @@
-"""``fedsim data check``: which data sets are there, and whether they are complete."""
+"""``fedsim data check``: the data sets in a folder, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -15,44 +15,29 @@ from fedsim.data.images import Domain
 __all__ = ["Finding", "check_data", "find_data"]
 
 _CLASSES: tuple[type[DataSet], ...] = (
-    datasets.Market1501,
-    datasets.CUHK03NP,
-    datasets.MSMT17,
-    datasets.CUHK01,
-    datasets.CUHK02,
-    datasets.PRID2011,
-    datasets.VIPeR,
-    datasets.ThreeDPeS,
-    datasets.ILIDS,
-    datasets.GRID,
-    datasets.CAVIAR4REID,
-    datasets.CUHKSYSU,
-    datasets.Omniglot,
-    datasets.CIFAR10,
-)
+    datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
+    datasets.VIPeR, datasets.ThreeDPeS, datasets.ILIDS, datasets.GRID, datasets.CAVIAR4REID, datasets.CUHKSYSU,
+    datasets.Omniglot, datasets.CIFAR10,
+)  # fmt: skip
 
 
 class Finding(NamedTuple):
-    """What was found of one data set."""
+    """The result for one data set."""
 
     name: str
     found: Counts | None
-    """None: nothing, or nothing readable"""
+    """None: the data set is missing or cannot be read"""
     official: Counts | None
     problem: str
-    """what is wrong, and what to do; empty: nothing"""
+    """the problem and its remedy; empty if there is none"""
 
 
 def check_data(root: Path) -> str:
-    """Return a table of the known data sets below ``root``: sizes against official ones, and what is missing.
-
-    Raises:
-        DataError: if there is no such folder.
-    """
+    """Return a table of all data sets: sizes in ``root``, official sizes, and problems; raise DataError without it."""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    findings = find_data(root)
-    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or _verdict(f)] for f in findings]
+    findings, verdicts = find_data(root), ("complete", "there; no official count")
+    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or verdicts[f.official is None]] for f in findings]
     table = tabulate(rows, headers=["data set", "found", "official", ""], maxcolwidths=[None, None, None, 70])
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
 
@@ -84,10 +69,6 @@ def _count(domains: list[Domain]) -> Counts:
         sum(len(domain.query) for domain in domains),
         sum(len(domain.gallery) for domain in domains),
     )
-
-
-def _verdict(finding: Finding) -> str:
-    return "complete" if finding.official else "there; no official count"
 
 
 def _sizes(counts: Counts | None) -> str:

@@ -1,7 +1,7 @@
 """Random colours on whole batches, with one decision per image.
 
-The operations are those of ``torchvision.transforms.ColorJitter``, always in the order brightness, contrast,
-saturation, hue (torchvision shuffles it).
+The operations are those of ``torchvision.transforms.ColorJitter``, but always in the same order: brightness, contrast,
+saturation, hue.
 """
 
 from __future__ import annotations
@@ -18,18 +18,11 @@ _GREY = (0.2989, 0.587, 0.114)
 def jitter_colours(
     images: Tensor, u: Tensor, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Tensor:
-    """Change brightness, contrast, saturation and hue.
+    """Change brightness, contrast, saturation and hue of RGB images [B, 3, H, W] of 0 .. 255; return float32 alike.
 
-    Args:
-        images: RGB [B, 3, H, W] of 0 .. 255, any type.
-        u: [B, 4] uniform in [0, 1): the decisions, in the order of the arguments that follow.
-        brightness: factors are uniform in [1 - b, 1 + b], at least 0.
-        contrast: in the same way.
-        saturation: in the same way.
-        hue: shifts are uniform in [-h, h], in turns of the colour circle.
-
-    Returns:
-        float32 [B, 3, H, W] of 0 .. 255.
+    ``u`` [B, 4], uniform in [0, 1), has the decisions in the order of the arguments. Factors are uniform in [1 - b,
+    1 + b], at least 0, for brightness b, and alike for contrast and saturation. Shifts of the hue are uniform in
+    [-h, h], in turns of the colour circle.
     """
     x = images.to(torch.float32, copy=True)
     if brightness > 0:
@@ -60,12 +53,8 @@ def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     value, chroma = x.amax(1), x.amax(1) - x.amin(1)
     red, green, blue = x.unbind(1)
     safe = chroma.clamp_min(1e-12)
-    sixth = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    sixth = sixth + 6 * turns.view(-1, 1, 1)
+    not_red = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    sixth = torch.where(value == red, (green - blue) / safe, not_red) + 6 * turns.view(-1, 1, 1)
     # RGB from HSV without a case per sixth: each channel is the value less a ramp of the chroma
     ramps = [((offset + sixth) % 6) for offset in (5, 3, 1)]
     return torch.stack([value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in ramps], 1)

@@ -1,4 +1,4 @@
-"""CUHK03's original file, turned into the folders of its new protocol (Zhong et al., CVPR 2017)."""
+"""Conversion of CUHK03's original file to the folders of its new protocol (Zhong et al., CVPR 2017)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VIEWS, _PER_VIEW = 2, 5
 
 
 class _Name(NamedTuple):
-    """Where an image stands in the file; all are numbered from 1."""
+    """Position of an image in the file; all numbers from 1."""
 
     pair: int
     person: int
@@ -40,9 +40,9 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
 
     Args:
         mat: ``cuhk-03.mat``, in the format of MATLAB 7.3 (HDF5). ``detected`` and ``labeled`` are cells of five pairs
-            of cameras; each is a cell of people x 10 images, five from each camera, empty where there are fewer.
-        protocol: ``cuhk03_new_protocol_config_detected.mat`` or ``..._labeled.mat``: names (``filelist``), and which of
-            them are for training, queries and gallery (positions from 1).
+            of cameras; each is a cell of people x 10 images, five from each camera, empty if there are fewer.
+        protocol: ``cuhk03_new_protocol_config_detected.mat`` or ``..._labeled.mat``: names (``filelist``), and their
+            positions, from 1, for training, queries and gallery.
         output: the folder of data sets.
         variant: boxes by a detector or by hand.
 
@@ -51,7 +51,7 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
 
     Raises:
         ConfigError: if the folder exists, the protocol is the other variant's, or h5py is not installed.
-        DataError: if a file is not what it should be.
+        DataError: if a file has other content.
     """
     target = output / "cuhk03-np" / variant
     if target.exists():
@@ -65,17 +65,12 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{variant}-", dir=target.parent) as temporary:
             folder = Path(temporary) / variant
-            _write(folder, parts, images)
+            everything = [(part, name) for part, names in parts.items() for name in names]
+            for part, name in tqdm(everything, desc=f"writing {variant} images", disable=None):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(images.read(name)).save(folder / part / str(name))
             folder.rename(target)
     return target, {part: len(names) for part, names in parts.items()}
-
-
-def _write(folder: Path, parts: dict[str, list[_Name]], images: _Images) -> None:
-    for part in parts:
-        (folder / part).mkdir(parents=True)
-    everything = [(part, name) for part, names in parts.items() for name in names]
-    for part, name in tqdm(everything, desc=f"writing {folder.name} images", disable=None):
-        Image.fromarray(images.read(name)).save(folder / part / str(name))
 
 
 def _open(mat: Path) -> Any:
@@ -91,13 +86,7 @@ def _open(mat: Path) -> Any:
 
 
 class _Images:
-    """The images of one variant.
-
-    Args:
-        path: of the file, for messages.
-        file: opened.
-        variant: which.
-    """
+    """The images of one variant in an opened file; ``path`` is for messages."""
 
     def __init__(self, path: Path, file: Any, variant: Variant) -> None:
         self.path, self.file = path, file
@@ -111,22 +100,17 @@ class _Images:
                 raise DataError(f"{path}: pair {number} of {variant} is not a cell of people x 10 images")
 
     def read(self, name: _Name) -> NDArray[np.uint8]:
-        """Return an image, uint8 [H, W, 3].
-
-        Raises:
-            DataError: if it is not there.
-        """
+        """Return an image, uint8 [H, W, 3]; raise DataError if it is not there."""
         try:
             cell = self.file[self.pairs[name.pair - 1][name.image - 1, name.person - 1]][()]
+            if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:  # an empty cell is its shape
+                raise ValueError("the cell is empty")
         except (KeyError, IndexError, ValueError, TypeError, OSError) as error:
-            raise self._missing(name) from error
-        if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:  # an empty cell is its shape, two numbers
-            raise self._missing(name)
+            raise DataError(
+                f"{self.path}: holds no image {name}, which the protocol names; do the two files fit?"
+            ) from error
         pixels: NDArray[np.uint8] = np.ascontiguousarray(cell.T)
         return pixels
-
-    def _missing(self, name: _Name) -> DataError:
-        return DataError(f"{self.path}: holds no image {name}, which the protocol names; do the two files fit?")
 
 
 def _read_protocol(path: Path) -> dict[str, list[_Name]]:

@@ -1,10 +1,11 @@
-"""The LightningDataModule: which data sets, who holds them, how images are prepared."""
+"""The LightningDataModule: data sets, their division among clients, and the preparation of images."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -14,10 +15,11 @@ from lightning import LightningDataModule
 from torch import Tensor
 from tqdm import tqdm
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.datasets.overlap import warn_of_common_people
+from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import Labels, Validation, build_federation
@@ -33,21 +35,19 @@ __all__ = ["FederatedDataModule", "OncePerRound"]
 log = logging.getLogger(__name__)
 
 Cache = Literal["device", "host", "none"]
-"""Where decoded images wait."""
+"""Place of decoded images."""
 
 
 class OncePerRound:
-    """An iterable with one empty item: one Lightning epoch is one communication round is one step.
+    """An iterable with one empty item, for one step per epoch, which is one communication round.
 
-    A literal ``[{}]`` would be taken for an empty loader.
+    Lightning would take a literal ``[{}]`` for an empty loader.
     """
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield one empty batch."""
         yield {}
 
     def __len__(self) -> int:
-        """Return 1."""
         return 1
 
 
@@ -55,36 +55,35 @@ class FederatedDataModule(LightningDataModule):
     """Data of all clients and all test sets.
 
     Args:
-        source: where data sets come from: SyntheticReID, MarketFolders, one of the papers' data sets, or your own
-            ReIDSource; or a list of these.
-        partition: by_dataset: each data set is a client; union: one client holds everything (the centralised bound);
+        source: SyntheticReID, MarketFolders, one of the papers' data sets, or your own ReIDSource; or a list of these.
+        partition: by_dataset: each data set is a client; union: one client has all data sets (the centralised bound);
             several clients per data set: by_camera, by_identity, iid, dirichlet, shards.
         parts: clients per data set, for by_identity, iid, dirichlet and shards.
         alpha: of dirichlet; small values give each identity to few clients.
-        unseen: data sets that nobody trains on, beside those without training images.
+        unseen: data sets that nobody trains on, in addition to those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
-        val: what each client holds out for model selection: identities, first_image, images (a random share), or none.
-        val_fraction: share of the identities that val: identities holds out, or of the images (val: images).
-        max_images: at most so many training images per client, a random part; null keeps all.
-        max_identities: at most so many training identities per client, a random part; null keeps all.
-        labels: own: each client numbers its identities from 0; common: equal identities have equal labels everywhere,
-            also where a client lacks some (classification: identities are classes).
-        manifest: a CSV file written by fedsim data manifest, instead of a source: it says who holds what.
+        val: images that each client holds out for model selection: identities (all images of a random share),
+            first_image (of each identity), images (a random share), or none.
+        val_fraction: share of the identities (val: identities) or of the images (val: images) to hold out.
+        max_images: maximum of training images per client, a random part; null keeps all.
+        max_identities: maximum of training identities per client, a random part; null keeps all.
+        labels: own: each client numbers its identities from 0; common: an identity has the same label in all clients,
+            for classification, where identities are classes.
+        manifest: a CSV file of fedsim data manifest, which lists the images of each client; instead of a source.
         size: height and width of the images, pixels.
-        test_size: height and width of validation and test images, where they differ (papers 000 and 001: 288, 144).
+        test_size: height and width of validation and test images, if different (papers 000 and 001: 288, 144).
         augmentation: of training images.
-        generated: a folder of generated images that join the clients' local training; null: they train on real images.
-        cache: where decoded training images wait. device: beside the model; host: in host memory, or with a cache_dir
-            in mapped files; none: nowhere, they are read again for every batch by ``workers``.
-        cache_dir: a folder of decoded images, which fedsim data prepare or the first fit fills and later runs map into
-            memory; null decodes at the start of each run.
+        generated: images of generators of people, which join the local training; null: real images only.
+        cache: place of decoded training images. device: beside the model; host: host memory, or mapped files with a
+            cache_dir; none: workers read each batch again.
+        cache_dir: a folder of decoded images; fedsim data prepare or the first fit fills it, and runs map it into
+            memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
-        on_corrupt: what to do with images that cannot be read: stop, or skip them (needs a cache_dir: which they are
-            must be known before the start).
-        dry_run: replace the papers' data sets by small drawn ones in the same layouts, with as many clients; to see
-            whether a config works before the data are there.
-        limit_client_batches: at most so many batches per client and local epoch (1, 2, ...), or, below 1, this share of
-            them; null trains on everything.
+        on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
+        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, to try a config without
+            the data.
+        limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
+            null trains on all.
     """
 
     def __init__(
@@ -119,11 +118,10 @@ class FederatedDataModule(LightningDataModule):
         limit = limit_client_batches
         if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
             raise ConfigError(
-                f"data.limit_client_batches: {limit_client_batches} is neither a number of batches (1, 2, ...) "
+                f"data.limit_client_batches: {limit} is neither a number of batches (1, 2, ...) "
                 "nor a share between 0 and 1"
             )
-        if workers < 0 or (cache == "none" and workers < 1):
-            raise ConfigError(f"data.workers: {workers} is less than {int(cache == 'none')}")
+        at_least("data", int(cache == "none"), workers=workers)
         if on_corrupt == "skip" and cache_dir is None:
             raise ConfigError(
                 "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
@@ -138,25 +136,16 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
         self.manifest = None if manifest is None else Path(manifest).expanduser()
-        self.partition = partition
-        self.parts = parts
-        self.alpha = alpha
-        self.unseen = tuple(unseen or ())
-        self.public = public
-        self.val = val
-        self.val_fraction = val_fraction
-        self.max_images = max_images
-        self.max_identities = max_identities
-        self.labels: Labels = labels
-        self.size = size
-        self.test_size = test_size or size
-        self.augmentation = augmentation
-        self.generated = generated
+        self.unseen, self.public, self.val = tuple(unseen or ()), public, val
+        self._divide = partial(
+            build_federation, partition=partition, parts=parts, alpha=alpha, unseen=self.unseen, public=public, val=val,
+            val_fraction=val_fraction, max_images=max_images, max_identities=max_identities, labels=labels,
+        )  # fmt: skip
+        self.size, self.test_size = size, test_size or size
+        self.augmentation, self.generated = augmentation, generated
         self.cache: Cache = cache
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self.workers = workers
-        self.on_corrupt = on_corrupt
-        self.dry_run = dry_run
+        self.workers, self.on_corrupt, self.dry_run = workers, on_corrupt, dry_run
         self.limit_client_batches = limit_client_batches
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._files: list[Domain] | None = None
@@ -164,46 +153,28 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def federated(self) -> FederatedData:
-        """The federation; its files are listed on first use, no image is read."""
+        """The federation. The first use lists its files, and opens no image."""
         if self._federated is None:
-            found = self._build() if self.manifest is None else self._read(self.manifest)
+            if self.manifest is None:
+                warn_of_common_people(self.sources, self.public)
+            found = self._divide(self.list_domains()) if self.manifest is None else self._read(self.manifest)
             self._federated = found if self.generated is None else add_generated(found, self.generated)
         return self._federated
-
-    def _build(self) -> FederatedData:
-        warn_of_common_people(self.sources, self.public)
-        return build_federation(
-            self.list_domains(),
-            partition=self.partition,
-            parts=self.parts,
-            alpha=self.alpha,
-            unseen=self.unseen,
-            public=self.public,
-            val=self.val,
-            val_fraction=self.val_fraction,
-            max_images=self.max_images,
-            max_identities=self.max_identities,
-            labels=self.labels,
-        )
 
     def _read(self, manifest: Path) -> FederatedData:
         federated = read_manifest(manifest)
         if self.cache_dir is not None:
-            federated = self._decoded_of(federated, self.cache_dir)
+            opened = [decoded.open_decoded(self.cache_dir, wanted) for wanted in self._wanted_of_manifest(federated)]
+            found = _readable([one for one in opened if one], f"leave its rows out of {self.manifest}")
+            federated = map_splits(federated, lambda split: decoded.use_split(split, found))
         if self.val == "none":
             return replace(federated, clients=tuple(replace(client, val=None) for client in federated.clients))
         if all(client.val is None for client in federated.clients):
             raise ConfigError(f"data.val: {manifest} lists no validation images; set data.val to none")
         return federated
 
-    def _decoded_of(self, federated: FederatedData, folder: Path) -> FederatedData:
-        """Look the images of a manifest up."""
-        opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of_manifest(federated))
-        found = _readable([one for one in opened if one], f"leave its rows out of {self.manifest}")
-        return map_splits(federated, lambda split: decoded.use_split(split, found))
-
     def list_domains(self) -> list[Domain]:
-        """Return all data sets, in their order; their images are decoded where a decoded file is there."""
+        """Return all data sets, in their order, with decoded files where these exist."""
         if self.manifest is not None:
             return domains_of(self.federated)
         domains = self._list_files()
@@ -214,16 +185,12 @@ class FederatedDataModule(LightningDataModule):
     def _list_files(self) -> list[Domain]:
         """List everything once: reading the names of a large data set takes seconds."""
         if self._files is None:
-            sources = [self._standin(source) for source in self.sources] if self.dry_run else self.sources
+            sources = self.sources
+            if self.dry_run:
+                self._standins = self._standins or TemporaryDirectory(prefix="fedsim-standins-")
+                sources = [standin_of(source, Path(self._standins.name)) for source in sources]
             self._files = [domain for source in sources for domain in source.domains()]
         return self._files
-
-    def _standin(self, source: ReIDSource) -> ReIDSource:
-        if self._standins is None:
-            self._standins = TemporaryDirectory(prefix="fedsim-standins-")
-        return standin_of(source, Path(self._standins.name))
-
-    # -- decoded images ------------------------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Fill the cache_dir; Lightning calls this in one process of each machine."""
@@ -232,17 +199,17 @@ class FederatedDataModule(LightningDataModule):
                 decoded.build(self.cache_dir, wanted, self.workers)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's
-        """Look again what is decoded, now that the cache_dir is filled."""
+        """Check that the cache_dir is filled; the federation is then built with its files."""
         if self.cache_dir is None:
             return
         for wanted in self.wanted():
             path = decoded.find(self.cache_dir, wanted)
-            if not (path.is_file() and path.with_suffix(".json").is_file()):
+            if not decoded.is_complete(path):
                 raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
         self._federated = None
 
     def wanted(self) -> list[Wanted]:
-        """Return which image files a run needs in which size."""
+        """Return the image files of the run, in each of their sizes."""
         if self.manifest is not None:
             return self._wanted_of_manifest(read_manifest(self.manifest))
         return [wanted for domain in self._list_files() for wanted in self._wanted_of(domain)]
@@ -258,16 +225,14 @@ class FederatedDataModule(LightningDataModule):
         return self._by_size(self.manifest.stem, train, tests)
 
     def _wanted_of(self, domain: Domain) -> list[Wanted]:
-        """Training images of clients in the size of training, what is scored in the size of tests."""
-        trains, is_public = domain.name not in self.unseen, domain.name == self.public
+        """Clients' training images in the training size; validation and test images in the test size."""
         train = [] if domain.train is None else domain.train.images.locations()
         tests = [*domain.query.images.locations(), *domain.gallery.images.locations()]
-        if is_public:
+        if domain.name == self.public:
             return self._by_size(domain.name, [*train, *tests], [])
-        held_out = train if self.val != "none" else []
-        return (
-            self._by_size(domain.name, train, [*held_out, *tests]) if trains else self._by_size(domain.name, [], tests)
-        )
+        if domain.name in self.unseen:
+            return self._by_size(domain.name, [], tests)
+        return self._by_size(domain.name, train, tests if self.val == "none" else [*train, *tests])
 
     def _by_size(self, name: str, train: Sequence[Path | None], tests: Sequence[Path | None]) -> list[Wanted]:
         parts: dict[Size, list[Path | None]] = {self.size: [], self.test_size: []}
@@ -277,8 +242,8 @@ class FederatedDataModule(LightningDataModule):
         return [Wanted(name, tuple(paths), size) for size, paths in found if paths]
 
     def _look_up(self, domain: Domain, folder: Path) -> Domain:
-        opened = (decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain))
-        found = [one for one in opened if one is not None]
+        opened = [decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain)]
+        found = [one for one in opened if one]
         if self.on_corrupt == "stop":
             found = _readable(found, "leave such images out with data.on_corrupt: skip")
         bad = {path: why for one in found for path, why in one.unreadable.items()}
@@ -291,9 +256,8 @@ class FederatedDataModule(LightningDataModule):
 
     def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
         """Return training images as batches for ``device``; see ``cache``."""
-        is_decoded = images.is_decoded(self.size)
-        if self.cache == "none" or (self.cache == "host" and is_decoded):
-            return ReadPixels(images, self.size, device, workers=0 if is_decoded else self.workers)
+        if reader := self._reader(images, self.size, device):
+            return reader
         pixels = self.decode(images, what)
         if self.cache == "host":
             return HeldPixels(pixels, device)
@@ -307,9 +271,8 @@ class FederatedDataModule(LightningDataModule):
 
     def open_test(self, images: Images, what: str, device: torch.device) -> Pixels:
         """Return images for validation or test, in their size, as batches for ``device``."""
-        is_decoded = images.is_decoded(self.test_size)
-        if self.cache == "none" or (self.cache == "host" and is_decoded):
-            return ReadPixels(images, self.test_size, device, workers=0 if is_decoded else self.workers)
+        if reader := self._reader(images, self.test_size, device):
+            return reader
         try:
             return HeldPixels(self.decode(images, what, self.test_size), device)
         except ConfigError as error:
@@ -317,13 +280,17 @@ class FederatedDataModule(LightningDataModule):
                 raise
             raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # sources know of one size
 
-    def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
-        """Read images to uint8 [n, 3, H, W] in host memory; a progress bar shows when it takes long.
+    def _reader(self, images: Images, size: Size, device: torch.device) -> Pixels | None:
+        """Return images that are read again for each batch, unless ``cache`` keeps them in memory."""
+        is_decoded = images.is_decoded(size)
+        if self.cache == "none" or (self.cache == "host" and is_decoded):
+            return ReadPixels(images, size, device, workers=0 if is_decoded else self.workers)
+        return None
 
-        Args:
-            images: n images.
-            what: a name for the progress bar.
-            size: (H, W); None: that of training images.
+    def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
+        """Read images to uint8 [n, 3, H, W] in host memory, by default in the training size.
+
+        ``what`` is a name for the progress bar, which appears if it takes long.
         """
         size = size or self.size
         if images.is_decoded(size):
@@ -336,27 +303,17 @@ class FederatedDataModule(LightningDataModule):
         return pixels
 
     def train_dataloader(self) -> OncePerRound:
-        """One step per round."""
+        """One step per round, evaluation or prediction."""
         return OncePerRound()
 
-    def val_dataloader(self) -> OncePerRound:
-        """One step per evaluation."""
-        return OncePerRound()
-
-    def test_dataloader(self) -> OncePerRound:
-        """One step per evaluation."""
-        return OncePerRound()
-
-    def predict_dataloader(self) -> OncePerRound:
-        """One step per prediction."""
-        return OncePerRound()
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
 def _readable(found: Sequence[DecodedFile], otherwise: str) -> list[DecodedFile]:
-    """Return the files in which no image is missing; where one is that has been repaired, image files are read.
+    """Return the files with all images; a file that lacks an image, which was repaired since, is left out.
 
     Raises:
-        DataError: naming an image that cannot be read, and what to do ``otherwise``.
+        DataError: naming an image that cannot be read; ``otherwise`` is the remedy.
     """
     bad = {path: why for one in found for path, why in decoded.still_unreadable(one).items()}
     if bad:

@@ -1,10 +1,9 @@
 """Images decoded once: one file per data set and image size, which every later run maps into memory.
 
-``NAME-HxW-KEY.npy`` is an array uint8 [n, 3, H, W] in NumPy's format, and ``NAME-HxW-KEY.json`` says which images it
-holds, which could not be read, and the checksums of its blocks. KEY depends on names and sizes of the image files, so a
-data set that has changed gets new files; one case goes unnoticed, an image that is overwritten by another of as many
-bytes, unless the old one could not be read. A file that is complete has its name; one that is not continues where it
-was left.
+``NAME-HxW-KEY.npy`` is an array uint8 [n, 3, H, W] in NumPy's format. ``NAME-HxW-KEY.json`` lists its images, those
+that could not be read, and the checksums of its blocks. KEY depends on names and sizes of the image files, so a changed
+data set gets new files, unless the new content of an image has as many bytes as the old one and both can be read. Only
+a complete file has this name; the next run continues an incomplete one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ __all__ = [
     "build",
     "find",
     "is_built",
+    "is_complete",
     "open_decoded",
     "still_unreadable",
     "use",
@@ -50,16 +50,16 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _DECODING = 1
-"""Part of files' names; to be raised when images are decoded or resized in another way."""
-
+"""Version of decoding and resizing, part of KEY."""
 _BLOCK = 512
-"""Images per checksum, and between two notes of how far building has come."""
-
+"""Images per checksum, and between two notes of the progress."""
 _BATCH = 64
+
+Mapped = np.memmap[Any, np.dtype[np.uint8]]
 
 
 class Wanted(NamedTuple):
-    """Image files that a run needs in one size."""
+    """Image files of a run, in one size."""
 
     name: str
     """of the data set"""
@@ -75,7 +75,7 @@ class DecodedFile:
     path: Path
     size: Size
     pixels: NDArray[np.uint8]
-    """[n, 3, H, W], mapped: read from the disk where it is looked at"""
+    """[n, 3, H, W], mapped into memory: the disk is read on access"""
     rows: dict[Path, int]
     """image file -> its row"""
     unreadable: dict[Path, str]
@@ -83,19 +83,12 @@ class DecodedFile:
 
 
 class DecodedImages(Images):
-    """Image files of which a decoded file has the pixels.
-
-    Args:
-        files: the images.
-        found: decoded files, each with the rows [n] of ``files``.
-    """
+    """Image files with decoded pixels: ``found`` has decoded files, each with the rows [n] of the images in it."""
 
     def __init__(self, files: ImageFiles, found: Sequence[tuple[DecodedFile, Index]]) -> None:
-        self.files = files
-        self.found = tuple(found)
+        self.files, self.found = files, tuple(found)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.files)
 
     def take(self, index: Index) -> DecodedImages:
@@ -103,7 +96,7 @@ class DecodedImages(Images):
         return DecodedImages(self.files.take(index), [(decoded, rows[index]) for decoded, rows in self.found])
 
     def locations(self) -> list[Path | None]:
-        """Return where each image lies."""
+        """Return the path of each image; see :meth:`Images.locations`."""
         return self.files.locations()
 
     def is_decoded(self, size: Size) -> bool:
@@ -111,7 +104,7 @@ class DecodedImages(Images):
         return any(decoded.size == size for decoded, _ in self.found)
 
     def decode(self, size: Size) -> Tensor:
-        """Look the pixels up, without a copy if they lie behind each other; see :meth:`Images.decode`."""
+        """Return the pixels, without a copy if the rows are consecutive; see :meth:`Images.decode`."""
         for decoded, rows in self.found:
             if decoded.size == size:
                 if len(rows) and (np.diff(rows) == 1).all():
@@ -120,11 +113,8 @@ class DecodedImages(Images):
         return self.files.decode(size)
 
 
-# -- building ----------------------------------------------------------------------------------------------------------
-
-
 def find(folder: Path, wanted: Wanted) -> Path:
-    """Return where the decoded file of these images is, or would be."""
+    """Return the path of the decoded file of these images, whether it is there or not."""
     height, width = wanted.size
     content = [_DECODING, _names(wanted.files), [_bytes_of(path) for path in wanted.files]]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -132,21 +122,13 @@ def find(folder: Path, wanted: Wanted) -> Path:
 
 
 def is_built(folder: Path, wanted: Wanted) -> bool:
-    """Whether the decoded file of these images is there, and has all of them that can be read.
-
-    Raises:
-        DataError: if it is damaged.
-    """
+    """Whether the decoded file has all images that can be read; raise DataError if it is damaged."""
     one = open_decoded(folder, wanted)
     return one is not None and len(still_unreadable(one)) == len(one.unreadable)
 
 
 def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
-    """Try again what could not be read: it may have been repaired, which need not change a file's size.
-
-    Returns:
-        image file -> why it cannot be read.
-    """
+    """Try unreadable images again, as a repaired file may have the old size; return image file -> why it fails."""
     problems = {}
     for path in decoded.unreadable:
         try:
@@ -157,42 +139,32 @@ def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
 
 
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
-    """Decode images into a file, unless it is there already; a progress bar shows when it takes long.
+    """Decode images by ``workers`` processes into a file in ``folder``, unless it is there, and return its path.
 
-    Args:
-        folder: of decoded files.
-        wanted: the images.
-        workers: processes that decode.
-
-    Returns:
-        the file.
-
-    Raises:
-        DataError: if the folder cannot be written to.
+    Raises DataError if the folder cannot be written to.
     """
-    if is_built(folder, wanted):
-        return find(folder, wanted)
     path = find(folder, wanted)
+    if is_built(folder, wanted):
+        return path
     partial = path.with_name(f"{path.stem}.partial-{socket.gethostname()}")  # machines may share the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(partial):
-            if is_built(folder, wanted):  # by whoever held it before
+            if is_built(folder, wanted):  # by the process that held it before
                 partial.unlink()
             else:
-                if path.is_file():  # without images that have been repaired since
+                if path.is_file():  # it lacks images that have been repaired since
                     path.with_suffix(".json").unlink(missing_ok=True)
                 _build(path, partial, wanted, workers)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot write decoded images ({error.strerror or error}); choose another data.cache_dir"
-        ) from error
+        why = error.strerror or error
+        raise DataError(f"{path}: cannot write decoded images ({why}); choose another data.cache_dir") from error
     return path
 
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Let one process of this machine at a time work at a file; it may be renamed or removed meanwhile."""
+    """Lock a file against other processes of this machine; the one before may have renamed or removed it."""
     while True:
         with path.open("ab") as file:
             try:
@@ -224,24 +196,26 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
                 _write_json(progress, {"sha256": sums, "unreadable": list(unreadable.items())})
             bar.update(len(batch))
     del pixels
-    if _is_complete(path):  # another machine was faster, and its file may be in use
+    if is_complete(path):  # another machine was faster, and its file may be in use
         partial.unlink()
     else:
-        _write_json(path.with_suffix(".json"), _describe(wanted, sums, unreadable))
+        names = _names(wanted.files)
+        problems = {names[row]: problem for row, problem in unreadable.items()}
+        note = {"size": wanted.size, "files": names, "unreadable": problems, "sha256": sums}
+        _write_json(path.with_suffix(".json"), note)
         flush_file(partial)
         partial.replace(path)
         flush_directory(path.parent)
     progress.unlink(missing_ok=True)
 
 
-def _is_complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
+    """Whether a decoded file and its description are there."""
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
-def _continue(
-    partial: Path, progress: Path, wanted: Wanted
-) -> tuple[np.memmap[Any, np.dtype[np.uint8]], list[str], dict[int, str]]:
-    """Open the partial file with what is right of it, or a new one; return checksums of its blocks and its problems."""
+def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, list[str], dict[int, str]]:
+    """Open a partial file, or a new one; return its array, the checksums of its good blocks, and its problems."""
     shape = (len(wanted.files), 3, *wanted.size)
     try:
         note = json.loads(progress.read_text())
@@ -257,8 +231,8 @@ def _continue(
     return pixels, sums[:good], {row: problem for row, problem in note["unreadable"] if row < good * _BLOCK}
 
 
-def _allocate(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:
-    """Write a new file; a full disk is an error now, and would be the end of the process later."""
+def _allocate(path: Path, shape: tuple[int, ...]) -> Mapped:
+    """Allocate a new file: a full disk is an error here, but would kill the process later."""
     pixels = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     try:
         with path.open("r+b") as file:
@@ -269,14 +243,8 @@ def _allocate(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.
     return pixels
 
 
-def _describe(wanted: Wanted, sums: Sequence[str], unreadable: Mapping[int, str]) -> dict[str, Any]:
-    names = _names(wanted.files)
-    problems = {names[row]: problem for row, problem in unreadable.items()}
-    return {"size": wanted.size, "files": names, "unreadable": problems, "sha256": list(sums)}
-
-
 def _names(files: Sequence[Path]) -> list[str]:
-    """Paths relative to the folder that all have in common: the same wherever the data set lies."""
+    """Paths relative to the deepest common folder, so they do not depend on the place of the data set."""
     paths = [os.path.abspath(path) for path in files]
     root = os.path.commonpath({os.path.dirname(path) for path in paths}) if paths else ""
     return [path[len(root) :].lstrip("/") for path in paths]  # relpath takes seconds for a large data set
@@ -298,17 +266,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         partial.write_text(json.dumps(content) + "\n")
 
 
-# -- using -------------------------------------------------------------------------------------------------------------
-
-
 def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
-    """Open the decoded file of these images; None if it is not there.
-
-    Raises:
-        DataError: if it is damaged.
-    """
+    """Open the decoded file of these images, if it is there; raise DataError if it is damaged."""
     path = find(folder, wanted)
-    if not _is_complete(path):
+    if not is_complete(path):
         return None
     note, pixels = _read(path)
     if note["files"] != _names(wanted.files) or pixels.shape != (len(wanted.files), 3, *wanted.size):
@@ -319,14 +280,7 @@ def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
 
 
 def verify(path: Path) -> int:
-    """Compare a decoded file with its checksums.
-
-    Returns:
-        the number of images.
-
-    Raises:
-        DataError: if they differ.
-    """
+    """Return the number of images of a decoded file; raise DataError if its checksums differ."""
     note, pixels = _read(path)
     sums = [_checksum(pixels, block) for block in range(-(-len(pixels) // _BLOCK))]
     if sums != note["sha256"]:
@@ -347,14 +301,12 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 
 def use(domain: Domain, decoded: Sequence[DecodedFile]) -> Domain:
-    """Return a data set whose images are looked up in decoded files, where these have them."""
-    train = None if domain.train is None else use_split(domain.train, decoded)
-    query, gallery = use_split(domain.query, decoded), use_split(domain.gallery, decoded)
-    return replace(domain, train=train, query=query, gallery=gallery)
+    """Return a data set that takes its images from decoded files, where these have them."""
+    return domain.map_splits(lambda split: use_split(split, decoded))
 
 
 def use_split(split: Split, decoded: Sequence[DecodedFile]) -> Split:
-    """Return images that are looked up in decoded files, where these have them."""
+    """Return a split that takes its images from decoded files, where these have them."""
 
     def look_up(files: ImageFiles) -> Images:
         found = [
@@ -380,10 +332,9 @@ def without(domain: Domain, bad: Container[Path]) -> Domain:
         good: Index = np.flatnonzero([path is None or path not in bad for path in split.images.locations()])
         return good
 
-    train = None if domain.train is None else domain.train.take(keep(domain.train))
-    query, gallery = domain.query.take(keep(domain.query)), domain.gallery.take(keep(domain.gallery))
     left = keep(domain.gallery)
     new = np.full(len(domain.gallery), -1, dtype=np.int64)
     new[left] = np.arange(len(left))
     parts = ([new[part][new[part] >= 0] for part in split] for split in domain.splits)
-    return Domain(domain.name, train, query, gallery, tuple(GallerySplit(*part) for part in parts))
+    kept = domain.map_splits(lambda split: split.take(keep(split)))
+    return replace(kept, splits=tuple(GallerySplit(*part) for part in parts))

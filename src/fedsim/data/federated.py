@@ -1,4 +1,4 @@
-"""Who holds what: plain records of a federation's data, without decoded images."""
+"""Plain records of a federation's data: clients and test sets, without decoded images."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["ClientData", "FederatedData", "GeneratedImages", "RetrievalSet", "ma
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Queries and the gallery in which to find them."""
+    """Queries, and the gallery to search."""
 
     query: Split
     gallery: Split
     own: Index | None = None
-    """[Q] where each query stands in the gallery itself, if it does: no match for itself"""
+    """[Q] position in the gallery of the query itself, which is no match; None: queries are not in the gallery"""
     splits: tuple[GallerySplit, ...] = ()
-    """ways to part the gallery into queries and gallery; then ``query`` is empty, and scores are means over these"""
+    """if not empty, scores are means over these splits of the gallery, and ``query`` is empty"""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one virtual client holds."""
+    """The data of one client."""
 
     name: str
     train: Split
@@ -39,10 +39,10 @@ class ClientData:
     tests: tuple[str, ...]
     """names of the test sets that belong to this client"""
     common_classes: int | None = None
-    """classes that all clients number alike, whether this one has images of them or not; None: labels are its own;
-    0: identities are unknown, and all labels 0"""
+    """number of classes, if all clients have the same labels; None: the client numbers its own identities; 0:
+    identities are unknown, and all labels are 0"""
     generated: GeneratedImages | None = None
-    """generated images that join its local training; in no other number of this client"""
+    """generated images for its local training; they count in none of the numbers below"""
 
     @property
     def knows_identities(self) -> bool:
@@ -50,13 +50,13 @@ class ClientData:
         return self.common_classes != 0
 
     def without_identities(self) -> ClientData:
-        """Return the same client without knowledge of who is on its training images."""
+        """Return a client with the same images and unknown identities."""
         nobody = np.zeros_like(self.labels)
         return replace(self, train=replace(self.train, pids=nobody), labels=nobody, common_classes=0)
 
     @property
     def num_classes(self) -> int:
-        """Size of the label space: by default the number of training identities; 0 where these are unknown."""
+        """Size of the label space: normally the number of training identities; 0 if these are unknown."""
         return int(self.labels.max()) + 1 if self.common_classes is None else self.common_classes
 
     @property
@@ -72,7 +72,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The whole federation, known to every rank; images are decoded only where they are needed."""
+    """The whole federation. Every rank has this record, and decodes only the images of its own clients."""
 
     clients: tuple[ClientData, ...]
     tests: dict[str, RetrievalSet]
@@ -82,12 +82,12 @@ class FederatedData:
     public: Split | None
     """unlabelled images that the server may use"""
     public_name: str | None = None
-    """the data set that they are from"""
+    """the data set of the public images"""
     classes: Index | None = None
-    """[Z] identity of each label, where all clients have the same labels"""
+    """[Z] identity of each label, if all clients have the same labels"""
 
     def without_identities(self, names: Collection[str]) -> FederatedData:
-        """Return a federation in which these clients do not know who is on their training images."""
+        """Return a federation in which these clients do not know the identities of their training images."""
         clients = (client.without_identities() if client.name in names else client for client in self.clients)
         return replace(self, clients=tuple(clients))
 
@@ -98,7 +98,7 @@ class FederatedData:
 
 
 def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> FederatedData:
-    """Return a federation with every list of images changed; their numbers and labels must stay."""
+    """Return a federation with every split changed; ``change`` must keep the number of images and the labels."""
 
     def change_set(one: RetrievalSet) -> RetrievalSet:
         return replace(one, query=change(one.query), gallery=change(one.gallery))
@@ -118,14 +118,13 @@ class GeneratedImages:
 
     images: Images
     labels: Index
-    """[m] training labels of the client in whose place they are put, ascending"""
+    """[m] training labels, ascending: an image takes the place of a real image with this label"""
     classes: Index
-    """[m, K] training labels of those whom they show, for K the most of an image; padded with any"""
+    """[m, K] training labels in each soft label, K at most; padded with any label"""
     weights: NDArray[np.float32]
-    """[m, K] of these, in (0, 1], of sums at most 1; 0 where padded"""
+    """[m, K] weights of these, in (0, 1], with sums of at most 1; 0 for padding"""
     share: float
     """see :class:`Generated`"""
 
     def __len__(self) -> int:
-        """Return m."""
         return len(self.labels)

@@ -1,4 +1,4 @@
-"""From data sets to a federation: who trains on what, and who is tested where."""
+"""From data sets to a federation: the clients with their images, and the test sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.caps import cap_training
@@ -20,10 +21,10 @@ __all__ = ["RESERVED", "Labels", "Partition", "Validation", "build_federation"]
 Validation = Literal["identities", "first_image", "images", "none"]
 
 Labels = Literal["own", "common"]
-"""How clients number what they train on."""
+"""Numbering of the identities: by each client, or common to all."""
 
 RESERVED = ("seen", "unseen")
-"""Names of means over data sets, which no data set can have."""
+"""Names of means over data sets; no data set can have these names."""
 
 
 def build_federation(
@@ -42,22 +43,9 @@ def build_federation(
 ) -> FederatedData:
     """Turn data sets into clients and test sets.
 
-    Args:
-        domains: the data sets; those without training images are unseen anyway.
-        partition: ``by_dataset`` makes each data set a client; ``union`` puts all into one client (the centralised
-            bound), identities of different data sets kept apart; the others make several clients of each data set, see
-            :func:`fedsim.data.partitions.divide`.
-        parts: clients per data set, where the partition leaves that open.
-        alpha: of ``dirichlet``.
-        unseen: data sets with training images that nobody shall train on.
-        public: name of an unseen data set whose images, without labels, the server may use.
-        val: what a client holds out for validation; see :func:`split_validation`.
-        val_fraction: share of the identities held out by ``val: identities``.
-        max_images: per client, before validation images are held out; see :func:`fedsim.data.caps.cap_training`.
-        max_identities: see there.
-        labels: ``own``: each client numbers the identities that it trains on from 0. ``common``: equal identities have
-            equal labels in all clients and data sets, whoever lacks images of them: for classification, where
-            identities are classes.
+    Data sets without training images are unseen. For the other arguments see
+    :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
+    :func:`fedsim.data.caps.cap_training` (before validation images are held out) and :func:`split_validation`.
 
     Raises:
         ConfigError: if a name does not exist or nobody is left to train, or ``val`` would hold out classes.
@@ -79,7 +67,10 @@ def build_federation(
         if val == "identities":
             raise ConfigError("data.val: identities holds out whole classes of data.labels common; use images or none")
         classes = np.unique(np.concatenate([d.train.identities for d in seen if d.train is not None]))
-        clients = [_number_by(client, classes) for client in clients]
+        clients = [
+            replace(client, labels=_positions(classes, client.train.pids), common_classes=len(classes))
+            for client in clients
+        ]
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
@@ -89,7 +80,7 @@ def build_federation(
         clients=tuple(clients),
         tests=tests,
         unseen=tuple(name for name in tests if name not in names),
-        public=None if public is None else _all_images(by_name[public]),
+        public=None if public is None else Split.join(by_name[public].parts),
         public_name=public,
         classes=classes,
     )
@@ -97,16 +88,12 @@ def build_federation(
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
     names = [domain.name for domain in domains]
-    for name in RESERVED:
-        if name in names:
-            raise ConfigError(f"data.source: a data set cannot be called {name}, the name of a mean; rename the folder")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if bad := [name for name in RESERVED if name in names]:
+        raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
+    if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
-    for field, wanted in (("unseen", unseen), ("public", [public] if public else [])):
-        for name in wanted:
-            if name not in names:
-                raise ConfigError(f"data.{field}: there is no data set {name}; choose from {', '.join(names)}")
+    known("data.unseen", unseen, names, "data set")
+    known("data.public", [public] if public else [], names, "data set")
 
 
 def _shares(domains: Sequence[Domain], how: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
@@ -122,23 +109,20 @@ def _shares(domains: Sequence[Domain], how: Partition, parts: int, alpha: float)
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
-    """Build a client; if all its images are of identity 0, which is nobody in particular, identities are unknown."""
+    """Build a client; if all its images have identity 0, its identities are unknown."""
     if val != "none" and not train.pids.any():
         raise DataError(f"client {name}: validation needs identities, which its images have not; set data.val to none")
     rest, held_out = split_validation(name, train, val, fraction)
-    labels = np.searchsorted(rest.identities, rest.pids)
-    client = ClientData(name, rest, labels.astype(np.int64), held_out, tests)
-    return client.without_identities() if not rest.pids.any() else client
+    client = ClientData(name, rest, _positions(rest.identities, rest.pids), held_out, tests)
+    return client if rest.pids.any() else client.without_identities()
 
 
-def _number_by(client: ClientData, classes: Index) -> ClientData:
-    """Return a client whose labels are positions in ``classes``."""
-    labels = np.searchsorted(classes, client.train.pids).astype(np.int64)
-    return replace(client, labels=labels, common_classes=len(classes))
+def _positions(classes: Index, pids: Index) -> Index:
+    return np.searchsorted(classes, pids).astype(np.int64)
 
 
 def _unite(clients: Sequence[ClientData]) -> ClientData:
-    """One client with everybody's images; its validation set joins the members' sets."""
+    """One client with all images; its validation set joins the members' sets."""
     train = Split.join([client.train for client in clients])
     held_out = [client.val for client in clients if client.val is not None]
     common = clients[0].common_classes
@@ -149,7 +133,7 @@ def _unite(clients: Sequence[ClientData]) -> ClientData:
 
 
 def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
-    """Join query and gallery sets; members keep their cameras, and their identities if they shall, apart."""
+    """Join query and gallery sets; members keep separate cameras, and separate identities if ``apart``."""
     offset, cams, start = 0, 0, 0
     own: list[Index] = []
     queries: list[Split] = []
@@ -165,28 +149,22 @@ def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
     return RetrievalSet(Split.concatenate(queries), Split.concatenate(galleries), np.concatenate(own) if own else None)
 
 
-def _all_images(domain: Domain) -> Split:
-    return Split.join([split for split in (domain.train, domain.query, domain.gallery) if split is not None])
-
-
 def split_validation(client: str, train: Split, how: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:
-    """Hold out part of a client's training data, so that nobody has to choose a model on test data.
+    """Hold out part of a client's training data, so that models are never selected on test data.
 
-    ``identities``: a random share of the identities (the same for every run: the draw is keyed by the client's name);
-    query = the first image of each held-out identity and camera, gallery = all held-out images. A query is in the
-    gallery as well, but never counts as its own match.
-    ``first_image``: the first image of each identity is a query, the remaining training images are the gallery.
-    ``images``: a random share of the images are queries, drawn as above, the remaining training images are the gallery.
+    ``identities``: a random share of the identities. Queries are the first image of each held-out identity and camera;
+    the gallery is all held-out images. A query is in the gallery, but is no match for itself.
+    ``first_image``: the first image of each identity is a query; the gallery is the remaining training images.
+    ``images``: a random share of the images are queries; the gallery is the remaining training images.
 
     Args:
-        client: its name, for messages and as the key of the draw.
+        client: its name, for messages and as the key of the draw, which is the same in every run.
         train: all its training images.
         how: see above; ``none`` holds out nothing.
-        fraction: share of the identities for ``identities``, at least 2 are held out and at least 2 left; share of the
-            images for ``images``, at least 1 is held out and at least 1 left.
+        fraction: share of ``identities`` (at least 2 are held out, at least 2 stay) or of ``images`` (at least 1).
 
     Returns:
-        (images left for training, held-out set).
+        (remaining training images, held-out set).
 
     Raises:
         DataError: if a client has too few identities, or an identity would be left without training images.

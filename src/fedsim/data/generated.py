@@ -1,4 +1,4 @@
-"""Generated training images: what a generator of people has made of a client's own images (paper 002, Table 7).
+"""Generated training images: a generator of people made them of a client's own images (paper 002, Table 7).
 
 A folder holds a sub-folder for each client, of its name, with images and a file ``labels.csv``:
 
@@ -7,16 +7,14 @@ A folder holds a sub-folder for each client, of its name, with images and a file
     0001_000000.png,7,0.3
 
 ``file``: an image in the sub-folder, of any size; one line for each identity that it may show.
-``pid``: an identity of the client's own training images, with the number that it has in its data set.
-``weight``: how sure that is, in (0, 1].
+``pid``: an identity of the client's training images, numbered as in the data set.
+``weight``: the probability of this identity, in (0, 1].
 
-An image's weights are its soft label. They sum to at most 1: the less, the less the image counts. Real images have one
-identity, of weight 1.
+An image's weights are its soft label. Their sum is at most 1; with a smaller sum, the image counts less. In batches of
+local training, a generated image takes the place of a real image with the identity on its first line. Nothing else
+changes: generated images are in no validation or test set and do not count in n_k.
 
-They take places of real images in the batches of local training: of those of the identity on the image's first line.
-Elsewhere nothing changes: they are in no validation or test set and do not count in n_k.
-
-Paper silent on how many of a batch's images are generated, on whose place they take, and on their labels.
+Paper silent on the number of generated images per batch, on the images that they replace, and on their labels.
 """
 
 from __future__ import annotations
@@ -51,38 +49,32 @@ log = logging.getLogger(__name__)
 _LABELS = "labels.csv"
 _COLUMNS = ["file", "pid", "weight"]
 _MOST = 1 + 1e-6
-"""what an image's weights may sum to, with rounding errors"""
+"""largest sum of an image's weights, with rounding errors"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """Generated images that join the clients' local training."""
+    """Generated images for the clients' local training."""
 
     root: str
-    """folder with a sub-folder for each client, of its name: images and a labels.csv; a client that has none trains
-    on its real images alone"""
+    """folder with a sub-folder for each client, of its name: images and a labels.csv; a client without a sub-folder
+    trains on its real images alone"""
     share: float = 0.25
-    """probability that a place in a batch is taken by a generated image of the same identity, if there is one"""
+    """probability that a generated image replaces a real image of the same identity in a batch"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
         if not 0 < self.share <= 1:
             raise ConfigError(f"data.generated.share: {self.share} is not in (0, 1]; leave data.generated out for none")
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
-
-
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
-    """Write the generated images of one client, losslessly.
-
-    The folder is there when all of it is: an interrupted call leaves nothing.
+    """Write the generated images of one client, losslessly; an interrupted call leaves no folder.
 
     Args:
         folder: the client's.
         images: uint8 [m, 3, H, W], RGB.
-        labels: [m] soft labels: identity, as in the client's data set -> weight in (0, 1]; these sum to at most 1. An
-            image is put in the place of its first identity.
+        labels: [m] soft labels: identity, as in the client's data set -> weight in (0, 1], with a sum of at most 1. An
+            image takes the place of its first identity.
 
     Raises:
         ValueError: if the arguments do not fit together.
@@ -107,18 +99,16 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
 
 
 def check_is_free(folder: Path) -> None:
-    """Raise DataError if a client's folder cannot be written, as there is something in it."""
+    """Raise DataError unless a client's folder is empty or missing."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         what = "holds generated images" if (folder / _LABELS).exists() else "is no empty folder"
         raise DataError(f"{folder}: {what}; remove it, write to another folder, or leave this client out")
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
-    """Return a federation whose clients hold the generated images that are there for them.
+    """Return a federation whose clients hold their generated images.
 
-    Raises:
-        DataError: if there are none for anybody, or a client's cannot be used; the message names client, file and
-            identity.
+    Raises DataError if no client has any, or a file is wrong; the message names client, file and identity.
     """
     root = Path(settings.root).expanduser()
     if not root.is_dir():
@@ -192,47 +182,31 @@ def _integer(text: str) -> int | None:
 
 
 def _number(text: str) -> float:
-    """Return NaN for what is no number."""
     try:
         return float(text)
     except ValueError:
         return math.nan
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
 class Mixture:
-    """A client's generated images on their way into its batches.
+    """Puts a client's generated images into its batches, in the place of real images of the same identity.
 
-    One takes the place of a real image of the same identity, so batches keep their size and what a sampler has put into
-    them. Identities without generated images keep all of their places.
-
-    Args:
-        generated: labels, hard and soft, and share.
-        pixels: the images.
-        num_classes: size of the client's label space.
+    So batches keep their size and their identities. Identities without generated images keep all real images.
+    ``pixels`` are the generated images, and ``num_classes`` is the size of the client's label space.
     """
 
     def __init__(self, generated: GeneratedImages, pixels: Pixels, num_classes: int) -> None:
-        self.pixels = pixels
-        self.share = generated.share
-        self.num_classes = num_classes
+        self.pixels, self.share, self.num_classes = pixels, generated.share, num_classes
         self.classes = torch.from_numpy(generated.classes)
         self.weights = torch.from_numpy(generated.weights)
         self.counts = torch.from_numpy(np.bincount(generated.labels, minlength=num_classes))
         self.first = self.counts.cumsum(0) - self.counts
-        """[num_classes] where the images of each label begin"""
+        """[num_classes] position of the first image of each label"""
 
     def choose(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw who takes which place.
+        """Draw the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
 
-        Args:
-            labels: [B] int64 of the real images, on the CPU.
-            generator: a CPU generator.
-
-        Returns:
-            [B] int64 numbers of generated images, -1: the real image stays.
+        The result is [B] int64, positions among the generated images; -1: the real image stays.
         """
         taken, which = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
         counts = self.counts[labels]
@@ -240,41 +214,29 @@ class Mixture:
         return rows.where((taken < self.share) & (counts > 0), -1)
 
     def targets(self, labels: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-        """Return the soft labels of a batch, one-hot for real images.
+        """Return the soft labels of a batch, one-hot for real images: [B, num_classes] float32 on ``device``.
 
-        Args:
-            labels: [B] int64 of the real images, on the CPU.
-            rows: [B] int64, who takes which place: see :meth:`choose`.
-            device: of the result.
-
-        Returns:
-            [B, num_classes] float32.
+        ``labels`` [B] int64 of the real images, and ``rows`` [B] int64 of :meth:`choose`, are on the CPU.
         """
         is_new = (rows >= 0)[:, None]
         classes = self.classes[rows].where(is_new, labels[:, None])
         weights = self.weights[rows].where(is_new, torch.eye(1, self.weights.shape[1]))
         found = torch.zeros((len(labels), self.num_classes), device=device)
-        # added, as padding must not overwrite the weight of a label that it repeats
+        # add, as padding must not overwrite the weight of a label that it repeats
         return found.scatter_add_(1, classes.to(device, non_blocking=True), weights.to(device, non_blocking=True))
 
     def mix(
         self, real: Iterator[Tensor], labels: Sequence[Tensor], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batch after batch with some images replaced.
+        """Yield batches with some images replaced, and their soft labels [B, num_classes] float32 on the device.
 
-        Args:
-            real: uint8 [B, 3, H, W] each, on the device.
-            labels: [B] int64 each, on the CPU.
-            generator: a CPU generator.
-
-        Yields:
-            images like the real ones, and their soft labels [B, num_classes] float32 on the device.
+        ``real`` are batches uint8 [B, 3, H, W] on the device; their labels [B] int64, and the generator, on the CPU.
         """
         chosen = [self.choose(of_batch, generator) for of_batch in labels]
         places = [torch.nonzero(rows >= 0).flatten() for rows in chosen]
         numbers = [rows[place] for rows, place in zip(chosen, places, strict=True)]
-        taken = zip(labels, chosen, places, strict=True)
-        for images, new, (of_batch, rows, place) in zip(real, self.pixels.batches(numbers), taken, strict=True):
+        batches = zip(real, self.pixels.batches(numbers), labels, chosen, places, strict=True)
+        for images, new, of_batch, rows, place in batches:
             # a copy: images may be part of a mapped file
             mixed = images.index_copy(0, place.to(images.device, non_blocking=True), new)
             yield mixed, self.targets(of_batch, rows, images.device)

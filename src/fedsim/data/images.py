@@ -1,10 +1,10 @@
-"""Images that are known but not yet decoded, and labelled splits of them."""
+"""Lists of images that are decoded later, and splits: images with their labels."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 from fedsim.core.errors import DataError
 
@@ -26,6 +27,7 @@ __all__ = [
     "ReIDSource",
     "Size",
     "Split",
+    "turns",
 ]
 
 Size = tuple[int, int]
@@ -56,31 +58,26 @@ class Images(ABC):
         """
 
     def locations(self) -> list[Path | None]:
-        """Return where each image lies; None for those that lie nowhere."""
+        """Return the path of each image; None for an image without a file."""
         return [None] * len(self)
 
-    def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - for those that are
-        """Whether :meth:`decode` is no more than a copy."""
+    def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - subclasses need it
+        """Whether :meth:`decode` only copies."""
         return False
 
     def chunks(self) -> Iterator[Images]:
-        """Cut into short lists, so that a caller can show progress between them."""
+        """Yield short parts of the list, so that a caller can show its progress."""
         for start in range(0, len(self), _CHUNK):
             yield self.take(np.arange(start, min(start + _CHUNK, len(self)), dtype=np.int64))
 
 
 class ImageFiles(Images):
-    """Image files, decoded by Pillow and resized with antialiasing (bicubic).
-
-    Args:
-        paths: one file per image.
-    """
+    """Image files, decoded by Pillow and resized with antialiasing (bicubic)."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
 
     def __len__(self) -> int:
-        """Return the number of files."""
         return len(self.paths)
 
     def take(self, index: Index) -> ImageFiles:
@@ -93,15 +90,13 @@ class ImageFiles(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
-        height, width = size
-        out = torch.empty((len(self), 3, height, width), dtype=torch.uint8)
+        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
         for row, path in enumerate(self.paths):
             try:
                 with Image.open(path) as image:
-                    resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+                    out[row] = _resize(image.convert("RGB"), size)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
                 raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
-            out[row] = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
         return out
 
 
@@ -116,7 +111,6 @@ class ImageArray(Images):
         self.pixels = pixels
 
     def __len__(self) -> int:
-        """Return n."""
         return len(self.pixels)
 
     def take(self, index: Index) -> ImageArray:
@@ -125,22 +119,25 @@ class ImageArray(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
-        height, width = size
-        out = torch.empty((len(self), 3, height, width), dtype=torch.uint8)
+        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
         for row, pixels in enumerate(self.pixels):
-            resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-            out[row] = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+            out[row] = _resize(Image.fromarray(pixels), size)
         return out
 
 
+def _resize(image: Image.Image, size: Size) -> Tensor:
+    """Return uint8 [3, H, W]."""
+    pixels: Tensor = pil_to_tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC))
+    return pixels
+
+
 class ImagesInParts(Images):
-    """Several lists of images behind each other (a client made of several data sets)."""
+    """Several lists of images, one after the other (for clients with several data sets)."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts = tuple(parts)
 
     def __len__(self) -> int:
-        """Return the number of images of all parts."""
         return sum(len(part) for part in self.parts)
 
     def take(self, index: Index) -> Images:
@@ -152,7 +149,7 @@ class ImagesInParts(Images):
         return ImagesInParts([self.parts[part_of[run[0]]].take(index[run] - bounds[part_of[run[0]]]) for run in runs])
 
     def locations(self) -> list[Path | None]:
-        """Return where each image lies."""
+        """Return the path of each image; see :meth:`Images.locations`."""
         return [path for part in self.parts for path in part.locations()]
 
     def is_decoded(self, size: Size) -> bool:
@@ -162,6 +159,19 @@ class ImagesInParts(Images):
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""
         return torch.cat([torch.empty((0, 3, *size), dtype=torch.uint8), *(part.decode(size) for part in self.parts)])
+
+
+def turns(labels: Index) -> Index:
+    """Return how many equal labels come before each label.
+
+    >>> turns(np.array([3, 7, 3, 3, 7]))
+    array([0, 0, 1, 2, 1])
+    """
+    found = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        same = labels == label
+        found[same] = np.arange(same.sum())
+    return found
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,6 @@ class Split:
     """[n] camera, from 0"""
 
     def __len__(self) -> int:
-        """Return n."""
         return len(self.pids)
 
     def take(self, index: Index) -> Split:
@@ -189,13 +198,13 @@ class Split:
 
     @staticmethod
     def concatenate(splits: Sequence[Split]) -> Split:
-        """Put splits behind each other whose identities and cameras are numbered alike."""
+        """Put splits one after the other; equal numbers mean the same identity or camera."""
         images = ImagesInParts([s.images for s in splits])
         return Split(images, np.concatenate([s.pids for s in splits]), np.concatenate([s.camids for s in splits]))
 
     @staticmethod
     def join(splits: Sequence[Split]) -> Split:
-        """Put splits behind each other; identities and cameras of different splits stay different."""
+        """Put splits one after the other; equal numbers in two splits mean different identities or cameras."""
         pids, camids, first_pid, first_camid = [], [], 0, 0
         for split in splits:
             labels = np.searchsorted(split.identities, split.pids)
@@ -207,7 +216,7 @@ class Split:
 
 
 class GallerySplit(NamedTuple):
-    """One way to part a pool of test images into queries and their gallery."""
+    """One way to divide a pool of test images into queries and gallery."""
 
     query: Index
     """[Q] positions in the pool"""
@@ -221,15 +230,25 @@ class Domain:
 
     name: str
     train: Split | None
-    """None for data sets that are only tested on"""
+    """None for test-only data sets"""
     query: Split
     gallery: Split
     splits: tuple[GallerySplit, ...] = ()
-    """where scores are means over several random splits: ``gallery`` is the pool of their images, ``query`` empty"""
+    """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
+
+    @property
+    def parts(self) -> list[Split]:
+        """Training images, if there are any, queries and gallery."""
+        return [split for split in (self.train, self.query, self.gallery) if split is not None]
+
+    def map_splits(self, change: Callable[[Split], Split]) -> Domain:
+        """Return a data set with training images, query and gallery changed."""
+        train = None if self.train is None else change(self.train)
+        return replace(self, train=train, query=change(self.query), gallery=change(self.gallery))
 
 
 class ReIDSource(ABC):
-    """Something that provides data sets: a folder, a generator, your own class by its class_path."""
+    """A provider of data sets: a folder, a generator, or your own class, named by its class_path."""
 
     @abstractmethod
     def domains(self) -> list[Domain]:

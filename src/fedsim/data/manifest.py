@@ -1,15 +1,16 @@
-"""A federation as a CSV file: who holds which image, and where everybody is tested.
+"""A federation as a CSV file: the images of each client, and the test sets.
 
 One row per image and use, in the order of the federation: training and validation images client after client, then the
 test sets, then the public images. Columns:
 
-``path``: of the image; relative to the manifest's folder where it lies below it, else absolute.
-``pid``: identity; 0 a distractor, -1 junk. A client of several data sets and a public set number their people through.
+``path``: of the image; relative to the manifest's folder if it is below this folder, else absolute.
+``pid``: identity; 0 a distractor, -1 junk. In a client of several data sets and in a public set, numbers run on from
+one data set to the next.
 ``cam``: camera, from 0.
-``dataset``: where the image is from. A client is tested on the data sets that it trains on; the others are unseen.
-``client``: whose image it is; empty for test and public images.
-``part``: ``train``, ``val_query``, ``val_gallery``, ``query``, ``gallery`` or ``public``. A data set that is scored on
-several splits lists all of its images as ``gallery``, then each split as ``query 0``, ``gallery 0``, ``query 1``, ...
+``dataset``: the source of the image. A client is tested on the data sets that it trains on; the others are unseen.
+``client``: the owner of the image; empty for test and public images.
+``part``: ``train``, ``val_query``, ``val_gallery``, ``query``, ``gallery`` or ``public``. A data set with several
+splits lists all of its images as ``gallery``, then each split as ``query 0``, ``gallery 0``, ``query 1``, ...
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.federations import RESERVED
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Split
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Index, Split
 
 __all__ = ["Row", "domains_of", "hash_rows", "list_rows", "read_manifest", "read_rows", "write_manifest"]
 
@@ -52,31 +53,21 @@ class Row(NamedTuple):
 
 
 class _Line(NamedTuple):
+    path: Path
     number: int
     """in the file, from 1"""
     row: Row
+
+    def wrong(self, rule: str) -> DataError:
+        return DataError(f"{self.path}: line {self.number}: {rule}")
 
 
 _Parts = dict[str, list[_Line]]
 """part -> its lines"""
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
-    """Write a federation as a manifest.
-
-    Args:
-        federated: as :func:`fedsim.data.federations.build_federation` returns it; all of its images must be files.
-        path: the CSV file.
-
-    Returns:
-        its rows.
-
-    Raises:
-        ConfigError: if images are no files.
-    """
+    """Write a federation to a CSV file, and return its rows; raise ConfigError if images are no files."""
     rows = list(list_rows(federated))
     folder = Path(os.path.abspath(path.parent))
     shown = [row.path.relative_to(folder) if row.path.is_relative_to(folder) else row.path for row in rows]
@@ -104,10 +95,10 @@ def list_rows(federated: FederatedData) -> Iterator[Row]:
 
 
 def hash_rows(rows: Sequence[Row]) -> str:
-    """Hash a federation: whoever has the same data sets and the same config gets the same SHA-256.
+    """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
-    It is that of the CSV file in which each path is relative to the deepest folder that holds all of its data set, so
-    where the data lie makes no difference. What is in the images is not looked at.
+    It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
+    content of the images does not count.
     """
     folders: dict[str, set[str]] = {}
     for row in rows:
@@ -117,7 +108,7 @@ def hash_rows(rows: Sequence[Row]) -> str:
 
 
 def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
-    """Return the file's content, with these paths."""
+    """Return the content of the file, with the paths ``shown``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
@@ -126,15 +117,18 @@ def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
 
 
 def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[Row]:
-    if not len(split):
-        return
-    paths = _paths(split.images, client or data_sets[0])
+    paths = [Path(os.path.abspath(path)) for path in split.images.locations() if path is not None]
+    if len(paths) < len(split):
+        raise ConfigError(
+            f"data.source: the images of {client or data_sets[0]} are no files ({type(split.images).__name__}), and a "
+            "manifest lists files; keep the config instead, which makes the same federation everywhere"
+        )
     for path, pid, cam, name in zip(paths, split.pids.tolist(), split.camids.tolist(), data_sets, strict=True):
         yield Row(path, pid, cam, name, client, part)
 
 
 def _data_sets_of(client: ClientData, split: Split) -> list[str]:
-    """Name each image's data set; a client of several ones has their images behind each other."""
+    """Name each image's data set; a client of several ones has their images one after the other."""
     if len(client.tests) == 1:
         return [client.tests[0]] * len(split)
     assert isinstance(split.images, ImagesInParts)
@@ -142,28 +136,8 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
     return [name for name, part in members for _ in range(len(part))]
 
 
-def _paths(images: Images, whose: str) -> list[Path]:
-    paths = [path for path in images.locations() if path is not None]
-    if len(paths) < len(images):
-        raise ConfigError(
-            f"data.source: the images of {whose} are no files ({type(images).__name__}), and a manifest lists files; "
-            "keep the config instead, which makes the same federation everywhere"
-        )
-    return [Path(os.path.abspath(path)) for path in paths]
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def read_manifest(path: Path) -> FederatedData:
-    """Build the federation that a manifest lists. No image is opened.
-
-    Args:
-        path: the CSV file.
-
-    Raises:
-        DataError: naming the file, the line and the rule.
-    """
+    """Build the federation of a manifest, without opening images; raise DataError naming file, line and rule."""
     clients: dict[str, _Parts] = {}
     tests: dict[str, _Parts] = {}
     public: list[_Line] = []
@@ -176,14 +150,14 @@ def read_manifest(path: Path) -> FederatedData:
             group.setdefault(row.part, []).append(line)
     if not clients:
         raise DataError(f"{path}: nobody has training images; some rows need a client and the part train")
-    federated = tuple(_client(path, name, parts, tests) for name, parts in clients.items())
+    federated = tuple(_client(name, parts, tests) for name, parts in clients.items())
     trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
     for line in public:
         if line.row.dataset in trained | set(tests):
-            raise _wrong(path, line, f"{line.row.dataset} is public, and cannot be trained or tested on as well")
+            raise line.wrong(f"{line.row.dataset} is public, and cannot be trained or tested on as well")
     return FederatedData(
         clients=federated,
-        tests={name: _test_set(path, name, parts) for name, parts in tests.items()},
+        tests={name: _test_set(name, parts) for name, parts in tests.items()},
         unseen=tuple(name for name in tests if name not in trained),
         public=_split(public) if public else None,
         public_name=public[0].row.dataset if public else None,
@@ -191,12 +165,12 @@ def read_manifest(path: Path) -> FederatedData:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a manifest; see :func:`read_manifest`, which also looks whether they fit together."""
+    """Return the rows of a manifest, each checked alone; :func:`read_manifest` checks that they fit together."""
     return [line.row for line in _read_lines(path)]
 
 
 def domains_of(federated: FederatedData) -> list[Domain]:
-    """Return the data sets of a federation, for pictures; who trains on several data sets at once is not in them."""
+    """Return the data sets of a federation, for pictures, without clients of several data sets."""
     domains = []
     for name, test in federated.tests.items():
         trains = [client.train for client in federated.clients if client.tests == (name,)]
@@ -218,7 +192,11 @@ def _read_lines(path: Path) -> list[_Line]:
             if reader.line_num == 1 and fields != list(Row._fields):
                 raise DataError(f"{path}: line 1 is not {','.join(Row._fields)}; write one with fedsim data manifest")
             if reader.line_num > 1:
-                lines.append(_Line(reader.line_num, _row(path, reader.line_num, folder, fields)))
+                if rule := _broken_rule(fields):
+                    raise DataError(f"{path}: line {reader.line_num}: {rule}")
+                file, pid, cam, *rest = fields
+                row = Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
+                lines.append(_Line(path, reader.line_num, row))
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
     if not lines:
@@ -226,16 +204,8 @@ def _read_lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _row(path: Path, number: int, folder: Path, fields: list[str]) -> Row:
-    rule = _broken_rule(fields)
-    if rule:
-        raise DataError(f"{path}: line {number}: {rule}")
-    file, pid, cam, *rest = fields
-    return Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
-
-
 def _broken_rule(fields: list[str]) -> str | None:
-    """Return what is wrong with one line, looked at alone."""
+    """Return the rule that a line breaks on its own."""
     if len(fields) != len(Row._fields):
         return f"has {len(fields)} fields instead of {len(Row._fields)}"
     file, pid, cam, dataset, client, part = fields
@@ -253,10 +223,6 @@ def _broken_rule(fields: list[str]) -> str | None:
     return next((rule for is_broken, rule in rules if is_broken), None)
 
 
-def _wrong(path: Path, line: _Line, rule: str) -> DataError:
-    return DataError(f"{path}: line {line.number}: {rule}")
-
-
 def _split(lines: Sequence[_Line]) -> Split:
     return Split(
         ImageFiles([line.row.path for line in lines]),
@@ -265,75 +231,73 @@ def _split(lines: Sequence[_Line]) -> Split:
     )
 
 
-def _client(path: Path, name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
+def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
     if "train" not in parts:
-        raise _wrong(path, next(iter(parts.values()))[0], f"client {name} has no training images")
+        raise next(iter(parts.values()))[0].wrong(f"client {name} has no training images")
     train = _split(parts["train"])
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
-    if len(data_sets) == 1:  # who trains on several ones has other numbers for their people
-        _check_new(path, parts["train"], tests.get(data_sets[0], {}))
+    if len(data_sets) == 1:  # a client of several ones has other numbers for their people
+        _check_new(parts["train"], tests.get(data_sets[0], {}))
     labels = np.searchsorted(train.identities, train.pids).astype(np.int64)
-    return ClientData(name, train, labels, _validation(path, parts), tuple(n for n in data_sets if n in tests))
+    return ClientData(name, train, labels, _validation(parts), tuple(n for n in data_sets if n in tests))
 
 
-def _check_new(path: Path, trained: Sequence[_Line], test: _Parts) -> None:
-    """Test identities must be new; in a gallery from which no queries are drawn, others may be."""
-    is_pool = "query" not in test
-    people = {line.row.pid for line in test.get("gallery" if is_pool else "query", []) if line.row.pid > 0}
+def _check_new(trained: Sequence[_Line], test: _Parts) -> None:
+    """Queries, or a gallery that splits draw them from, must not show training identities."""
+    people = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
     for line in trained:
         if line.row.pid in people:
-            raise _wrong(path, line, f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
+            raise line.wrong(f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
 
 
-def _validation(path: Path, parts: _Parts) -> RetrievalSet | None:
+def _validation(parts: _Parts) -> RetrievalSet | None:
     query, gallery = (parts.get(name, []) for name in ("val_query", "val_gallery"))
     if not query and not gallery:
         return None
     if not query or not gallery:
-        raise _wrong(path, (query or gallery)[0], "a client needs both val_query and val_gallery, or neither")
-    own = _positions(path, query, gallery)
+        raise (query or gallery)[0].wrong("a client needs both val_query and val_gallery, or neither")
+    own = _positions(query, gallery)
     if -1 not in own:
         return RetrievalSet(_split(query), _split(gallery), own)
     if (own >= 0).any():
-        line = query[int(np.flatnonzero(own < 0)[0])]
-        raise _wrong(path, line, "this query is not in val_gallery, and others are; list all of them there, or none")
+        rule = "this query is not in val_gallery, and others are; list all of them there, or none"
+        raise query[own.tolist().index(-1)].wrong(rule)
     return RetrievalSet(_split(query), _split(gallery))
 
 
-def _test_set(path: Path, name: str, parts: _Parts) -> RetrievalSet:
+def _test_set(name: str, parts: _Parts) -> RetrievalSet:
     gallery = parts.get("gallery")
     if gallery is None:
-        raise _wrong(path, next(iter(parts.values()))[0], f"{name} has no gallery")
+        raise next(iter(parts.values()))[0].wrong(f"{name} has no gallery")
     numbered = len(parts) - 1 - ("query" in parts)
     if ("query" in parts) == (numbered > 0):
-        raise _wrong(path, gallery[0], f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
+        raise gallery[0].wrong(f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
     splits = tuple(
-        GallerySplit(*(_in_pool(path, name, parts, f"{part} {number}") for part in ("query", "gallery")))
+        GallerySplit(*(_in_pool(name, parts, f"{part} {number}") for part in ("query", "gallery")))
         for number in range((numbered + 1) // 2)
     )
     return RetrievalSet(_split(parts.get("query", [])), _split(gallery), splits=splits)
 
 
-def _in_pool(path: Path, name: str, parts: _Parts, part: str) -> Index:
-    """Return where the images of one side of a split stand in the gallery."""
+def _in_pool(name: str, parts: _Parts, part: str) -> Index:
+    """Return the positions in the gallery of one part of a split."""
     pool = parts["gallery"]
     if part not in parts:
-        raise _wrong(path, pool[0], f"{name} has no rows with the part {part}; splits are numbered from 0 on")
-    found = _positions(path, parts[part], pool)
+        raise pool[0].wrong(f"{name} has no rows with the part {part}; splits are numbered from 0 on")
+    found = _positions(parts[part], pool)
     if -1 in found:
-        line = parts[part][int(np.flatnonzero(found < 0)[0])]
-        raise _wrong(path, line, f"this image of {part} is not in the gallery of {name}")
+        raise parts[part][found.tolist().index(-1)].wrong(f"this image of {part} is not in the gallery of {name}")
     return found
 
 
-def _positions(path: Path, lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
-    """Return where images stand in a gallery, by their paths; -1: nowhere."""
+def _positions(lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
+    """Return the positions of images in a gallery, by their paths; -1: absent."""
     position: dict[Path, int] = {}
     for place, line in enumerate(gallery):
         if position.setdefault(line.row.path, place) != place:
-            raise _wrong(path, line, f"{line.row.path.name} is in this {line.row.part} twice")
+            raise line.wrong(f"{line.row.path.name} is in this {line.row.part} twice")
     found = np.array([position.get(line.row.path, -1) for line in lines], dtype=np.int64)
     for line, place in zip(lines, found, strict=True):
         if place >= 0 and gallery[place].row[1:3] != line.row[1:3]:
-            raise _wrong(path, line, f"pid or cam differ from line {gallery[place].number}, which is the same image")
+            raise line.wrong(f"pid or cam differ from line {gallery[place].number}, which is the same image")
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split
-from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.listing import Label, named, read_folder
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
 __all__ = ["MarketFolders", "check_identities", "read_market_domain", "write_market_splits"]
@@ -26,28 +27,25 @@ _CAMERA_EXAMPLE = "c1_001051.jpg"
 
 
 class MarketFolders(ReIDSource):
-    """Every folder of ``root`` with ``query``, ``bounding_box_test`` and maybe ``bounding_box_train``, or ``root``.
+    """Data sets in the layout of Market-1501: ``query``, ``bounding_box_test`` and maybe ``bounding_box_train``.
 
     A data set with a file ``splits.json`` (written by ``fedsim data splits``) needs no ``query`` folder: it is scored
-    on random splits of ``bounding_box_test``.
+    on random splits of ``bounding_box_test``. Without training images it is test-only.
 
     File names start with identity and camera: ``0001_c1s1_001051_00.jpg`` is identity 1, camera 1 (stored from 0).
-    Identity -1 marks junk images and 0 distractors, as in Market-1501, whose official counts are 751 identities /
-    12,936 images for training, 3,368 queries and 19,732 gallery files. A folder without training images is tested on
-    only. Files, identities and data sets are sorted by name, so label maps are the same everywhere.
+    Identity -1 marks junk images and 0 distractors. Files, identities and data sets are sorted by name, so labels are
+    the same everywhere.
 
     Args:
         root: the folder of one data set, or of several.
-        names: which data sets, in this order; null takes all, sorted.
-        unlabelled: training images show nobody in particular: of their names only the camera is read, which is the
-            number after the first ``c`` that begins a part (``c3_0001.jpg``, ``-1_c3s1_0001.jpg``). Clients then need
+        names: of the data sets, in this order; null takes all, sorted.
+        unlabelled: identities of training images are unknown. Only the camera is read from their names: the number
+            after the first ``c`` that begins a part (``c3_0001.jpg``, ``-1_c3s1_0001.jpg``). Clients then need
             ``model.client.cluster``, and ``data.val`` must be none.
     """
 
     def __init__(self, root: str, names: list[str] | None = None, unlabelled: bool = False) -> None:
-        self.root = Path(root).expanduser()
-        self.names = names
-        self.unlabelled = unlabelled
+        self.root, self.names, self.unlabelled = Path(root).expanduser(), names, unlabelled
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
@@ -69,69 +67,39 @@ class MarketFolders(ReIDSource):
 
 
 def _is_data_set(folder: Path) -> bool:
-    return (folder / QUERY).is_dir() or (folder / GALLERY).is_dir() or (folder / TRAIN).is_dir()
+    return any((folder / part).is_dir() for part in (TRAIN, QUERY, GALLERY))
 
 
 def read_market_domain(
-    folder: Path,
-    name: str | None = None,
-    pattern: str = _NAME,
-    expected: str = _EXAMPLE,
-    label: Callable[[re.Match[str]], Label] | None = None,
-    unlabelled: bool = False,
-) -> Domain:
-    """List a data set in this layout.
+    folder: Path, name: str | None = None, pattern: str = _NAME, expected: str = _EXAMPLE,
+    label: Callable[[re.Match[str]], Label] = named, unlabelled: bool = False,
+) -> Domain:  # fmt: skip
+    """List a data set in this layout; raise DataError naming the folder or file at fault and the rule.
 
-    Args:
-        folder: of the data set.
-        name: of the domain; None: that of the folder.
-        pattern: see :func:`fedsim.data.listing.label_images`.
-        expected: see there.
-        label: see there.
-        unlabelled: see :class:`MarketFolders`.
-
-    Raises:
-        DataError: naming the folder or file at fault and the rule.
+    ``name``: of the domain, by default that of the folder. ``unlabelled``: see :class:`MarketFolders`. The others: see
+    :func:`fedsim.data.listing.label_images`.
     """
-
-    def read(part: str) -> Split:
-        return label_images(list_images(folder / part, expected), pattern, expected, label)
-
+    read = partial(read_folder, pattern=pattern, expected=expected, label=label)
     train = None
     if unlabelled and (folder / TRAIN).is_dir():
-        train = label_images(list_images(folder / TRAIN, _CAMERA_EXAMPLE), _CAMERA, _CAMERA_EXAMPLE, _nobody)
+        train = read_folder(folder / TRAIN, _CAMERA, _CAMERA_EXAMPLE)
     elif (folder / TRAIN).is_dir():
-        train = _without_junk(folder / TRAIN, read(TRAIN))
-    gallery = read(GALLERY)
+        train = _without_junk(folder / TRAIN, read(folder / TRAIN))
+    gallery = read(folder / GALLERY)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
         _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), (TRAIN, GALLERY))
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
-    query = read(QUERY)
+    query = read(folder / QUERY)
     check_identities(folder, train, query, gallery)
     return Domain(name, train, query, gallery)
 
 
 def check_identities(
-    folder: Path,
-    train: Split | None,
-    query: Split,
-    gallery: Split,
-    parts: tuple[str, str, str] = (TRAIN, QUERY, GALLERY),
+    folder: Path, train: Split | None, query: Split, gallery: Split, parts: Sequence[str] = (TRAIN, QUERY, GALLERY)
 ) -> None:
-    """Check that queries can be found, and that test identities are new.
-
-    Args:
-        folder: of the data set.
-        train: its training images, if there are any.
-        query: its queries.
-        gallery: its gallery.
-        parts: names of these three, for messages.
-
-    Raises:
-        DataError: naming folder, identity and rule.
-    """
+    """Raise DataError unless every query has a match and test identities are new; ``parts`` names the sub-folders."""
     lonely = np.setdiff1d(query.pids, gallery.pids)
     if len(lonely):
         raise DataError(
@@ -149,16 +117,8 @@ def _check_new(folder: Path, train: Split | None, test: Split, parts: tuple[str,
 
 
 def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[GallerySplit]]:
-    """Draw splits of ``bounding_box_test`` and write them beside it.
-
-    Args:
-        folder: of the data set.
-        options: see :func:`fedsim.data.splits.draw_splits`.
-
-    Returns:
-        (the file, the splits).
-    """
-    pool = label_images(list_images(folder / GALLERY, _EXAMPLE), _NAME, _EXAMPLE)
+    """Draw splits of ``bounding_box_test`` by :func:`fedsim.data.splits.draw_splits`; return (their file, splits)."""
+    pool = read_folder(folder / GALLERY, _NAME, _EXAMPLE)
     splits = draw_splits(pool.pids, pool.camids, **options)
     write_splits(folder / SPLITS, splits, _names(pool))
     return folder / SPLITS, splits
@@ -167,10 +127,6 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
 def _names(split: Split) -> list[str]:
     assert isinstance(split.images, ImageFiles)
     return [path.name for path in split.images.paths]
-
-
-def _nobody(match: re.Match[str]) -> Label:
-    return Label(0, int(match["cam"]) - 1)
 
 
 def _without_junk(folder: Path, split: Split) -> Split:

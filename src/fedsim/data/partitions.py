@@ -1,4 +1,4 @@
-"""Ways to divide one data set's training images among several clients."""
+"""Division of one data set's training images among several clients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Index, Split
@@ -19,7 +20,7 @@ _SHARDS = 2
 
 
 class Part(NamedTuple):
-    """What one client gets."""
+    """The share of one client."""
 
     name: str
     """added to the data set's name"""
@@ -33,22 +34,17 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     ``by_camera``: each camera is a client (paper 003). ``by_identity``: identities are dealt out in equal numbers
     (paper 003). ``iid``: images are dealt out at random. ``dirichlet``: each identity's images are dealt out in
     proportions drawn from a Dirichlet distribution (Hsu et al., 2019). ``shards``: images sorted by identity are cut
-    into two shards per client (McMahan et al., 2017). Random choices depend on the data set's name alone.
+    into two shards per client (McMahan et al., 2017).
 
-    Args:
-        data_set: its name, the key of random choices.
-        train: its training images.
-        how: see above.
-        parts: number of clients, where that is open.
-        alpha: of ``dirichlet``; small values give each identity to few clients.
+    ``parts`` is the number of clients, except for ``by_camera``. Small values of ``alpha``, of ``dirichlet``, give each
+    identity to few clients. The data set's name is the key of random choices.
 
     Raises:
         ConfigError: if a client would have no image.
     """
     if how == "by_camera":
         return [Part(f"cam{camera + 1}", np.flatnonzero(train.camids == camera)) for camera in np.unique(train.camids)]
-    if parts < 1:
-        raise ConfigError(f"data.parts: {parts} is less than 1")
+    at_least("data", 1, parts=parts)
     rng = numpy_generator("partition", data_set, how)
     if how == "by_identity":
         owner = _deal_identities(train, parts, rng)
@@ -61,12 +57,9 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     else:
         raise ConfigError(f"data.partition: {how} does not divide a data set")
     found = [Part(f"part{number + 1}", np.flatnonzero(owner == number)) for number in range(parts)]
-    for part in found:
-        if not len(part.images):
-            raise ConfigError(
-                f"data.parts: {how} leaves {data_set}-{part.name} without images; use fewer parts"
-                + (" or a larger data.alpha" if how == "dirichlet" else "")
-            )
+    if empty := [part.name for part in found if not len(part.images)]:
+        hint = " or a larger data.alpha" if how == "dirichlet" else ""
+        raise ConfigError(f"data.parts: {how} leaves {data_set}-{empty[0]} without images; use fewer parts{hint}")
     return found
 
 
@@ -79,8 +72,7 @@ def _deal_identities(train: Split, parts: int, rng: np.random.Generator) -> Inde
 
 
 def _deal_by_dirichlet(train: Split, parts: int, alpha: float, rng: np.random.Generator) -> Index:
-    if not alpha > 0:
-        raise ConfigError(f"data.alpha: {alpha} is not positive")
+    positive("data", alpha=alpha)
     owner = np.empty(len(train), dtype=np.int64)
     for pid in train.identities:
         images = rng.permutation(np.flatnonzero(train.pids == pid))

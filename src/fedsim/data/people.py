@@ -1,10 +1,10 @@
 """Drawing pedestrians: pure functions from uniform random numbers to pixels.
 
-A person stands in a canvas of height 1 and width 1/2, feet near y = 0.95. Every quantity is drawn from named uniform
-numbers in [0, 1): one set per identity (what re-ID must recognise), one per camera (what it must ignore), one per shot.
+A person stands in a canvas of height 1 and width 1/2, feet near y = 0.95. Every quantity depends on named uniform
+numbers in [0, 1): one set per identity (for re-ID to recognise), one per camera (for re-ID to ignore), one per shot.
 
-Only + - * / sqrt, comparisons and floor are used, each rounded correctly by IEEE 754, and no library reduction: so the
-pixels are the same on every machine. B images, H x W pixels.
+The only operations are + - * / sqrt, comparisons and floor, which IEEE 754 rounds correctly, without reductions of a
+library: so the pixels are the same on every machine. B images, H x W pixels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ __all__ = ["CAMERA", "IDENTITY", "SHOT", "draw_people"]
 
 Floats = NDArray[np.floating[Any]]
 Uniforms = Mapping[str, Floats]
+Point = tuple[Floats, Floats]
 
 IDENTITY = (
     "height", "build", "skin", "hair", "hair_tone", "hair_style",
@@ -26,24 +27,24 @@ IDENTITY = (
     "legs_hue", "legs_sat", "legs_val", "legs_kind", "shoe_val", "shoe_hue",
     "bag", "bag_hue", "bag_val", "gait",
 )  # fmt: skip
-"""What a person is: one uniform number each."""
+"""Properties of a person: one uniform number each."""
 
 CAMERA = (
     "wall_hue", "wall_sat", "wall_val", "floor_hue", "floor_val", "horizon", "cast_r", "cast_g", "cast_b", "light",
     "contrast", "haze", "side_light", "zoom", "blur", "post_x", "post_w", "post_val", "box_x", "box_y", "box_w",
     "box_h", "box_hue", "box_val", "tiles",
 )  # fmt: skip
-"""What a camera sees and how."""
+"""Properties of a camera and its scene."""
 
 SHOT = (
     "x", "y", "zoom", "turn", "facing", "stride", "swing", "lean", "light", "cast", "occluder", "occ_x", "occ_y",
     "occ_val", "drift", "noise",
 )  # fmt: skip
-"""What differs from one picture to the next."""
+"""Properties of a single picture."""
 
 
 def draw_people(identity: Uniforms, camera: Uniforms, shot: Uniforms, noise: Floats, factor: int) -> NDArray[np.uint8]:
-    """Draw B pedestrians.
+    """Draw B pedestrians: uint8 [B, 3, factor * H, factor * W], RGB.
 
     Args:
         identity: name in :data:`IDENTITY` -> [B] uniform numbers.
@@ -51,16 +52,15 @@ def draw_people(identity: Uniforms, camera: Uniforms, shot: Uniforms, noise: Flo
         shot: name in :data:`SHOT` -> [B].
         noise: [B, H, W] uniform numbers: sensor noise. Its shape sets the size of the drawing.
         factor: pixels of the result per drawn pixel, along both axes (2 = half resolution).
-
-    Returns:
-        uint8 [B, 3, factor * H, factor * W], RGB.
     """
     canvas = _Canvas(len(noise), *noise.shape[1:])
     _draw_background(canvas, camera, shot)
-    _draw_person(canvas, _Body(canvas, identity, camera, shot), identity, shot)
+    _draw_person(_Body(canvas, identity, camera, shot), identity, shot)
     _draw_occluder(canvas, shot)
     pixels = _take_photo(canvas.pixels, camera, shot, noise)
-    return (_enlarge(pixels, factor) * np.float32(255)).astype(np.uint8)
+    if factor > 1:
+        pixels = _box3(_box3(pixels.repeat(factor, axis=2).repeat(factor, axis=3), 2), 3)
+    return (pixels * np.float32(255)).astype(np.uint8)
 
 
 class _Canvas:
@@ -100,83 +100,84 @@ class _Body:
         self.turn = np.where(shot["turn"] < 0.5, -1, 1).astype(np.float32)
         self.back = shot["facing"] < 0.4
         self.side = (shot["facing"] >= 0.4) & (shot["facing"] < 0.65)
+        self.canvas = canvas
         lean = _f32(0.06 * (shot["lean"] - 0.5))
-        v = (canvas.y - _b(self.feet)) / _b(self.scale) + np.float32(0.95)
-        self.v = v
+        self.v = v = (canvas.y - _b(self.feet)) / _b(self.scale) + np.float32(0.95)
         self.u = ((canvas.x - _b(self.centre)) / _b(self.scale) - _b(lean) * (np.float32(0.95) - v)) * _b(self.turn)
 
-    def limb(self, canvas: _Canvas, rows: slice, start: tuple[Floats, Floats], end: tuple[Floats, Floats],
-             radii: tuple[Floats, Floats]) -> Floats:  # fmt: skip
-        """Coverage of a capsule whose radius goes from one end's to the other's."""
+    def limb(
+        self, rows: slice, start: Point, end: Point, radii: Point, colour: Floats, shown: Floats | None = None
+    ) -> None:
+        """Paint a capsule with a radius at each end, where ``shown`` [B, 1, 1] is 1."""
         u, v = self.u[:, rows], self.v[:, rows]
         du, dv = _b(end[0] - start[0]), _b(end[1] - start[1])
         pu, pv = u - _b(start[0]), v - _b(start[1])
         t = np.clip((pu * du + pv * dv) / (du * du + dv * dv + np.float32(1e-6)), 0, 1)
         du, dv = pu - t * du, pv - t * dv
         radius = _b(radii[0]) + t * _b(radii[1] - radii[0])
-        return canvas.coverage((radius - np.sqrt(du * du + dv * dv)) * _b(self.scale))
+        cover = self.canvas.coverage((radius - np.sqrt(du * du + dv * dv)) * _b(self.scale))
+        self.canvas.paint(rows, cover if shown is None else cover * shown, colour)
 
-    def ellipse(self, canvas: _Canvas, rows: slice, centre: tuple[Floats, Floats],
-                radii: tuple[Floats, Floats]) -> Floats:  # fmt: skip
-        """Coverage of an upright ellipse."""
+    def ellipse(self, rows: slice, centre: Point, radii: Point) -> Floats:
+        """Return the coverage of an upright ellipse."""
         eu = (self.u[:, rows] - _b(centre[0])) / _b(radii[0])
         ev = (self.v[:, rows] - _b(centre[1])) / _b(radii[1])
         smaller = np.minimum(radii[0], radii[1])
-        return canvas.coverage((1 - np.sqrt(eu * eu + ev * ev)) * _b(smaller * self.scale))
+        return self.canvas.coverage((1 - np.sqrt(eu * eu + ev * ev)) * _b(smaller * self.scale))
 
 
-def _draw_person(canvas: _Canvas, body: _Body, identity: Uniforms, shot: Uniforms) -> None:
+def _draw_person(body: _Body, identity: Uniforms, shot: Uniforms) -> None:
     skin = _skin(identity)
     stride = _f32((shot["stride"] - 0.5) * (0.1 + 0.12 * identity["gait"]))
     swing = _f32((shot["swing"] - 0.5) * 0.16)
     rucksack = (identity["bag"] >= 0.35) & (identity["bag"] < 0.65)
     bag_colour = _colour(identity["bag_hue"], 0.7, 0.15 + 0.7 * identity["bag_val"])
-    _draw_legs(canvas, body, identity, stride, skin)
-    _draw_arm(canvas, body, identity, swing, skin, side=-1)
-    _draw_bag(canvas, body, rucksack & body.side, bag_colour, (-0.075, 0.33), (0.042, 0.085))
-    _draw_torso(canvas, body, identity)
-    _draw_bag(canvas, body, rucksack & body.back, bag_colour, (0.0, 0.33), (0.06, 0.09))
-    _draw_head(canvas, body, identity, skin)
-    _draw_arm(canvas, body, identity, -swing, skin, side=1)
+    _draw_legs(body, identity, stride, skin)
+    _draw_arm(body, identity, swing, skin, side=-1)
+    _draw_bag(body, rucksack & body.side, bag_colour, (-0.075, 0.33), (0.042, 0.085))
+    _draw_torso(body, identity)
+    _draw_bag(body, rucksack & body.back, bag_colour, (0.0, 0.33), (0.06, 0.09))
+    _draw_head(body, identity, skin)
+    _draw_arm(body, identity, -swing, skin, side=1)
     handbag = identity["bag"] >= 0.65
-    _draw_bag(canvas, body, handbag, bag_colour, (0.115, 0.56), (0.042, 0.05))
-    _draw_strap(canvas, body, (handbag & (identity["bag"] < 0.82)) | (rucksack & ~body.back), bag_colour)
+    _draw_bag(body, handbag, bag_colour, (0.115, 0.56), (0.042, 0.05))
+    has_strap, zero = (handbag & (identity["bag"] < 0.82)) | (rucksack & ~body.back), _f32(0 * body.width)
+    ends = (-0.05 * body.width, zero + 0.2), (0.09 * body.width, zero + 0.5)
+    strap_colour = bag_colour * np.float32(0.8)
+    body.limb(body.canvas.rows(0.12, 0.7), *ends, (zero + 0.008, zero + 0.008), strap_colour, _b(has_strap))
 
 
-def _draw_legs(canvas: _Canvas, body: _Body, identity: Uniforms, stride: Floats, skin: Floats) -> None:
+def _draw_legs(body: _Body, identity: Uniforms, stride: Floats, skin: Floats) -> None:
     cloth = _colour(identity["legs_hue"], 0.75 * identity["legs_sat"], 0.12 + 0.65 * identity["legs_val"])
     shoe = _colour(identity["shoe_hue"], 0.4, 0.08 + 0.85 * identity["shoe_val"] * identity["shoe_val"])
     shorts, skirt = identity["legs_kind"] < 0.2, identity["legs_kind"] > 0.8
     thick = 0.036 * body.width
-    rows, knee, foot = canvas.rows(0.42, 1.0), _f32(0.72 + 0 * stride), _f32(0.925 + 0 * stride)
+    rows, knee, foot = body.canvas.rows(0.42, 1.0), _f32(0.72 + 0 * stride), _f32(0.925 + 0 * stride)
     for sign, shade in ((-1.0, 0.82), (1.0, 1.0)):
         hip = 0.028 * body.width * sign
         ankle_u, knee_u = hip + sign * stride, hip + 0.6 * sign * stride + 0.012
         bare = (shorts | skirt)[:, None]
         calf = np.where(bare, skin, cloth) * np.float32(shade)
-        canvas.paint(rows, body.limb(canvas, rows, (knee_u, knee), (ankle_u, foot), (0.85 * thick, 0.6 * thick)), calf)
-        canvas.paint(rows, body.limb(canvas, rows, (hip, knee * 0 + 0.5), (knee_u, knee), (1.2 * thick, 0.9 * thick)),
-                     cloth * np.float32(shade))  # fmt: skip
-        toe = (ankle_u + 0.03, foot + 0.018)
-        canvas.paint(
-            rows, body.limb(canvas, rows, (ankle_u - 0.008, foot + 0.016), toe, (0.55 * thick, 0.5 * thick)), shoe
-        )
+        body.limb(rows, (knee_u, knee), (ankle_u, foot), (0.85 * thick, 0.6 * thick), calf)
+        body.limb(rows, (hip, knee * 0 + 0.5), (knee_u, knee), (1.2 * thick, 0.9 * thick), cloth * np.float32(shade))
+        heel, toe = (ankle_u - 0.008, foot + 0.016), (ankle_u + 0.03, foot + 0.018)
+        body.limb(rows, heel, toe, (0.55 * thick, 0.5 * thick), shoe)
     v, u = body.v[:, rows], body.u[:, rows]
     flare = _b(0.05 * body.width) + (v - np.float32(0.48)) * np.float32(0.22)
     cover = np.minimum(flare - np.abs(u), np.minimum(v - np.float32(0.46), np.float32(0.7) - v))
-    canvas.paint(rows, canvas.coverage(cover * _b(body.scale)) * _b(skirt.astype(np.float32)), cloth)
+    body.canvas.paint(rows, body.canvas.coverage(cover * _b(body.scale)) * _b(skirt), cloth)
 
 
-def _draw_torso(canvas: _Canvas, body: _Body, identity: Uniforms) -> None:
+def _draw_torso(body: _Body, identity: Uniforms) -> None:
     coat = _f32(0.52 + 0.1 * (identity["coat"] > 0.75))
-    rows = canvas.rows(0.12, 0.8)
+    rows = body.canvas.rows(0.12, 0.8)
     v, u = body.v[:, rows], body.u[:, rows]
     shoulder, waist = 0.088 * body.width, 0.066 * body.width
     down = np.clip((v - np.float32(0.2)) / np.float32(0.35), 0, 1)
     half = _b(shoulder) + down * _b(waist - shoulder)
     rounded = np.clip((np.float32(0.24) - v) * np.float32(1.6), 0, 1)
     cover = np.minimum(half - np.abs(u) - rounded, np.minimum(v - np.float32(0.185), _b(coat) - v))
-    canvas.paint(rows, canvas.coverage(cover * _b(body.scale)), _top_colours(u, v, identity))
+    body.canvas.paint(rows, body.canvas.coverage(cover * _b(body.scale)), _top_colours(u, v, identity))
 
 
 def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
@@ -195,60 +196,46 @@ def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
     return result
 
 
-def _draw_arm(canvas: _Canvas, body: _Body, identity: Uniforms, swing: Floats, skin: Floats, side: int) -> None:
+def _draw_arm(body: _Body, identity: Uniforms, swing: Floats, skin: Floats, side: int) -> None:
     shade = np.float32(0.85 if side < 0 else 0.93)
     sleeve = _top(identity) * shade
     lower = np.where((identity["sleeve"] < 0.35)[:, None], skin, sleeve)
     shoulder = side * 0.085 * body.width
     elbow, hand = shoulder + side * 0.018 + 0.4 * swing, shoulder + side * 0.022 + swing
-    rows, zero, thick = canvas.rows(0.12, 0.75), _f32(0 * swing), 0.024 * body.width
-    canvas.paint(
-        rows, body.limb(canvas, rows, (elbow, zero + 0.37), (hand, zero + 0.5), (0.9 * thick, 0.8 * thick)), lower
-    )
-    canvas.paint(
-        rows, body.limb(canvas, rows, (shoulder, zero + 0.225), (elbow, zero + 0.37), (thick, 0.9 * thick)), sleeve
-    )
-    canvas.paint(rows, body.ellipse(canvas, rows, (hand, zero + 0.525), (0.8 * thick, 1.1 * thick)), skin)
+    rows, zero, thick = body.canvas.rows(0.12, 0.75), _f32(0 * swing), 0.024 * body.width
+    body.limb(rows, (elbow, zero + 0.37), (hand, zero + 0.5), (0.9 * thick, 0.8 * thick), lower)
+    body.limb(rows, (shoulder, zero + 0.225), (elbow, zero + 0.37), (thick, 0.9 * thick), sleeve)
+    body.canvas.paint(rows, body.ellipse(rows, (hand, zero + 0.525), (0.8 * thick, 1.1 * thick)), skin)
 
 
-def _draw_head(canvas: _Canvas, body: _Body, identity: Uniforms, skin: Floats) -> None:
+def _draw_head(body: _Body, identity: Uniforms, skin: Floats) -> None:
     hair = _hair(identity)
-    style, rows = identity["hair_style"], canvas.rows(0.0, 0.42)
+    style, rows = identity["hair_style"], body.canvas.rows(0.0, 0.42)
     zero = _f32(0 * style)
-    canvas.paint(
-        rows, body.limb(canvas, rows, (zero, zero + 0.15), (zero, zero + 0.2), (zero + 0.02, zero + 0.024)), skin
-    )
-    long_hair = _b(((style > 0.55) & (style <= 0.85)).astype(np.float32))
-    fall = body.ellipse(canvas, rows, (zero - 0.008, zero + 0.16), (zero + 0.05, zero + 0.085))
-    canvas.paint(rows, fall * long_hair, hair)
-    canvas.paint(rows, body.ellipse(canvas, rows, (zero, zero + 0.12), (zero + 0.037, zero + 0.052)), skin)
-    behind = _b(body.back.astype(np.float32))
+    body.limb(rows, (zero, zero + 0.15), (zero, zero + 0.2), (zero + 0.02, zero + 0.024), skin)
+    long_hair = _b((style > 0.55) & (style <= 0.85))
+    fall = body.ellipse(rows, (zero - 0.008, zero + 0.16), (zero + 0.05, zero + 0.085))
+    body.canvas.paint(rows, fall * long_hair, hair)
+    body.canvas.paint(rows, body.ellipse(rows, (zero, zero + 0.12), (zero + 0.037, zero + 0.052)), skin)
+    behind = _b(body.back)
     sideways = _f32(np.where(body.side, -0.014, 0.0))
-    bald = _b((style > 0.93).astype(np.float32))
+    bald = _b(style > 0.93)
     cap_v = zero + np.where(body.back, 0.11, 0.088).astype(np.float32)
-    cap = body.ellipse(canvas, rows, (sideways, cap_v), (zero + 0.041, zero + np.float32(0.034) + 0.02 * body.back))
-    canvas.paint(rows, cap * (1 - bald * (1 - np.float32(0.2) * behind)), hair)
-    covered = fall * long_hair * behind
-    canvas.paint(rows, covered, hair)
-    hat = _b(((style > 0.85) & (style <= 0.93)).astype(np.float32))
-    canvas.paint(rows, body.ellipse(canvas, rows, (zero + 0.006, zero + 0.085), (zero + 0.05, zero + 0.028)) * hat,
+    cap = body.ellipse(rows, (sideways, cap_v), (zero + 0.041, zero + np.float32(0.034) + 0.02 * body.back))
+    body.canvas.paint(rows, cap * (1 - bald * (1 - np.float32(0.2) * behind)), hair)
+    body.canvas.paint(rows, fall * long_hair * behind, hair)
+    hat = _b((style > 0.85) & (style <= 0.93))
+    body.canvas.paint(rows, body.ellipse(rows, (zero + 0.006, zero + 0.085), (zero + 0.05, zero + 0.028)) * hat,
                  _colour(identity["bag_hue"], 0.8, 0.25 + 0.6 * identity["top_val"]))  # fmt: skip
 
 
-def _draw_bag(canvas: _Canvas, body: _Body, worn: NDArray[np.bool_], colour: Floats, centre: tuple[float, float],
+def _draw_bag(body: _Body, worn: NDArray[np.bool_], colour: Floats, centre: tuple[float, float],
               radii: tuple[float, float]) -> None:  # fmt: skip
-    rows, zero = canvas.rows(centre[1] - 0.2, centre[1] + 0.25), _f32(0 * body.width)
+    rows, zero = body.canvas.rows(centre[1] - 0.2, centre[1] + 0.25), _f32(0 * body.width)
     eu = np.abs(body.u[:, rows] - _b(centre[0] * body.width)) - np.float32(radii[0])
     ev = np.abs(body.v[:, rows] - _b(zero + centre[1])) - np.float32(radii[1])
-    cover = canvas.coverage(-np.maximum(eu, ev) * _b(body.scale))
-    canvas.paint(rows, cover * _b(worn.astype(np.float32)), colour)
-
-
-def _draw_strap(canvas: _Canvas, body: _Body, worn: NDArray[np.bool_], colour: Floats) -> None:
-    rows, zero = canvas.rows(0.12, 0.7), _f32(0 * body.width)
-    strap = body.limb(canvas, rows, (-0.05 * body.width, zero + 0.2), (0.09 * body.width, zero + 0.5),
-                      (zero + 0.008, zero + 0.008))  # fmt: skip
-    canvas.paint(rows, strap * _b(worn.astype(np.float32)), colour * np.float32(0.8))
+    cover = body.canvas.coverage(-np.maximum(eu, ev) * _b(body.scale))
+    body.canvas.paint(rows, cover * _b(worn), colour)
 
 
 def _draw_background(canvas: _Canvas, camera: Uniforms, shot: Uniforms) -> None:
@@ -312,14 +299,7 @@ def _box3(pixels: Floats, axis: int) -> Floats:
     return mean
 
 
-def _enlarge(pixels: Floats, factor: int) -> Floats:
-    if factor == 1:
-        return pixels
-    large = pixels.repeat(factor, axis=2).repeat(factor, axis=3)
-    return _box3(_box3(large, 2), 3)
-
-
-def _b(values: Floats) -> Floats:
+def _b(values: Floats | NDArray[np.bool_]) -> Floats:
     """Shape [B] -> [B, 1, 1], float32."""
     return values.astype(np.float32)[:, None, None]
 

@@ -1,4 +1,4 @@
-"""Images on their way to a model, batch by batch: out of memory, out of a mapped file, or read by worker processes."""
+"""Batches of images for a model: from memory, from a mapped file, or read by worker processes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ class Pixels(ABC):
 
     @abstractmethod
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield one batch after the other, on the device.
-
-        Args:
-            order: positions [m] int64 of each batch's images.
+        """Yield batches on the device; ``order`` has the positions [m] int64 of each batch's images.
 
         Raises:
             DataError: if an image cannot be read; the message names it.
@@ -46,20 +43,13 @@ class Pixels(ABC):
 
 
 class HeldPixels(Pixels):
-    """Images that lie decoded in memory.
-
-    Args:
-        pixels: uint8 [n, 3, H, W], on the device or in host memory.
-        device: where batches go.
-    """
+    """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches."""
 
     def __init__(self, pixels: Tensor, device: torch.device) -> None:
-        self.pixels = pixels
-        self.device = device
+        self.pixels, self.device = pixels, device
         self.num_values = pixels[0].numel() if len(pixels) else 0
 
     def __len__(self) -> int:
-        """Return n."""
         return len(self.pixels)
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -74,24 +64,20 @@ class HeldPixels(Pixels):
 
 
 class ReadPixels(Pixels):
-    """Images that are read anew for every batch.
+    """Images that are read for every batch.
 
     Args:
-        images: image files, or what lies decoded in a mapped file.
+        images: image files, or decoded images in a mapped file.
         size: height and width, pixels.
-        device: where batches go.
-        workers: processes that read ahead; 0 reads in this one, right for mapped files.
+        device: of the batches.
+        workers: processes that read ahead; 0: this process reads, best for mapped files.
     """
 
     def __init__(self, images: Images, size: Size, device: torch.device, workers: int) -> None:
-        self.images = images
-        self.size = size
-        self.device = device
-        self.workers = workers
+        self.images, self.size, self.device, self.workers = images, size, device, workers
         self.num_values = 3 * size[0] * size[1]
 
     def __len__(self) -> int:
-        """Return n."""
         return len(self.images)
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -108,23 +94,16 @@ class ReadPixels(Pixels):
 
 
 class ReadBatch(NamedTuple):
-    """Some images, and which of them could not be read."""
+    """A batch of images, with its problems."""
 
     pixels: Tensor
-    """uint8 [m, 3, H, W]; black where an image could not be read"""
+    """uint8 [m, 3, H, W]; an unreadable image is black"""
     problems: dict[int, str]
-    """position in the whole list -> why"""
+    """position in the whole list -> why the image is unreadable"""
 
 
 def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], workers: int) -> Iterator[ReadBatch]:
-    """Read batches of images, in order.
-
-    Args:
-        images: the whole list.
-        size: height and width, pixels.
-        order: positions of each batch's images.
-        workers: processes that read ahead; 0 reads in this one.
-    """
+    """Read batches of images; ``order`` has the positions of each batch's images. See :class:`ReadPixels`."""
     reader = _Reader(images, size)
     if workers == 0:
         yield from map(reader.__getitems__, order)
@@ -133,7 +112,7 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         reader,
         batch_sampler=order,  # type: ignore[arg-type] # any iterable of lists will do
         num_workers=min(workers, max(len(order), 1)),
-        collate_fn=_as_it_is,  # type: ignore[arg-type] # gets what __getitems__ returns
+        collate_fn=_unchanged,  # type: ignore[arg-type] # gets the result of __getitems__
         worker_init_fn=_leave_signals_to_the_parent,
         generator=torch.Generator(),  # else seeds for workers would be drawn from the global stream, which models use
     )
@@ -141,21 +120,17 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
 
 class _Reader(Dataset[ReadBatch]):
     def __init__(self, images: Images, size: Size) -> None:
-        self.images = images
-        self.size = size
+        self.images, self.size = images, size
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitems__(self, positions: Sequence[int]) -> ReadBatch:
-        index = np.asarray(positions, dtype=np.int64)
+        """Errors are returned, not raised: those of a worker would arrive with a traceback in their message."""
         try:
-            return ReadBatch(self.images.take(index).decode(self.size), {})
-        except DataError:
-            return self._one_by_one(index.tolist())
-
-    def _one_by_one(self, positions: list[int]) -> ReadBatch:
-        """An error is returned, not raised: from a worker it would arrive with a traceback in its message."""
+            return ReadBatch(self.images.take(np.asarray(positions, dtype=np.int64)).decode(self.size), {})
+        except DataError:  # find out which images, one by one
+            pass
         pixels = torch.zeros((len(positions), 3, *self.size), dtype=torch.uint8)
         problems = {}
         for row, position in enumerate(positions):
@@ -166,12 +141,12 @@ class _Reader(Dataset[ReadBatch]):
         return ReadBatch(pixels, problems)
 
 
-def _as_it_is(batch: ReadBatch) -> ReadBatch:
+def _unchanged(batch: ReadBatch) -> ReadBatch:
     return batch
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
-    """Ctrl-C, and schedulers, signal all processes of a run; that a worker ended would then look like a failure."""
+    """Ctrl-C and schedulers signal all processes of a run; a worker that ends then would look like a failure."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

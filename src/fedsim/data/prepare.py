@@ -1,4 +1,4 @@
-"""``fedsim data prepare``: the decoded images of a config, on the disk before the first run."""
+"""``fedsim data prepare``: decode the images of a config to the disk, before the first run."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ from tabulate import tabulate
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.decoded import DecodedFile, Wanted
 
 __all__ = ["prepare_data"]
 
 
 def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, verify: bool) -> str:
-    """Decode what runs on this data will need, as far as it has not been done.
+    """Decode the images of a config, unless they are decoded; return a table, and the unreadable images.
 
-    Args:
-        data: of a config.
-        folder: for decoded images; None: the config's.
-        workers: processes that decode.
-        verify: compare files that are there already with their checksums.
-
-    Returns:
-        a table, and the images that could not be read.
-
-    Raises:
-        ConfigError: if no folder is given.
-        DataError: if images cannot be read and the config does not skip these, or a file is damaged.
+    ``folder`` is by default the config's; ``workers`` processes decode; ``verify`` compares existing files with their
+    checksums. Raises ConfigError without a folder, and DataError for a damaged file, or for unreadable images unless
+    the config skips these.
     """
     folder = folder or data.cache_dir
     if folder is None:
@@ -42,7 +32,9 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
             decoded.verify(path)
         found = decoded.open_decoded(folder, wanted)
         assert found is not None, path
-        rows.append([*_row(wanted, found), ("verified" if verify else "was there") if was_there else "decoded"])
+        state = ("verified" if verify else "was there") if was_there else "decoded"
+        size, bad = "{}x{}".format(*wanted.size), len(found.unreadable)
+        rows.append([wanted.name, size, len(wanted.files), bad, found.pixels.nbytes / 1e6, state])
         problems += found.unreadable.values()
     if not rows:
         return "nothing to decode: the images of this config are no files"
@@ -51,13 +43,6 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
     if not problems:
         return f"{table}\n\nin {folder}"
     if data.on_corrupt == "stop":
-        raise DataError(
-            f"{'; '.join(problems[:20])}{f'; and {len(problems) - 20} more' if len(problems) > 20 else ''}; "
-            "or leave such images out with data.on_corrupt: skip"
-        )
+        more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise DataError(f"{'; '.join(problems[:20])}{more}; or leave such images out with data.on_corrupt: skip")
     return "\n".join([table, "", f"in {folder}; will be left out:", *problems])
-
-
-def _row(wanted: Wanted, found: DecodedFile) -> list[object]:
-    height, width = wanted.size
-    return [wanted.name, f"{height}x{width}", len(wanted.files), len(found.unreadable), found.pixels.nbytes / 1e6]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from fedsim.core.errors import DataError
-from fedsim.data.images import Domain, Size, Split
+from fedsim.data.images import Domain, Size, Split, turns
 
 __all__ = ["contact_sheet", "write_contact_sheet"]
 
@@ -20,11 +20,7 @@ _MARGIN = 16
 def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images: int = 4) -> Image.Image:
     """Draw one row per data set: ``identities`` people with ``images`` pictures each, of different cameras if possible.
 
-    Args:
-        domains: data sets; training images are shown, or the gallery where there are none.
-        size: height and width of one picture, pixels.
-        identities: people per row.
-        images: pictures per person.
+    Training images are shown, or the gallery if there are none. ``size``: height and width of a picture, pixels.
     """
     height, width = size
     sheet = Image.new("RGB", (identities * (images * width + 4), len(domains) * (height + _MARGIN)), "white")
@@ -32,7 +28,9 @@ def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images
     for row, domain in enumerate(domains):
         split = domain.train or domain.gallery
         top = row * (height + _MARGIN)
-        draw.text((2, top + 2), _caption(domain, split), fill="black")
+        kind = "train" if domain.train else "unseen"
+        caption = f"{domain.name} ({kind}: {len(split.identities)} identities, {len(split)} images)"
+        draw.text((2, top + 2), caption, fill="black")
         people = split.identities[split.identities > 0][:identities]
         for column, pid in enumerate(people):
             strip = _pictures(split, int(pid), images, size)
@@ -41,11 +39,7 @@ def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images
 
 
 def write_contact_sheet(domains: list[Domain], size: Size, path: Path) -> None:
-    """Write :func:`contact_sheet` to an image file.
-
-    Raises:
-        DataError: if the file cannot be written.
-    """
+    """Write :func:`contact_sheet` to an image file; raise DataError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         contact_sheet(domains, size).save(path)
@@ -53,19 +47,11 @@ def write_contact_sheet(domains: list[Domain], size: Size, path: Path) -> None:
         raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another --output") from error
 
 
-def _caption(domain: Domain, split: Split) -> str:
-    kind = "train" if domain.train else "unseen"
-    return f"{domain.name} ({kind}: {len(split.identities)} identities, {len(split)} images)"
-
-
 def _pictures(split: Split, pid: int, count: int, size: Size) -> NDArray[np.uint8]:
     """``count`` pictures of one person side by side, [H, count * W, 3], camera after camera in turn."""
     index = np.flatnonzero(split.pids == pid)
-    turn = np.zeros(len(index), dtype=np.int64)  # how many pictures of the same camera come before
-    for camera in np.unique(split.camids[index]):
-        same = split.camids[index] == camera
-        turn[same] = np.arange(same.sum())
-    chosen = index[np.lexsort((split.camids[index], turn))][:count]
+    cameras = split.camids[index]
+    chosen = index[np.lexsort((cameras, turns(cameras)))][:count]
     pictures = split.take(np.sort(chosen)).images.decode(size)
     blank = torch.full((count - len(pictures), *pictures.shape[1:]), 255, dtype=torch.uint8)
     strip: NDArray[np.uint8] = torch.cat([*pictures.permute(0, 2, 3, 1), *blank.permute(0, 2, 3, 1)], dim=1).numpy()

@@ -1,7 +1,7 @@
-"""Random splits of small test sets into queries and gallery, kept in a file so that everybody scores the same ones.
+"""Random splits of small test sets into queries and gallery, and files of splits, for equal scores everywhere.
 
-Papers score VIPeR, i-LIDS, GRID, PRID, 3DPeS and CAVIAR on ten random splits and publish none. Here a split is a
-function of its number and of the sorted identities, and is written down with checksums of the images and of itself.
+Papers score VIPeR, i-LIDS, GRID, PRID, 3DPeS and CAVIAR on ten random splits and publish none. Here a split depends on
+its number and the sorted identities alone. Its file has checksums of the splits and of the names of the images.
 """
 
 from __future__ import annotations
@@ -28,28 +28,23 @@ _MINIMUM = 2  # images of an identity that can be found
 
 
 def draw_splits(
-    pids: Index,
-    camids: Index,
-    *,
-    num: int = 10,
-    fraction: float = 0.5,
-    style: SplitStyle = "one_query",
-    cross_camera: bool = True,
-) -> list[GallerySplit]:
+    pids: Index, camids: Index, *, num: int = 10, fraction: float = 0.5,
+    style: SplitStyle = "one_query", cross_camera: bool = True,
+) -> list[GallerySplit]:  # fmt: skip
     """Draw test identities, queries and galleries; split number i depends on i and the sorted identities alone.
 
-    A random part of the identities with a possible match is tested on. ``one_query``: one random image of each is a
-    query, its other images are the gallery. ``pairs``: one more random image of each is its gallery. Identities without
-    a possible match, distractors (0) and junk (-1) are part of every gallery.
+    A random part of the identities with a possible match is tested. ``one_query``: one random image of each is a query,
+    its other images are in the gallery. ``pairs``: one other random image of each is in the gallery. Identities without
+    a possible match, distractors (0) and junk (-1) are in every gallery.
 
     Args:
         pids: [n] identities of the pool.
         camids: [n] cameras.
         num: splits to draw.
-        fraction: of the identities that are tested on.
+        fraction: share of the identities to test.
         style: see above.
-        cross_camera: draw the query so that a gallery image is from another camera, where evaluation demands it
-            (``camera_aware``); identities seen by one camera then have no possible match.
+        cross_camera: the match must be from another camera than the query, as evaluation with ``camera_aware`` demands;
+            identities of one camera then have no possible match.
 
     Raises:
         ConfigError: if the fraction leaves no identity.
@@ -92,16 +87,9 @@ def _draw(
 def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -> list[GallerySplit]:
     """Read GRID's ten official partitions (``features_and_partitions.mat``, variable ``trainIdAll``).
 
-    Each cell holds the 125 of 250 identities that are trained on. The others' probe images are queries; their gallery
-    images and the 775 images of identity 0 are the gallery.
-
-    Args:
-        path: the file.
-        pids: [n] identities of the pool of probe and gallery images.
-        is_probe: [n] bool, which are probe images.
-
-    Raises:
-        DataError: if the file is not what it should be.
+    Each cell holds the 125 training identities of 250. The probe images of the others are queries; their gallery images
+    and the 775 images of identity 0 are the gallery. The pool is all probe and gallery images, with ``pids`` [n] and
+    ``is_probe`` [n]. Raises DataError if the file has other content.
     """
     from scipy.io import loadmat
 
@@ -116,23 +104,14 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
     for number, identities in enumerate(trained):
         if not np.isin(identities, paired).all() or not 0 < len(identities) < len(paired):
             raise DataError(f"{path}: partition {number} does not fit the images; GRID has 250 identities with a pair")
+    tested = [~np.isin(pids, identities) for identities in trained]
     return [
-        GallerySplit(
-            np.flatnonzero(is_probe & (pids > 0) & ~np.isin(pids, identities)),
-            np.flatnonzero(~is_probe & ~np.isin(pids, identities)),
-        )
-        for identities in trained
+        GallerySplit(np.flatnonzero(is_probe & (pids > 0) & part), np.flatnonzero(~is_probe & part)) for part in tested
     ]
 
 
 def write_splits(path: Path, splits: Sequence[GallerySplit], names: Sequence[str]) -> None:
-    """Write splits as JSON, with checksums.
-
-    Args:
-        path: the file.
-        splits: positions in the list of images.
-        names: of the images, in that order.
-    """
+    """Write splits, positions in the list of images with these ``names``, as JSON with checksums."""
     content: list[Any] = [{name: part.tolist() for name, part in split._asdict().items()} for split in splits]
     text = json.dumps(
         {"num_images": len(names), "images_sha256": _sha256("\n".join(names)),
@@ -143,15 +122,7 @@ def write_splits(path: Path, splits: Sequence[GallerySplit], names: Sequence[str
 
 
 def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
-    """Read what :func:`write_splits` wrote.
-
-    Args:
-        path: the file.
-        names: of the images that are there.
-
-    Raises:
-        DataError: if the file was changed, or belongs to other images.
-    """
+    """Read a file of :func:`write_splits`; raise DataError if it was changed, or the images have other ``names``."""
     try:
         content = json.loads(path.read_text())
         expected = (content["images_sha256"], content["splits_sha256"])
@@ -169,11 +140,8 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
             "restore the images, or write new splits"
         )
     positions = np.concatenate([part for split in found for part in split] or [np.zeros(0, dtype=np.int64)])
-    if (
-        not found
-        or not all(len(part) for split in found for part in split)
-        or not np.isin(positions, np.arange(len(names))).all()
-    ):
+    are_full = found and all(len(part) for split in found for part in split)
+    if not are_full or not np.isin(positions, np.arange(len(names))).all():
         raise DataError(f"{path}: holds no splits of {len(names)} images; write new ones with fedsim data splits")
     return found
 

@@ -1,6 +1,6 @@
-"""Small trees of drawn people in the layout of each data set: for tests, and for people without the data.
+"""Small stand-ins: drawn people in the layout of each data set, for tests and for users without the data.
 
-They hold nothing of the originals but names of folders and files. The number of people is chosen, cameras are theirs.
+A stand-in has the original's names of folders and files, and its cameras, but no original image.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import copy
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,23 +35,17 @@ class _Picture(NamedTuple):
 
 
 Layout = Callable[[int], Iterator[_Picture]]
-"""Number of people -> files; as many again are tested on where there are two parts."""
+"""Number of people -> files; if there are training and test parts, the number of people in each."""
 
 
 def write_standin(name: str, root: Path, people: int = 8, size: Size = (32, 16)) -> Path:
-    """Write the stand-in of a data set below ``root``.
+    """Write the stand-in of a data set into a folder below ``root``, and return that folder.
 
     Args:
-        name: of the data set, one of :data:`STANDINS`.
-        root: gets the data set's folder.
+        name: of the data set, one of :data:`STANDINS`; raises ConfigError for any other.
+        root: parent of the data set's folder.
         people: identities per part.
         size: height and width of the pictures, pixels.
-
-    Returns:
-        the data set's folder.
-
-    Raises:
-        ConfigError: if there is no such stand-in.
     """
     if name not in STANDINS:
         raise ConfigError(f"name: there is no stand-in for {name}; choose from {', '.join(STANDINS)}")
@@ -72,15 +67,15 @@ def _draw(folder: Path, name: str, pictures: list[_Picture], size: Size) -> None
 
 
 def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReIDSource:
-    """Return a source like ``source`` whose data set is a stand-in.
+    """Return a copy of ``source`` that reads a stand-in.
 
     Args:
-        source: a data set of a paper, or drawn people, which stay as they are.
-        root: where the stand-in is written, once.
+        source: a data set of a paper; synthetic people are returned unchanged.
+        root: parent of the stand-in's folder, which is written if it is missing.
         people: identities per part; None: enough for a batch of 128.
 
     Raises:
-        ConfigError: if it is neither.
+        ConfigError: if the source has no stand-in.
     """
     people = people or _PEOPLE.get(type(source).__name__, 48)
     if isinstance(source, SyntheticReID):
@@ -89,43 +84,30 @@ def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReI
         raise ConfigError(f"data.dry_run: there is no stand-in for {type(source).__name__}; see fedsim.data.standins")
     other = copy.copy(source)
     other.root, other.is_standin = root, True
+    folder = root / STANDINS[source.name][0]
     if isinstance(other, Omniglot):
-        _write_alphabets(other, people)
-    elif not (root / STANDINS[source.name][0]).is_dir():
+        if other.alphabets is None:
+            other.alphabets = list(_ALPHABETS)  # a few, as all would take long
+        for alphabet in other.alphabets:
+            pictures = list(_omniglot((alphabet,))(people))
+            if not (folder / pictures[0].path).exists():
+                _draw(folder, f"{source.name}/{alphabet}", pictures, (32, 32))
+    elif not folder.is_dir():
         write_standin(source.name, root, people, size=(64, 32))
     return other
-
-
-def _write_alphabets(source: Omniglot, people: int) -> None:
-    """Write those of the source's alphabets that are not there; all would be too many: of all, a few."""
-    source.alphabets = list(_ALPHABETS) if source.alphabets is None else source.alphabets
-    folder = source.root / STANDINS[source.name][0]
-    for name in source.alphabets:
-        pictures = list(_omniglot((name,))(people))
-        if not (folder / pictures[0].path).exists():
-            _draw(folder, f"{source.name}/{name}", pictures, (32, 32))
-
-
-# -- one function per layout -------------------------------------------------------------------------------------------
 
 
 def _market(cameras: int, name: str, distractors: bool = False) -> Layout:
     """``name`` is formatted with pid, cam (from 1) and shot."""
 
     def layout(people: int) -> Iterator[_Picture]:
-        parts = (
-            ("bounding_box_train", 1, (0, 1)),
-            ("query", people + 1, (0,)),
-            ("bounding_box_test", people + 1, (1, 2)),
-        )
-        for part, first, shots in parts:
-            for pid in range(first, first + people):
-                for camera in range(cameras):
-                    for shot in shots:
-                        file = name.format(pid=pid, cam=camera + 1, shot=shot)
-                        yield _Picture(f"{part}/{file}", pid, camera, shot)
-        for pid in (-1, 0) if distractors else ():
-            text = "-1" if pid < 0 else "0000"
+        train, test = range(1, people + 1), range(people + 1, 2 * people + 1)
+        parts = (("bounding_box_train", train, (0, 1)), ("query", test, (0,)), ("bounding_box_test", test, (1, 2)))
+        for part, pids, shots in parts:
+            for pid, camera, shot in product(pids, range(cameras), shots):
+                file = name.format(pid=pid, cam=camera + 1, shot=shot)
+                yield _Picture(f"{part}/{file}", pid, camera, shot)
+        for pid, text in ((-1, "-1"), (0, "0000")) if distractors else ():
             yield _Picture(f"bounding_box_test/{text}_c1s1_000001_00.jpg", 10_000 + pid, 0)
 
     return layout
@@ -136,32 +118,31 @@ def _in_each(folders: tuple[str, ...], layout: Layout) -> Layout:
 
 
 def _msmt17(people: int) -> Iterator[_Picture]:
-    for part, shots in (("mask_train_v2", (0, 1)), ("mask_test_v2", (0, 1))):
-        for pid in range(people):
-            for camera in (0, 9, 14):  # two digits
-                for shot in shots:
-                    name = f"{pid:04d}_{camera + shot:03d}_{camera + 1:02d}_0303morning_{shot:04d}_{shot}.jpg"
-                    yield _Picture(f"{part}/{pid:04d}/{name}", pid + people * (part == "mask_test_v2"), camera, shot)
+    parts = (("mask_train_v2", 0), ("mask_test_v2", people))
+    for (part, first), pid, camera, shot in product(parts, range(people), (0, 9, 14), (0, 1)):  # two-digit cameras
+        name = f"{pid:04d}_{camera + shot:03d}_{camera + 1:02d}_0303morning_{shot:04d}_{shot}.jpg"
+        yield _Picture(f"{part}/{pid:04d}/{name}", pid + first, camera, shot)
 
 
 def _write_lists(folder: Path, pictures: list[_Picture]) -> None:
-    """MSMT17's lists: a quarter of the training images validate; the first shot of a camera is a query."""
+    """MSMT17's lists: the last shots of training are for validation; the first shot of a camera is a query."""
     lists: dict[str, list[str]] = {name: [] for name in ("train", "val", "query", "gallery")}
     for picture in pictures:
         part, path = picture.path.split("/", 1)
-        name = ("val" if picture.shot and picture.camera == 14 else "train") if "train" in part else (
-            "gallery" if picture.shot else "query"
-        )  # fmt: skip
+        if "train" in part:
+            name = "val" if picture.shot and picture.camera == 14 else "train"
+        else:
+            name = "gallery" if picture.shot else "query"
         lists[name].append(f"{path} {int(path[:4])}")
     for name, lines in lists.items():
         (folder / f"list_{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def _cuhksysu(people: int) -> Iterator[_Picture]:
-    for part, first, shots in (("train", 1, (0, 1, 2)), ("query", people + 1, (3,)), ("gallery", people + 1, (4, 5))):
-        for pid in range(first, first + people):
-            for shot in shots:
-                yield _Picture(f"{part}/p{pid}_s{100 * pid + shot}_{shot}.jpg", pid, 0, shot)
+    train, test = range(1, people + 1), range(people + 1, 2 * people + 1)
+    for part, pids, shots in (("train", train, (0, 1, 2)), ("query", test, (3,)), ("gallery", test, (4, 5))):
+        for pid, shot in product(pids, shots):
+            yield _Picture(f"{part}/p{pid}_s{100 * pid + shot}_{shot}.jpg", pid, 0, shot)
 
 
 _ALPHABETS = ("Latin", "Greek", "Angelic")
@@ -180,20 +161,18 @@ def _omniglot(alphabets: tuple[str, ...]) -> Layout:
     def layout(people: int) -> Iterator[_Picture]:
         for number, alphabet in enumerate(alphabets):
             part = "evaluation" if alphabet_name(alphabet) in _UNSEEN_ALPHABETS else "background"
-            for character in range(1, 1 + max(4, people // 4)):
-                for drawer in range(20):
-                    path = f"images_{part}/{alphabet}/character{character:02d}/{character:04d}_{drawer + 1:02d}.png"
-                    yield _Picture(path, 1000 * number + character, drawer)
+            for character, drawer in product(range(1, 1 + max(4, people // 4)), range(20)):
+                path = f"images_{part}/{alphabet}/character{character:02d}/{character:04d}_{drawer + 1:02d}.png"
+                yield _Picture(path, 1000 * number + character, drawer)
 
     return layout
 
 
 def _cifar10(people: int) -> Iterator[_Picture]:
     """Ten classes at most; four images of each per batch."""
-    for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
-        for shot in range(4):
-            for label in range(min(people, 10)):
-                yield _Picture(f"{batch}.images/{shot}_{label}.png", label, 0, shot)
+    batches = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+    for batch, shot, label in product(batches, range(4), range(min(people, 10))):
+        yield _Picture(f"{batch}.images/{shot}_{label}.png", label, 0, shot)
 
 
 def _write_batches(folder: Path, pictures: list[_Picture]) -> None:
@@ -209,19 +188,10 @@ def _write_batches(folder: Path, pictures: list[_Picture]) -> None:
         shutil.rmtree(folder / part)
 
 
-def _cuhk01(people: int) -> Iterator[_Picture]:
-    for pid in range(1, people + 1):
-        for image in range(4):
-            yield _Picture(f"campus/{pid:04d}{image + 1:03d}.png", pid, image // 2, image % 2)
-
-
 def _cuhk02(people: int) -> Iterator[_Picture]:
-    for pair in range(1, 6):
-        for view in (1, 2):
-            for pid in range(1, people + 1):
-                for shot in (0, 1):
-                    path = f"Dataset/P{pair}/cam{view}/{pid:03d}_{shot + 1}.png"
-                    yield _Picture(path, 1000 * pair + pid, 2 * pair + view, shot)
+    for pair, view, pid, shot in product(range(1, 6), (1, 2), range(1, people + 1), (0, 1)):
+        path = f"Dataset/P{pair}/cam{view}/{pid:03d}_{shot + 1}.png"
+        yield _Picture(path, 1000 * pair + pid, 2 * pair + view, shot)
 
 
 def _prid2011(people: int) -> Iterator[_Picture]:
@@ -236,31 +206,30 @@ def _prid2011(people: int) -> Iterator[_Picture]:
 
 
 def _viper(people: int) -> Iterator[_Picture]:
-    for camera, letter in enumerate("ab"):
-        for pid in range(people):
-            yield _Picture(f"cam_{letter}/{pid:03d}_{45 * camera}.bmp", pid, camera)
+    for (camera, letter), pid in product(enumerate("ab"), range(people)):
+        yield _Picture(f"cam_{letter}/{pid:03d}_{45 * camera}.bmp", pid, camera)
 
 
-def _numbered(folder: str, suffix: str, images: int) -> Layout:
+def _numbered(folder: str, suffix: str, images: int, shots: int = 0) -> Layout:
+    """The first half of a person's images is of camera 0; ``shots`` per camera, or all different."""
+
     def layout(people: int) -> Iterator[_Picture]:
-        for pid in range(1, people + 1):
-            for image in range(images):
-                yield _Picture(f"{folder}{pid:04d}{image + 1:03d}{suffix}", pid, image * 2 // images, image)
+        for pid, image in product(range(1, people + 1), range(images)):
+            shot = image % shots if shots else image
+            yield _Picture(f"{folder}{pid:04d}{image + 1:03d}{suffix}", pid, image * 2 // images, shot)
 
     return layout
 
 
 def _3dpes(people: int) -> Iterator[_Picture]:
-    for pid in range(1, people + 1):
-        for image in range(4):
-            yield _Picture(f"RGB/{pid}_{image}_rgb.bmp", pid, image % 2, image)
+    for pid, image in product(range(1, people + 1), range(4)):
+        yield _Picture(f"RGB/{pid}_{image}_rgb.bmp", pid, image % 2, image)
 
 
 def _grid(people: int) -> Iterator[_Picture]:
-    for view in ("probe", "gallery"):
-        others = range(people + 1, people + 5) if view == "gallery" else ()
-        for pid in (*range(1, people + 1), *others):
-            camera = 5 if view == "probe" else 6
+    """The gallery has four more people, the distractors."""
+    for view, camera, others in (("probe", 5, 0), ("gallery", 6, 4)):
+        for pid in range(1, people + 1 + others):
             text = f"{pid:04d}" if pid <= people else "0000"
             yield _Picture(f"{view}/{text}_{camera}_{25023 + pid}_116_134_128_330.jpeg", pid, camera)
 
@@ -278,14 +247,14 @@ def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
 
 
 _PEOPLE = {"VIPeR": 128, "CUHK01": 64, "ThreeDPeS": 64, "ILIDS": 64}
-"""Of data sets with few images per person, of whom half train."""
+"""People of data sets with few images per person; half of them train."""
 
 STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | None]] = {
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),
     "dukemtmc": ("DukeMTMC-reID", _market(8, "{pid:04d}_c{cam}_f{shot:07d}.jpg"), None),
     "cuhk03np": ("cuhk03-np", _in_each(("detected", "labeled"), _market(2, "{pid:04d}_c{cam}_{shot}.png")), None),
     "msmt17": ("MSMT17_V2", _msmt17, _write_lists),
-    "cuhk01": ("CUHK01", _cuhk01, None),
+    "cuhk01": ("CUHK01", _numbered("campus/", ".png", 4, shots=2), None),
     "cuhk02": ("CUHK02", _cuhk02, None),
     "prid2011": ("prid_2011", _prid2011, None),
     "viper": ("VIPeR", _viper, None),
@@ -297,4 +266,4 @@ STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | 
     "omniglot": ("omniglot-py", _omniglot(_ALPHABETS), None),
     "cifar10": ("cifar-10-batches-py", _cifar10, _write_batches),
 }
-"""Name of the data set -> its folder, its files, and what else it needs."""
+"""Name of the data set -> its folder, its pictures, and a function that writes its other files."""

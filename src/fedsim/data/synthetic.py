@@ -1,9 +1,8 @@
-"""Synthetic people: an embedded re-ID data set that needs no download.
+"""Synthetic people: a re-ID data set of drawn pedestrians that needs no download.
 
-Procedurally drawn pedestrians (body, clothing colours and texture, bag, hair) in several domains, each with its own
-cameras, backgrounds, colour casts, blur and resolution, and its own identities. The generator is frozen: what
-:data:`GENERATOR_VERSION` draws never changes, and a test compares its pixels with a stored hash. It is not tuned to
-make any method look good; a change of the drawing is a new version.
+Each domain has its own identities (body, clothes, bag, hair), cameras, backgrounds, colour casts, blur and resolution.
+The drawing of one :data:`GENERATOR_VERSION` never changes: a test compares its pixels with a stored hash. It is not
+tuned in favour of any method.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.checks import at_least, not_negative, positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
@@ -35,7 +35,7 @@ _TEST_SHOTS = 2
 
 @dataclass(frozen=True)
 class SyntheticImages(Images):
-    """Pictures that are drawn when they are decoded; each depends on its own four numbers and nothing else."""
+    """Pictures that are drawn on decoding. A picture depends on seed, domain, identity, camera and shot alone."""
 
     seed: int
     domain: str
@@ -44,7 +44,6 @@ class SyntheticImages(Images):
     shots: Index
 
     def __len__(self) -> int:
-        """Return the number of pictures."""
         return len(self.identities)
 
     def take(self, index: Index) -> SyntheticImages:
@@ -79,7 +78,7 @@ def _uniforms(names: tuple[str, ...], *key: int | str) -> dict[str, np.float32]:
 
 
 def _camera(seed: int, domain: str, camera: int) -> dict[str, np.float32]:
-    """Cameras of a domain resemble each other: half of each number is the domain's."""
+    """A camera's numbers; half of each is the domain's, so cameras of one domain resemble each other."""
     own = _uniforms(CAMERA, seed, domain, "camera", camera)
     style = _uniforms(CAMERA, seed, domain, "style")
     return {name: np.float32(0.5) * (own[name] + style[name]) for name in CAMERA}
@@ -92,23 +91,21 @@ def _columns(rows: list[dict[str, np.float32]]) -> dict[str, NDArray[np.float32]
 class SyntheticReID(ReIDSource):
     """Drawn pedestrians in ``clients`` training domains (``town0``, ...) and ``unseen`` test-only domains (``new0``).
 
-    Training sizes are unbalanced like FedReIDBench's; at scale 1 the six default clients have 40, 32, 30, 24, 16 and 12
-    training identities (480 to 48 images). Every domain has 24 test identities that are in no other split: one query
-    per identity and camera, one more picture each in the gallery.
+    Training sizes are unbalanced as in FedReIDBench: at scale 1 the six default clients have 40, 32, 30, 24, 16 and 12
+    training identities (480 to 48 images). Every domain has 24 test identities of its own, with one query and one
+    gallery picture per identity and camera.
 
     Args:
         clients: number of domains with training images.
-        unseen: number of domains without.
+        unseen: number of test-only domains.
         scale: factor on the number of identities, for training and test.
         seed: of the drawing; independent of the seed of training.
     """
 
     def __init__(self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0) -> None:
-        if clients < 1 or unseen < 0 or scale <= 0:
-            raise ConfigError(
-                "data.source: SyntheticReID needs clients >= 1, unseen >= 0 and scale > 0; "
-                f"got {clients}, {unseen}, {scale}"
-            )
+        at_least("data.source", 1, clients=clients)
+        not_negative("data.source", unseen=unseen)
+        positive("data.source", scale=scale)
         self.clients, self.unseen, self.scale, self.seed = clients, unseen, scale, seed
 
     def domains(self) -> list[Domain]:
@@ -136,13 +133,11 @@ class SyntheticReID(ReIDSource):
 
 
 def content_hash(source: ReIDSource, size: Size = (64, 32)) -> str:
-    """Return a SHA-256 over names, labels and pixels of a source: two people with the same hash have the same data."""
+    """Return a SHA-256 over names, labels and pixels of a source: equal hashes mean equal data."""
     digest = hashlib.sha256()
     for domain in source.domains():
         digest.update(domain.name.encode())
-        for split in (domain.train, domain.query, domain.gallery):
-            if split is not None:
-                digest.update(
-                    split.pids.tobytes() + split.camids.tobytes() + split.images.decode(size).numpy().tobytes()
-                )
+        for split in domain.parts:
+            digest.update(split.pids.tobytes() + split.camids.tobytes())
+            digest.update(split.images.decode(size).numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Training the generator of one client to its end, or on from where it was interrupted."""
+"""Train the generator of one client, from the start or from a checkpoint, to the end."""
 
 from __future__ import annotations
 
@@ -38,19 +38,10 @@ def new_training(
     training: GeneratorSteps,
     seed: int,
 ) -> GeneratorTraining:
-    """Return a generator of a client before its first step.
-
-    Args:
-        client: whose.
-        pixels: uint8 [n, 3, H, W], its training images.
-        backbone: template of the appearance encoder's.
-        networks: sizes.
-        losses: factors of the losses.
-        training: steps and rates.
-        seed: of the run.
+    """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
 
     Raises:
-        DataError: if it does not know identities, or has just one.
+        DataError: if the client's identities are unknown, or there is just one.
         ConfigError: if the backbone cannot encode such images.
     """
     check_client(client)
@@ -62,7 +53,7 @@ def new_training(
 
 
 def check_client(client: ClientData) -> None:
-    """Raise DataError unless a client knows several people, whose appearances could be swapped."""
+    """Raise DataError unless a client knows at least two identities, whose appearances can be swapped."""
     if not client.knows_identities:
         raise DataError(f"client {client.name}: a generator needs identities, which its images have not; leave it out")
     check_identities(client.name, client.labels)
@@ -76,17 +67,15 @@ def fit_generator(
     encoder: dict[str, Tensor] | None = None,
     row: int = 0,
 ) -> None:
-    """Train a generator and write it, unless that has been done.
-
-    Nothing is exchanged: what it needs are this client's images, and the encoder that it is given, if it is.
+    """Train a generator and write it, unless the folder holds a trained one. The training sends nothing to anybody.
 
     Args:
         module: see :func:`new_training`.
-        client: on whose images it is trained.
+        client: owner of the training images.
         folder: the client's, among generators.
-        device: where to.
-        encoder: state of a backbone from which the appearance encoder starts.
-        row: of the progress bar on the screen, where several processes have one.
+        device: for the training.
+        encoder: initial state of the appearance encoder's backbone; None: as in the module.
+        row: line of the progress bar, if several processes have one.
 
     Raises:
         DataError: if ``training.ckpt`` cannot be continued.
@@ -94,7 +83,7 @@ def fit_generator(
     """
     checkpoint = folder / CHECKPOINT
     if is_finished(folder):
-        checkpoint.unlink(missing_ok=True)  # of a call that was stopped just before it did so
+        checkpoint.unlink(missing_ok=True)  # left by a call that was stopped just before the end
         return
     if encoder is not None:
         module.generator.appearance.backbone.load_state_dict(encoder)
@@ -110,13 +99,12 @@ def fit_generator(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    begun = checkpoint.is_file()
+    begun = checkpoint if checkpoint.is_file() else None
     if begun:
-        _check_checkpoint(checkpoint, module)
-    trainer.fit(module, range(settings.save_every), ckpt_path=checkpoint if begun else None, weights_only=True)
-    tensors = {f"{name}.{key}": value for name in ("generator", "teacher")
-               for key, value in module.get_submodule(name).state_dict().items()}  # fmt: skip
-    for name, tensor in tensors.items():  # the last step's losses are of weights before it
+        _check_checkpoint(begun, module)
+    trainer.fit(module, range(settings.save_every), ckpt_path=begun, weights_only=True)
+    tensors = {name: value for name, value in module.state_dict().items() if not name.startswith("discriminator.")}
+    for name, tensor in tensors.items():  # the losses of the last step say nothing about the weights after it
         if not bool(tensor.isfinite().all()):
             raise TrainingError(
                 f"client {client.name}: {name} is not finite at the end; lower training.rate, in another --output"
@@ -127,7 +115,7 @@ def fit_generator(
 
 
 def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
-    """Raise DataError unless a training can go on from a file."""
+    """Raise DataError unless a training can continue from a file."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch makes of bytes that are none of its own
@@ -142,17 +130,12 @@ def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
 
 
 class _SaveTraining(Checkpoint):
-    """Writes all that it takes to continue, after each epoch, whole or not at all.
-
-    Args:
-        folder: the client's.
-    """
+    """Writes a checkpoint after each epoch, whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write losses.csv and training.ckpt."""
         assert isinstance(pl_module, GeneratorTraining)
         write_losses(self.folder, pl_module.history)  # first: what goes on from a checkpoint writes later lines alone
         with replacing(self.folder / CHECKPOINT) as partial:
@@ -160,14 +143,13 @@ class _SaveTraining(Checkpoint):
 
 
 class _Bar(Callback):
-    """Steps and time left, and the reconstruction error of the last epoch."""
+    """Progress bar: steps, time left, and the reconstruction error of the last epoch."""
 
     def __init__(self, steps: int, row: int) -> None:
         self.steps, self.row = steps, row
         self.bar: tqdm[NoReturn] | None = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin, where the training does."""
         assert isinstance(pl_module, GeneratorTraining)
         done = trainer.current_epoch * pl_module.training_settings.save_every
         if self.bar is None:
@@ -179,20 +161,18 @@ class _Bar(Callback):
             self.bar.set_postfix({"error": f"{pl_module.history[-1]['self'] / 2:.3f}"}, refresh=False)
 
     def on_train_batch_end(self, *_: object) -> None:
-        """Count a step."""
         assert self.bar is not None
         if self.bar.n < self.steps:
             self.bar.update()
 
     def teardown(self, *_: object, **__: object) -> None:
-        """Clear the line."""
         if self.bar is not None:
             self.bar.close()
 
 
 @contextmanager
 def needing_memory(client: str, device: torch.device, advice: str) -> Iterator[None]:
-    """Raise ConfigError, with advice, if memory does not suffice for what the block does with a client's generator."""
+    """Raise ConfigError, with advice, if the block runs out of memory for a client's generator."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -203,14 +183,11 @@ def needing_memory(client: str, device: torch.device, advice: str) -> Iterator[N
 
 
 def device_of(name: str, row: int = 0) -> torch.device:
-    """Return the device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means.
+    """Return a device by its name; raise ConfigError if there is no such device.
 
     Args:
-        name: as people write it; ``auto`` and ``cuda`` take the GPUs in turn.
-        row: number of this process.
-
-    Raises:
-        ConfigError: if there is none of that name.
+        name: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        row: number of this process; with ``auto`` and ``cuda``, processes take the GPUs in turn.
     """
     gpus = torch.cuda.device_count()
     if name in ("auto", "cuda") and gpus:

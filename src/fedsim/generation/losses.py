@@ -24,44 +24,41 @@ $|\cdot|$ is a mean of absolute values over elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import within
 
 __all__ = ["LossWeights", "realness_loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:
-    """Factors of the losses, the published ones."""
+    """Factors of the losses; the defaults are the published ones."""
 
     image: float = 5.0
-    """of both reconstructions"""
+    """factor of both reconstruction losses"""
     code: float = 1.0
-    """of both codes"""
+    """factor of both code losses"""
     identity: float = 1.0
-    """of real images' identities"""
+    """factor of the identity loss on real images"""
     swapped_identity: float = 0.5
-    """of identities of images with swapped codes"""
+    """factor of the identity loss on swapped images"""
     adversarial: float = 1.0
-    """of the discriminator's judgement"""
+    """factor of the adversarial loss"""
     soft: float = 2.0
-    """of the teacher's soft labels of images with swapped codes, from which the appearance encoder learns"""
+    """factor of the soft-label loss: the appearance encoder learns the teacher's soft labels of swapped images"""
     soft_after: float = 0.3
-    """share of the steps before soft labels count: until then neither images nor teacher are worth learning from"""
+    """share of the steps without the soft-label loss, as images and teacher are poor at first"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name, value in self.__dict__.items():
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"losses.{name}: {value} is less than 0, or no number")
+        within("losses", "[0, inf)", **asdict(self))
 
 
 def realness_loss(scores: Sequence[Tensor], wanted: float) -> Tensor:
-    """Mean squared distance of the discriminator's scores from what they shall be, summed over its scales.
+    """Mean squared distance of the discriminator's scores from the wanted score, summed over its scales.
 
     Mao et al., "Least squares generative adversarial networks", ICCV 2017.
 

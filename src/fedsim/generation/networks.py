@@ -1,18 +1,19 @@
-"""The networks of a generator of people, and what they do together.
+"""The networks of a generator of people (paper 002, Figure 6).
 
-Paper 002, Figure 6: one encoder for what a person wears, one for how they stand and what is around them, and a decoder
-that makes an image of the two. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
+The appearance encoder encodes clothes, the structure encoder pose and background; the decoder makes an image of both
+codes. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import Size
 from fedsim.functional.normalise import normalise_images
@@ -41,7 +42,7 @@ _SMALLEST = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """Sizes of a generator's networks. The appearance encoder's is that of its backbone."""
+    """Sizes of a generator's networks, except the appearance encoder, whose size is its backbone's."""
 
     width: int = 16
     """w: channels at full resolution; the structure map has 4 w"""
@@ -50,27 +51,20 @@ class Networks:
     decoder_blocks: int = 3
     """residual blocks of the decoder"""
     parts: int = 2
-    """horizontal stripes of the body for each of which the appearance code has a part"""
+    """horizontal stripes of the body; the appearance code has a part for each"""
     hidden: int = 128
-    """width of the layer between the appearance code and what it sets in the decoder"""
+    """width of the layer between the appearance code and the decoder's scales and offsets"""
     scales: int = 2
-    """resolutions at which the discriminator looks"""
+    """resolutions of the images that the discriminator sees"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name, value in self.__dict__.items():
-            if value < 1:
-                raise ConfigError(f"networks.{name}: {value} is less than 1")
+        at_least("networks", 1, **asdict(self))
 
 
 class StructureEncoder(nn.Module):
     """Images to maps [B, 4w, H/4, W/4] of pose, body and background.
 
-    It sees luma alone, and instance normalisation takes from it how bright and how varied an image is.
-
-    Args:
-        width: w.
-        blocks: residual blocks.
+    It sees luma alone, and instance normalisation removes brightness and contrast. See :class:`Networks` for arguments.
     """
 
     luma: Tensor
@@ -107,11 +101,11 @@ def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
 
 
 class AppearanceEncoder(nn.Module):
-    """Images to codes [B, parts * C] of colours and prints, and to logits of who wears them.
+    """Images to codes [B, parts * C] of colours and prints, and to logits of the identity.
 
     Args:
         backbone: see :mod:`fedsim.models.backbones`; maps of C channels.
-        parts: stripes over which the last map is pooled, by its maximum.
+        parts: stripes of the last map; each is pooled by its maximum.
         num_classes: Z.
     """
 
@@ -131,7 +125,7 @@ class AppearanceEncoder(nn.Module):
         return F.adaptive_max_pool2d(maps, (self.parts, 1)).flatten(1)
 
     def logits(self, codes: Tensor) -> Tensor:
-        """Say of codes who they show, [B, Z]."""
+        """Classify the identity of codes, [B, Z]."""
         found: Tensor = self.head(self.norm(codes))
         return found
 
@@ -139,14 +133,9 @@ class AppearanceEncoder(nn.Module):
 class Decoder(nn.Module):
     """Structure maps and appearance codes to images.
 
-    The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017),
-    everywhere alike: where trousers are, only structure can tell.
-
-    Args:
-        width: w.
-        blocks: residual blocks.
-        code_size: of appearance codes.
-        hidden: width of the layer between code and scales.
+    The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017).
+    They are equal at all pixels: only the structure says where trousers are. ``code_size``: of appearance codes; see
+    :class:`Networks` for the other arguments.
     """
 
     def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:
@@ -185,16 +174,16 @@ class _AppearanceBlock(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Says of patches of an image whether they are real, at several resolutions.
-
-    Args:
-        width: channels of the first layer.
-        scales: resolutions, each half of the one before.
-    """
+    """Scores patches of images as real or not, at ``scales`` resolutions, each half of the one before."""
 
     def __init__(self, width: int, scales: int) -> None:
         super().__init__()
-        self.scales = nn.ModuleList(_patches(width) for _ in range(scales))
+        channels = (3, width, 2 * width, 4 * width)
+        self.scales = nn.ModuleList()
+        for _ in range(scales):
+            convs = [nn.Conv2d(c_in, c_out, 4, 2, 1) for c_in, c_out in itertools.pairwise(channels)]
+            layers = itertools.chain.from_iterable((conv, nn.LeakyReLU(_SLOPE)) for conv in convs)
+            self.scales.append(nn.Sequential(*layers, nn.Conv2d(channels[-1], 1, 1)))
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return scores [B, 1, h, w] of each scale; 1: real, 0: not."""
@@ -205,22 +194,8 @@ class Discriminator(nn.Module):
         return scores
 
 
-def _patches(width: int) -> nn.Sequential:
-    channels = (3, width, 2 * width, 4 * width)
-    layers: list[nn.Module] = []
-    for c_in, c_out in itertools.pairwise(channels):
-        layers += [nn.Conv2d(c_in, c_out, 4, 2, 1), nn.LeakyReLU(_SLOPE)]
-    return nn.Sequential(*layers, nn.Conv2d(channels[-1], 1, 1))
-
-
 class Generator(nn.Module):
-    """Both encoders and the decoder: what is left of a training when it is over.
-
-    Args:
-        backbone: of the appearance encoder.
-        networks: sizes.
-        num_classes: Z.
-    """
+    """Both encoders and the decoder, which are kept after the training; ``backbone`` is the appearance encoder's."""
 
     def __init__(self, backbone: nn.Module, networks: Networks, num_classes: int) -> None:
         super().__init__()
@@ -229,14 +204,14 @@ class Generator(nn.Module):
         self.decoder = Decoder(networks.width, networks.decoder_blocks, self.appearance.code_size, networks.hidden)
 
     def forward(self, structure: Tensor, appearance: Tensor) -> Tensor:
-        """Return images with the structure of some and the appearance of others, all [B, 3, H, W]."""
+        """Return images with the structure of the first and the appearance of the second images, all [B, 3, H, W]."""
         images: Tensor = self.decoder(self.structure(structure), self.appearance(appearance))
         return images
 
 
 @torch.no_grad()
 def check_backbone(backbone: nn.Module, parts: int, size: Size) -> None:
-    """Raise ConfigError unless a backbone makes maps of so many parts of images of a size."""
+    """Raise ConfigError unless a backbone makes maps with at least ``parts`` rows of images of this size."""
     name, was_training = type(backbone).__name__, backbone.training
     try:
         maps = backbone.eval()(torch.zeros(1, 3, *size))
@@ -252,7 +227,7 @@ def check_backbone(backbone: nn.Module, parts: int, size: Size) -> None:
 
 
 def check_size(size: Size, networks: Networks) -> None:
-    """Raise ConfigError unless the networks can make images of a size."""
+    """Raise ConfigError unless the networks can make images of this size."""
     smallest = _SMALLEST * 2 ** (networks.scales - 1)
     if min(size) < smallest or any(pixels % _STRIDE for pixels in size):
         raise ConfigError(f"size: {list(size)} will not do; give multiples of {_STRIDE}, from {smallest}, in pixels")

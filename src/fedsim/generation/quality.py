@@ -1,10 +1,10 @@
-"""How good swapped images are, measured without masks of people.
+"""Quality of swapped images, measured without masks of people.
 
 A swapped image has the structure (pose, background) of one image and the appearance (clothes) of another. So its edges
-should lie where the structure source has them, and its colours should be those of the appearance source. What
-correlations of so much mean, the same measures of unchanged sources say.
+should correlate with the edges of the structure source, and its colours with those of the appearance source. The same
+measures on the unchanged sources are given for comparison.
 
-Paper silent on how the quality of generated images is measured (it shows some, Figure 5).
+Paper silent on how to measure the quality of generated images (Figure 5 shows some).
 """
 
 from __future__ import annotations
@@ -24,24 +24,21 @@ __all__ = ["SwapMeter", "SwapQuality", "colour_histogram", "edge_strength", "pea
 
 @dataclass(frozen=True)
 class SwapQuality:
-    """How well a generator reconstructs and swaps; all are means over images."""
+    """Quality of a generator's reconstructions and swaps; all are means over images."""
 
     reconstruction: float
-    """mean absolute difference of images and their self-reconstructions, of values in [0, 1]; 0 is perfect"""
+    """mean absolute difference of images and their self-reconstructions, for values in [0, 1]; 0 is perfect"""
     edges: float
     """correlation, in [-1, 1], of edge strengths of the swapped image and its structure source"""
     edges_before: float
-    """the same of the appearance and the structure source: what an image of the appearance source itself would get"""
+    """the same for the appearance source instead of the swapped image"""
     colours: float
     """correlation, in [-1, 1], of colour histograms of the swapped image and its appearance source"""
     colours_before: float
-    """the same of the structure and the appearance source: what changing nothing would get"""
+    """the same for the structure source instead of the swapped image"""
     identity: float
-    """share, in [0, 1], of swapped images that the teacher, a classifier trained on real images alone, takes for the
-    person of the appearance source; chance is 1 / identities"""
-
-
-# -- measures ----------------------------------------------------------------------------------------------------------
+    """share, in [0, 1], of swapped images that the teacher recognises as the person of the appearance source; chance is
+    1 / identities"""
 
 
 def edge_strength(images: Tensor) -> Tensor:
@@ -67,14 +64,14 @@ def edge_strength(images: Tensor) -> Tensor:
 
 
 def colour_histogram(images: Tensor, bins: int = 8) -> Tensor:
-    """Return the shares of values per bin in the central part of each image: float32 [n, 3 * bins], red first.
+    """Return the share of values in each bin, for the centre of each image: float32 [n, 3 * bins], red first.
 
-    That part is where a person stands in a crop: all but a tenth of the rows at the top and at the bottom, and a
-    quarter of the columns at each side. The rest is mostly background, which belongs to the structure.
+    The centre leaves out a tenth of the rows at the top and at the bottom, and a quarter of the columns at each side,
+    which are mostly background and belong to the structure.
 
     Args:
         images: float [n, 3, H, W] in [0, 1], RGB; 1 is in the last bin.
-        bins: per channel, equally wide; each channel's sum to 1.
+        bins: per channel, equally wide; each channel's shares sum to 1.
 
     >>> colour_histogram(torch.tensor([0.1, 0.6, 1.0]).view(1, 3, 1, 1), bins=2)
     tensor([[1., 0., 0., 1., 0., 1.]])
@@ -89,11 +86,7 @@ def colour_histogram(images: Tensor, bins: int = 8) -> Tensor:
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
-    """Return the correlation of each row of ``a`` with that of ``b``: float64 [n], 0 where a row is constant.
-
-    Args:
-        a: [n, d].
-        b: [n, d].
+    """Return the correlation of each row of ``a`` [n, d] with that of ``b`` [n, d]: float64 [n], 0 for constant rows.
 
     >>> rising = torch.tensor([[1.0, 2.0, 3.0]])
     >>> pearson(rising.repeat(3, 1), torch.cat([2 * rising, -rising, torch.ones(1, 3)])).round(decimals=6)
@@ -108,9 +101,6 @@ def _standardise(rows: Tensor) -> Tensor:
     constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
     centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)  # else rounding of the mean would count
     return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
-
-
-# -- over batches ------------------------------------------------------------------------------------------------------
 
 
 class SwapMeter:
@@ -132,16 +122,13 @@ class SwapMeter:
 
     @torch.no_grad()
     def add_swaps(self, swapped: Tensor, structure: Tensor, appearance: Tensor, recognised: Tensor) -> None:
-        """Add n swapped images.
+        """Add n swapped images; raise ValueError if the arguments do not fit together.
 
         Args:
-            swapped: float [n, 3, H, W] in [0, 1].
-            structure: their structure sources, alike.
-            appearance: their appearance sources, alike.
-            recognised: bool [n]: whether the teacher takes the swapped image for the person of the appearance source.
-
-        Raises:
-            ValueError: if the arguments do not fit together.
+            swapped: float [n, 3, H, W] in [0, 1], like the next two.
+            structure: the structure source of each.
+            appearance: the appearance source of each.
+            recognised: bool [n], whether the teacher recognises the person of the appearance source.
         """
         _check_alike(swapped=swapped, structure=structure, appearance=appearance)
         if recognised.dtype != torch.bool or recognised.shape != swapped.shape[:1]:
@@ -149,7 +136,7 @@ class SwapMeter:
             raise ValueError(f"recognised is {found}; give bool [{len(swapped)}], one per swapped image")
         edges = edge_strength(structure).flatten(1)
         colours = colour_histogram(appearance)
-        of_images = [
+        of_images = [  # in the order of SwapQuality's fields
             pearson(edge_strength(swapped).flatten(1), edges),
             pearson(edge_strength(appearance).flatten(1), edges),
             pearson(colour_histogram(swapped), colours),
@@ -161,63 +148,34 @@ class SwapMeter:
 
     @torch.no_grad()
     def add_reconstructions(self, images: Tensor, reconstructed: Tensor) -> None:
-        """Add n images that were taken apart and put together again.
-
-        Args:
-            images: float [n, 3, H, W] in [0, 1].
-            reconstructed: alike.
-
-        Raises:
-            ValueError: if the arguments do not fit together.
-        """
+        """Add n images and their reconstructions, float [n, 3, H, W] in [0, 1]; raise ValueError for other tensors."""
         _check_alike(images=images, reconstructed=reconstructed)
         self._error += float((images.double() - reconstructed.double()).abs().sum())
         self._num_values += images.numel()
 
     def result(self) -> SwapQuality:
-        """Return the means over all that was added.
-
-        Raises:
-            ValueError: if there are no swapped images or no reconstructions.
-        """
+        """Return the means; raise ValueError if there are no swapped images or no reconstructions."""
         if not (self._num_swaps and self._num_values):
             raise ValueError("nothing to take the mean of; add both swapped images and reconstructions")
-        edges, edges_before, colours, colours_before, identity = (self._sums / self._num_swaps).tolist()
-        return SwapQuality(
-            reconstruction=self._error / self._num_values,
-            edges=edges,
-            edges_before=edges_before,
-            colours=colours,
-            colours_before=colours_before,
-            identity=identity,
-        )
+        return SwapQuality(self._error / self._num_values, *(self._sums / self._num_swaps).tolist())
 
 
 def _check_alike(**images: Tensor) -> None:
     """Raise ValueError unless all are float [n, 3, H, W] of one shape."""
-    names, tensors = list(images), list(images.values())
+    first, like = next(iter(images.items()))
     for name, tensor in images.items():
         if not tensor.is_floating_point() or tensor.dim() != 4 or tensor.shape[1] != 3:
             raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; give floats [n, 3, H, W] in [0, 1]")
-        if tensor.shape != tensors[0].shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, {names[0]} {list(tensors[0].shape)}; give as many alike")
+        if tensor.shape != like.shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, {first} {list(like.shape)}; give as many alike")
 
 
 def quality_table(rows: Mapping[str, SwapQuality]) -> str:
-    """Write a table with one line per client.
-
-    Args:
-        rows: client -> the quality of its generator's images.
-    """
+    """Return a table with one line per client: client -> the quality of its generator's images."""
     lines = [
-        [
-            client,
-            f"{quality.reconstruction:.3f}",
-            f"{quality.edges:.2f} ({quality.edges_before:.2f})",
-            f"{quality.colours:.2f} ({quality.colours_before:.2f})",
-            f"{100 * quality.identity:.1f} %",
-        ]
+        [client, f"{quality.reconstruction:.3f}", f"{quality.edges:.2f} ({quality.edges_before:.2f})",
+         f"{quality.colours:.2f} ({quality.colours_before:.2f})", f"{100 * quality.identity:.1f} %"]
         for client, quality in rows.items()
-    ]
+    ]  # fmt: skip
     headers = ["client", "reconstruction error", "edges (before)", "colours (before)", "recognised"]
     return tabulate(lines, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 4))

@@ -1,4 +1,4 @@
-"""Which images a step of a generator's training sees: a function of seed, client and step alone."""
+"""The images of each training step of a generator, which depend on seed, client and step alone."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Draw(NamedTuple):
     """Positions of a step's images among the client's, [B] int64 each."""
 
     images: Tensor
-    """i: of different identities, as far as there are enough"""
+    """i: of different identities, if there are B"""
     others: Tensor
-    """t: of the same identities; another image of each that has several"""
+    """t: another image of the same identity; the same image if there is no other"""
     lenders: Tensor
-    """j: who in this batch, 0 .. B - 1, lends each image i a structure; of another identity"""
+    """j: position in this batch, 0 .. B - 1, of the image that lends its structure to image i; another identity"""
 
 
 class Sampler:
-    """Draws pairs of images of the same person, of as many persons as possible.
+    """Draws pairs of images of the same person, for as many persons as possible.
 
     Args:
-        client: its name, which also keys the draws.
-        labels: [n] identity of each image, 0 .. Z - 1; there may be some without images.
+        client: its name, for messages and as the key of the draws.
+        labels: [n] identity of each image, 0 .. Z - 1; some identities may have no images.
         batch_size: B, at least 2.
         seed: of the run.
 
     Raises:
-        DataError: of clients with a single identity: nobody's appearance could be put on somebody else.
+        DataError: if the client has a single identity, whose appearance has no other structure.
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:
@@ -50,9 +50,9 @@ class Sampler:
         self.counts = torch.from_numpy(counts)
         self.first = self.counts.cumsum(0) - self.counts
         self.turns = torch.arange(batch_size) % len(self.present)
-        """[B] whose turn it is: all in the order of a draw, and then the first ones again"""
+        """[B] positions in the drawn order of identities; after the last one, the first ones again"""
         self.lenders = torch.arange(1, batch_size + 1) % batch_size
-        if self.turns[-1] == 0:  # of the same identity as the first, whose structure it would get
+        if self.turns[-1] == 0:  # the last image has the identity of the first, whose structure it would get
             self.lenders[-1] = 1
 
     def draw(self, step: int) -> Draw:
@@ -62,9 +62,7 @@ class Sampler:
         u = torch.rand((2, self.batch_size), generator=generator, dtype=torch.float64)
         counts = self.counts[identities]
         one = (u[0] * counts).long()
-        # any of the others, by a step of 1 .. count - 1; the only image of a person stands for itself
-        step_on = 1 + (u[1] * (counts - 1)).long()
-        other = (one + step_on) % counts
+        other = (one + 1 + (u[1] * (counts - 1)).long()) % counts  # a step of 1 .. count - 1, or to the only image
         first = self.first[identities]
         return Draw(self.order[first + one], self.order[first + other], self.lenders)
 

@@ -1,10 +1,10 @@
 """Trained generators on the disk: a folder per client.
 
-``FOLDER/CLIENT/generator.safetensors`` holds the generator's and the teacher's tensors and, as metadata, whose images
-it has seen; it is written last, when the training is over. ``training.ckpt`` is where an interrupted one goes on,
-``losses.csv`` what it says about itself.
+``FOLDER/CLIENT/generator.safetensors`` holds the tensors of generator and teacher, and a description of the training
+images as metadata; it is written at the end of the training. ``training.ckpt`` is the checkpoint of an interrupted
+training, ``losses.csv`` its losses.
 
-A decoder can know its training images by heart: such a folder is as private as the images.
+A decoder can memorise its training images: such a folder is as private as the images.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -48,7 +49,7 @@ _QUALITY = "quality.json"
 _FORMAT = 1
 _SAID = "fedsim"
 _BACKBONE = "generator.appearance.backbone."
-"""what names of the appearance encoder's backbone begin with"""
+"""prefix of the tensors of the appearance encoder's backbone"""
 
 
 def is_finished(folder: Path) -> bool:
@@ -62,17 +63,12 @@ def is_begun(folder: Path) -> bool:
 
 
 def _hash_identities(client: ClientData) -> str:
-    """Hash who is on which training image; what the images look like is not in it."""
+    """Hash the identities of the training images, without their pixels."""
     return hashlib.sha256(client.train.pids.tobytes() + client.labels.tobytes()).hexdigest()[:16]
 
 
 def hash_images(pixels: Tensor, labels: Index) -> str:
-    """Hash training images and who is on them.
-
-    Args:
-        pixels: uint8 [n, 3, H, W].
-        labels: [n].
-    """
+    """Hash training images, uint8 [n, 3, H, W], and their labels [n]."""
     digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + labels.tobytes(), digest_size=16)
     digest.update(pixels.cpu().contiguous().numpy().data)
     return digest.hexdigest()
@@ -81,26 +77,19 @@ def hash_images(pixels: Tensor, labels: Index) -> str:
 def write_trained(
     folder: Path, tensors: Mapping[str, Tensor], client: ClientData, size: Size, images_hash: str
 ) -> None:
-    """Write a trained generator.
+    """Write a trained generator to a client's folder; see :func:`check_trained` for the other arguments.
 
-    Args:
-        folder: the client's.
-        tensors: ``generator.``..., ``teacher.``...
-        client: on whose images it was trained.
-        size: of its images, pixels.
-        images_hash: see :func:`hash_images`.
+    Names of ``tensors`` begin with ``generator.`` or ``teacher.``.
     """
-    said = {
-        "format": _FORMAT, "client": client.name, "identities": _hash_identities(client), "size": size,
-        "images": images_hash,
-    }  # fmt: skip
+    who = {"client": client.name, "identities": _hash_identities(client)}
+    said = {"format": _FORMAT, **who, "size": size, "images": images_hash}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(folder / _FILE) as partial:
         save_file(contiguous, partial, {_SAID: json.dumps(said)})  # one entry: several have no order
 
 
 def write_losses(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
-    """Write means of losses, a line per epoch, to losses.csv; empty where a loss was not there yet."""
+    """Write means of losses, a line per epoch, to losses.csv; a loss that has not begun is empty."""
     columns = list(dict.fromkeys(name for row in history for name in row))
     with replacing(folder / "losses.csv") as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -109,22 +98,18 @@ def write_losses(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
 
 
 def has_quality(folder: Path) -> bool:
-    """Whether a client's folder says how good its generator is."""
+    """Whether a client's folder holds the quality of its generator."""
     return (folder / _QUALITY).is_file()
 
 
 def write_quality(folder: Path, quality: SwapQuality) -> None:
-    """Write how good a client's generator is."""
+    """Write the quality of a client's generator."""
     with replacing(folder / _QUALITY) as partial:
         partial.write_text(json.dumps(asdict(quality), indent=2) + "\n")
 
 
 def read_quality(folder: Path) -> SwapQuality:
-    """Read how good a client's generator is.
-
-    Raises:
-        DataError: if the file cannot be read.
-    """
+    """Read the quality of a client's generator; raise DataError if the file cannot be read."""
     try:
         return SwapQuality(**json.loads((folder / _QUALITY).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -132,27 +117,25 @@ def read_quality(folder: Path) -> SwapQuality:
 
 
 def read_backbone(folder: Path) -> dict[str, Tensor]:
-    """Read what an appearance encoder passes on to other clients: its backbone, and nothing else.
-
-    Raises:
-        DataError: if there is no trained generator, or the file cannot be read.
-    """
+    """Read the appearance encoder's backbone, all that other clients may get; raise DataError if there is none."""
     with _opened(folder) as file:
-        names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 - not a dict
-        return {name.removeprefix(_BACKBONE): file.get_tensor(name) for name in names}
+        return _tensors(file, _BACKBONE)
+
+
+def _tensors(file: Any, prefix: str) -> dict[str, Tensor]:
+    """Read the tensors whose names begin with ``prefix``, which the result leaves out."""
+    names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
+    return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
 
 
 def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str | None = None) -> None:
-    """See whether a trained generator is of a client's images.
+    """Raise DataError unless a client's folder holds a generator that was trained on its present images.
 
     Args:
         folder: the client's.
-        client: as it is now.
-        size: of the images that the generator shall make.
-        images_hash: see :func:`hash_images`; None: where the images have not been read, who is on them must do.
-
-    Raises:
-        DataError: if it is not, or there is none, or the file is damaged.
+        client: with its present images.
+        size: wanted height and width of the generator's images, pixels.
+        images_hash: see :func:`hash_images`; None: only the identities are compared.
     """
     path = folder / _FILE
     with _opened(folder) as file:
@@ -175,22 +158,11 @@ def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str
 
 
 def restore(folder: Path, modules: Mapping[str, nn.Module]) -> None:
-    """Load a client's trained generator into ``generator`` and ``teacher``.
-
-    Args:
-        folder: the client's.
-        modules: first part of the tensors' names -> module.
-
-    Raises:
-        DataError: if the file is missing or damaged, or of other networks.
-    """
+    """Load a trained generator into ``modules`` by name; raise DataError if it is damaged or of other networks."""
     with _opened(folder) as file:
-        for prefix, module in modules.items():
-            start = f"{prefix}."
-            names = [name for name in file.keys() if name.startswith(start)]  # noqa: SIM118 - not a dict
-            tensors = {name.removeprefix(start): file.get_tensor(name) for name in names}
+        for name, module in modules.items():
             try:
-                module.load_state_dict(tensors)
+                module.load_state_dict(_tensors(file, f"{name}."))
             except RuntimeError as error:
                 raise DataError(f"{folder / _FILE}: is of other networks ({str(error)[:160]})") from error
 

@@ -1,7 +1,8 @@
-"""Contact sheets of swapped images: what a generator makes of pairs of sources (after paper 002, Figure 5)."""
+"""Contact sheets of swapped images, with their sources (after paper 002, Figure 5)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,24 +18,22 @@ __all__ = ["check_sheet_file", "join_sheets", "swap_sheet", "write_sheet"]
 
 _TITLE = 16
 """Height of the line above the images, pixels."""
-
 _MARGIN = 4
 """Between the sources and the results, pixels."""
-
 _LOWEST = 96
-"""Images that are less high are enlarged, pixels."""
+"""Images of a smaller height are enlarged, pixels."""
 
 
 def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: str) -> Image.Image:
-    """Draw appearance sources in the first row, structure sources in the first column, and what each pair gives.
+    """Draw a table of swapped images below their appearance sources and beside their structure sources.
 
-    Images less than 96 pixels high are enlarged by a whole factor, each pixel to a square of its colour.
+    Images less than 96 pixels high are enlarged by a whole factor.
 
     Args:
         structure: uint8 [m, 3, H, W], RGB.
         appearance: uint8 [n, 3, H, W].
-        swapped: uint8 [m, n, 3, H, W]: in row i and column j with structure i and appearance j.
-        title: the line above.
+        swapped: uint8 [m, n, 3, H, W]; the image in row i and column j has structure i and appearance j.
+        title: the line above the table.
 
     Raises:
         ValueError: if the arguments do not fit together.
@@ -53,32 +52,18 @@ def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: st
 
 
 def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
-    """Put sheets below each other, from the left border.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Put sheets below each other, at the left border; raise ValueError if there are none."""
     if not sheets:
         raise ValueError("there are no sheets to join")
-    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets)), "white")
-    top = 0
-    for sheet in sheets:
+    tops = [0, *itertools.accumulate(sheet.height for sheet in sheets)]
+    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), tops[-1]), "white")
+    for sheet, top in zip(sheets, tops, strict=False):
         joined.paste(sheet, (0, top))
-        top += sheet.height
     return joined
 
 
 def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
-    """Write a sheet to an image file, whose suffix says in which format.
-
-    Args:
-        sheet: of :func:`swap_sheet` or :func:`join_sheets`.
-        path: the file.
-        option: of the command line, which gave its name.
-
-    Raises:
-        DataError: if it cannot be written.
-    """
+    """Write a sheet to an image file in the format of its suffix; raise DataError, naming ``option``, if it fails."""
     kind = check_sheet_file(path, option)
     try:
         with replacing(path) as partial:
@@ -88,7 +73,7 @@ def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
 
 
 def check_sheet_file(path: Path, option: str) -> str:
-    """Return the format of an image file, by its suffix; raise DataError if it is none."""
+    """Return the format of an image file, by its suffix; raise DataError if there is no such format."""
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind is None or kind not in Image.SAVE:
         what = f"{path.suffix or 'no suffix'} is no format for images"

@@ -1,4 +1,4 @@
-"""Images with one person's appearance on another one's structure, from a trained generator."""
+"""Swapped images from a trained generator: the appearance of one person with the structure of another."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _BATCH = 64
 
 
 class Pairs(NamedTuple):
-    """Who lends what, as positions among a client's images, [m] int64 each; of different identities."""
+    """Sources of m swapped images, of different identities: positions among a client's images, [m] int64 each."""
 
     structure: Index
     appearance: Index
 
 
 def draw_pairs(client: str, labels: Index, count: int, seed: int) -> Pairs:
-    """Draw pairs of different identities; every image lends its structure about equally often.
+    """Draw m pairs of different identities; every image is a structure source about equally often.
 
     Args:
-        client: its name, the key of the draw.
-        labels: [n] identities, of at least 2.
+        client: its name, the key of the draw together with ``seed``.
+        labels: [n] identities, at least 2 different ones.
         count: m.
-        seed: of the draw.
+        seed: see ``client``.
     """
     random = numpy_generator(seed, client, "swaps")
     rounds = -(-count // len(labels))
@@ -43,7 +43,7 @@ def draw_pairs(client: str, labels: Index, count: int, seed: int) -> Pairs:
     sizes = np.bincount(labels)
     first = np.cumsum(sizes) - sizes
     own = labels[structure]
-    # one of the images of others: those of one's own identity are a gap in the sorted order
+    # the rank among images of other identities: those of the own identity are a gap in the sorted order
     rank = (random.random(count) * (len(labels) - sizes[own])).astype(np.int64)
     rank += np.where(rank >= first[own], sizes[own], 0)
     return Pairs(structure, order[rank].astype(np.int64))
@@ -53,31 +53,27 @@ class Swaps(NamedTuple):
     """A batch of swapped images."""
 
     structure: Tensor
-    """uint8 [b, 3, H, W], the real images that lent their structure"""
+    """uint8 [b, 3, H, W], real images: the structure sources"""
     appearance: Tensor
-    """the same of appearance"""
+    """the appearance sources, alike"""
     images: Tensor
-    """uint8 [b, 3, H, W], of both"""
+    """the swapped images, alike"""
     beliefs: Tensor
-    """[b, Z] float32: with what probability the teacher takes an image for whom"""
+    """[b, Z] float32, the teacher's probability of each identity in the swapped images"""
 
 
 @torch.no_grad()
 def make_swaps(generator: Generator, teacher: AppearanceEncoder, pixels: Tensor, pairs: Pairs) -> Iterator[Swaps]:
-    """Yield batches of swapped images, on the CPU.
+    """Yield batches of swapped images, on the CPU, of a generator and its teacher, both in evaluation mode.
 
-    Args:
-        generator: in evaluation mode.
-        teacher: in evaluation mode.
-        pixels: uint8 [n, 3, H, W], the client's images.
-        pairs: who lends what.
+    ``pixels`` uint8 [n, 3, H, W] are the client's images, and ``pairs`` the sources.
     """
     device = next(generator.parameters()).device
     for start in range(0, len(pairs.structure), _BATCH):
         lent = (torch.from_numpy(index[start : start + _BATCH]) for index in pairs)
         structure, appearance = (pixels[index] for index in lent)
         made = to_pixels(generator(*(to_symmetric(part.to(device)) for part in (structure, appearance))))
-        # of what will be in the file, not of what it was before rounding
+        # the teacher sees the rounded image, as it will be in the file
         logits = teacher.logits(teacher(to_symmetric(made)))
         beliefs = logits.double().softmax(1).float()  # in float32 those of thousands of identities sum to more than 1
         yield Swaps(structure, appearance, made.cpu(), beliefs.cpu())
@@ -87,14 +83,9 @@ def make_swaps(generator: Generator, teacher: AppearanceEncoder, pixels: Tensor,
 def measure_swaps(
     generator: Generator, teacher: AppearanceEncoder, pixels: Tensor, pairs: Pairs, labels: Index
 ) -> SwapQuality:
-    """Say how good a generator's images are.
+    """Measure the quality of reconstructions of all images, and of swaps; ``labels`` [n] are the images' identities.
 
-    Args:
-        generator: in evaluation mode.
-        teacher: in evaluation mode.
-        pixels: uint8 [n, 3, H, W], which it takes apart and puts together again.
-        pairs: who lends what.
-        labels: [n] identities.
+    See :func:`make_swaps` for the other arguments.
     """
     meter, device = SwapMeter(), next(generator.parameters()).device
     for images in pixels.split(_BATCH):
@@ -109,24 +100,23 @@ def measure_swaps(
 
 @torch.no_grad()
 def swap_grid(generator: Generator, structure: Tensor, appearance: Tensor) -> Tensor:
-    """Return every structure with every appearance, uint8 [m, n, 3, H, W], of images uint8 [m, ...] and [n, ...]."""
+    """Combine every structure source [m, 3, H, W] with every appearance source [n, ...]: uint8 [m, n, 3, H, W]."""
     device = next(generator.parameters()).device
     maps = generator.structure(to_symmetric(structure.to(device)))
     codes = generator.appearance(to_symmetric(appearance.to(device)))
-    rows = [to_pixels(generator.decoder(one.expand(len(codes), *one.shape), codes)).cpu() for one in maps]
-    return torch.stack(rows)
+    return torch.stack([to_pixels(generator.decoder(one.expand(len(codes), *one.shape), codes)).cpu() for one in maps])
 
 
 def soft_labels(beliefs: Tensor, wearers: Index, pids: Index, least: float) -> list[dict[int, float]]:
     """Turn the teacher's probabilities into soft labels; see :func:`fedsim.data.write_generated`.
 
-    First comes the identity whose appearance an image has, in whose place it will stand. Probabilities below ``least``
-    are left out, except its own, and so are those of identities of whom the client has no images.
+    First comes the wearer, whose place the image will take: it always has a weight. Others need a probability of at
+    least ``least``, and images in the client's data.
 
     Args:
         beliefs: [m, Z].
-        wearers: [m] label of the identity whose appearance an image has.
-        pids: [Z] the identities' numbers in the data set; -1 of those without images.
+        wearers: [m] label of the identity of each appearance source.
+        pids: [Z] numbers of the identities in the data set; -1: no images.
         least: in [0, 1].
     """
     found = []

@@ -1,21 +1,19 @@
 r"""Training a generator of people on one client's images (paper 002, Figures 5 and 6).
 
-What an image shows is split into appearance (colours, prints) and structure (body, pose, background). Images of one
-person get the appearance of another one; a discriminator, both encoders and an identity head say how well.
+The generator splits an image into appearance (colours, prints) and structure (body, pose, background), and gives images
+of one person the appearance of another. A discriminator, both encoders and an identity head judge the result.
 
-Deviations from paper 002, which names DG-Net and gives no equations, sizes or rates of its own:
+Paper 002 names DG-Net, and has no equations, sizes or rates. Here:
 
-- The equations are those of Zheng et al. (CVPR 2019), see :mod:`fedsim.generation.losses`; networks and code are our
-  own, and small. Rates and steps are ours, see configs/generators.
-- Left out: the second, "fine-grained" head of that paper, which learns whose structure an image has: a re-ID model here
-  has one head.
-- The codes that those of a swapped image are compared with are constants: with a gradient of their own they could meet
-  by vanishing.
-- The soft labels' gradient goes to the appearance encoder alone, not through the image.
-- The discriminator is trained by least squares, as code of that paper is said to do; in print it has logarithms.
-- Rates are constant, without weight decay, and factors are what they are from the first step, that of soft labels from
-  where it begins; code of that paper lowers rates, decays weights, and raises factors of codes and soft labels slowly.
-- The teacher is a second appearance encoder that learns beside the generator, from the client's real images alone.
+- The equations are those of Zheng et al. (CVPR 2019), see :mod:`fedsim.generation.losses`. Networks, rates and steps
+  are our own, and small, see configs/generators.
+- There is no second, "fine-grained" head for the identity of the structure source: our re-ID models have one head.
+- The target codes of the code losses are constants: with gradients both codes could shrink to zero.
+- The gradient of soft labels reaches the appearance encoder alone, not the decoder.
+- The discriminator is trained by least squares, as reported of the authors' code; the paper has logarithms.
+- Rates and factors are constant, without weight decay; soft labels begin later. The authors' code lowers rates, decays
+  weights, and raises the factors of codes and soft labels slowly.
+- The teacher is a second appearance encoder, trained beside the generator on the client's real images alone.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from fedsim.core.errors import ConfigError, TrainingError
+from fedsim.core.checks import at_least, within
+from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.data.images import Index
 from fedsim.functional.losses import soft_label_divergence
@@ -47,48 +46,43 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSteps:
-    """How long a generator is trained, and how fast."""
+    """Steps and learning rates of a generator's training."""
 
     steps: int = 3000
-    """batches"""
+    """number of batches"""
     batch_size: int = 8
-    """persons of a batch, of each of whom there are two images"""
+    """persons per batch, with two images each"""
     rate: float = 5e-4
-    """of Adam, for the structure encoder and the decoder"""
+    """Adam's learning rate for the structure encoder and the decoder"""
     appearance_rate: float = 5e-4
-    """of Adam, for the appearance encoder and the teacher"""
+    """Adam's learning rate for the appearance encoder and the teacher"""
     discriminator_rate: float = 2e-4
-    """of Adam, for the discriminator"""
+    """Adam's learning rate for the discriminator"""
     momentum: float = 0.5
     """Adam's first beta; its second is 0.999"""
     flip: float = 0.5
     """probability of a horizontal mirror image"""
     save_every: int = 200
-    """steps between two checkpoints, and of which losses.csv holds means"""
+    """steps between two checkpoints, and per line of losses.csv"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name, least in (("steps", 1), ("batch_size", 2), ("save_every", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"training.{name}: {getattr(self, name)} is less than {least}")
-        for name in ("rate", "appearance_rate", "discriminator_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"training.{name}: {getattr(self, name)} is not a positive number")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"training.momentum: {self.momentum} is not in [0, 1)")
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"training.flip: {self.flip} is not in [0, 1]")
+        at_least("training", 1, steps=self.steps, save_every=self.save_every)
+        at_least("training", 2, batch_size=self.batch_size)
+        rates = {"appearance_rate": self.appearance_rate, "discriminator_rate": self.discriminator_rate}
+        within("training", "(0, inf)", rate=self.rate, **rates)
+        within("training", "[0, 1)", momentum=self.momentum)
+        within("training", "[0, 1]", flip=self.flip)
 
 
 class GeneratorTraining(LightningModule):
     """A generator in training. One Lightning epoch is ``save_every`` steps.
 
     Args:
-        client: its name, for messages and as the key of all that is random.
+        client: its name, for messages and as the key of all random choices.
         pixels: uint8 [n, 3, H, W], its training images.
         labels: [n] identities, 0 .. Z - 1.
         num_classes: Z.
-        backbone: of the appearance encoder; a template, which is copied.
+        backbone: template for the appearance encoder, which is copied.
         networks: sizes.
         losses: factors of the losses.
         training: steps and rates.
@@ -131,9 +125,8 @@ class GeneratorTraining(LightningModule):
     def configure_optimizers(self) -> list[Adam]:
         """Return the optimizers of generator, discriminator and teacher."""
         how, parts = self.training_settings, self.generator
-        makers = [*parts.structure.parameters(), *parts.decoder.parameters()]
         of_generator = [
-            {"params": makers, "lr": how.rate},
+            {"params": [*parts.structure.parameters(), *parts.decoder.parameters()], "lr": how.rate},
             {"params": list(parts.appearance.parameters()), "lr": how.appearance_rate},
         ]
         betas = (how.momentum, 0.999)
@@ -144,17 +137,17 @@ class GeneratorTraining(LightningModule):
         ]
 
     def training_step(self, _: Any, position: int) -> None:
-        """One step; ``position`` counts from the begin of the epoch."""
+        """One step; ``position`` counts from the start of the epoch."""
         step = self.current_epoch * self.training_settings.save_every + position
         if step >= self.training_settings.steps:  # the last epoch is shorter
             return
         seed_global_stream(derive_seed(self.seed, self.client, step, "modules"))  # for noise within backbones
-        # 1. Draw two images each of some persons, and who gets whose structure.
+        # 1. Draw two images each of some persons, and the structure source for each.
         images, others, labels, lenders = self._draw(step)
-        # 2. The teacher learns who real images show.
+        # 2. The teacher learns the identities of real images.
         teaching = F.cross_entropy(self.teacher.logits(self.teacher(images)), labels)
         self._update(2, teaching)
-        # 3. Encode, and make images of one's own, of the same person's and of another's appearance.
+        # 3. Encode, and make images with the own appearance, with the other image's, and with another structure.
         appearance, structure = self.generator.appearance, self.generator.structure
         codes, codes_of_others = appearance(torch.cat([images, others])).chunk(2)
         maps = structure(images)
@@ -190,7 +183,7 @@ class GeneratorTraining(LightningModule):
         return first, second, self.labels.index_select(0, rows[: len(first)]), draw.lenders.to(self.device)
 
     def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
-        """What images with the appearance of some and the structure of others tell."""
+        """Return the losses of swapped images."""
         appearance, structure = self.generator.appearance, self.generator.structure
         codes_again = appearance(swapped)
         self.discriminator.requires_grad_(False)
@@ -204,7 +197,7 @@ class GeneratorTraining(LightningModule):
         }
 
     def _soft_label_loss(self, swapped: Tensor) -> Tensor:
-        """The appearance encoder learns from the teacher whom swapped images show."""
+        """Return the divergence of the appearance encoder from the teacher on swapped images."""
         images = swapped.detach()
         self.teacher.eval()
         with torch.no_grad():
@@ -218,12 +211,13 @@ class GeneratorTraining(LightningModule):
         factors = self.losses
         total = factors.image * (found["self"] + found["same"]) + factors.identity * found["identity"]
         total = total + factors.code * (found["appearance code"] + found["structure code"])
-        total = total + factors.swapped_identity * found["swapped identity"]
-        total = total + factors.adversarial * found["adversarial"]
+        total = (
+            total + factors.swapped_identity * found["swapped identity"] + factors.adversarial * found["adversarial"]
+        )
         return total + factors.soft * found["soft"] if "soft" in found else total
 
     def _realness(self, real: Tensor, made: Tensor) -> Tensor:
-        """The discriminator's own loss."""
+        """Return the discriminator's own loss."""
         return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
 
     def _update(self, which: int, loss: Tensor) -> None:
@@ -234,14 +228,8 @@ class GeneratorTraining(LightningModule):
         self.manual_backward(loss)
         optimizer.step()
 
-    # -- between epochs ------------------------------------------------------------------------------------------------
-
     def on_train_epoch_end(self) -> None:
-        """Keep the means of the losses.
-
-        Raises:
-            TrainingError: if one is not finite.
-        """
+        """Keep the means of the losses; raise TrainingError if one is not finite."""
         first = self.current_epoch * self.training_settings.save_every
         row = {"step": float(first + len(self._sums))}
         for name in self._sums[-1]:  # soft labels may have begun in this epoch
@@ -255,12 +243,12 @@ class GeneratorTraining(LightningModule):
         self.history.append(row)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the losses, and of which images they are."""
+        """Add the losses, and the hash of the images."""
         checkpoint["history"] = self.history
         checkpoint["images_hash"] = self.images_hash
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the losses so far."""
+        """Restore the losses so far."""
         self.history = checkpoint["history"]
 
 

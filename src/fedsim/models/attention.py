@@ -1,4 +1,4 @@
-"""Attentive normalisation, and attention blocks at the end of residual branches, put into networks of torchvision.
+"""Attentive normalisation, and attention blocks for the end of residual branches of torchvision's networks.
 
 Shapes: B images, C channels, H x W pixels of a map, K mixtures.
 """
@@ -33,8 +33,8 @@ NormInit = Literal["convert", "random"]
 class AttentiveNorm2d(nn.Module):
     """Attentive normalisation (Li, Sun and Wu, arXiv:1908.01259; Eq. (2) of paper 000, where K is called M).
 
-    Batch normalisation whose affine transformation is mixed for each image from K of them. The weights lambda come from
-    statistics of the image's own map, and do not sum to 1.
+    Batch normalisation with K affine transformations, which each image mixes with weights lambda of its own. The
+    weights come from statistics of the image's map, and do not sum to 1.
 
     Args:
         channels: C.
@@ -57,10 +57,10 @@ class AttentiveNorm2d(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_batch_norm(cls, norm: nn.BatchNorm2d, num_mixtures: int, init: NormInit = "convert") -> AttentiveNorm2d:
-        """Return a layer with the running statistics of ``norm`` and, after ``convert``, with its output, too.
+        """Return a layer with the running statistics of ``norm`` and, for ``convert``, the same output.
 
-        ``convert``: lambda = hardsigmoid(0) = 1/2 for every image and mixture, and each mixture holds 2/K of the affine
-        transformation. The attention then starts to train through the weight of its normalisation, which is 0.
+        ``convert``: lambda = hardsigmoid(0) = 1/2 for every image and mixture, and each mixture is 2/K of the affine
+        transformation. The attention starts to train through the weight of its normalisation, which is 0.
         """
         layer = cls(norm.num_features, num_mixtures, norm.eps, norm.momentum).to(norm.weight)
         layer.norm.load_state_dict(dict(norm.named_buffers()))
@@ -71,26 +71,18 @@ class AttentiveNorm2d(nn.Module):
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise maps [B, C, H, W].
-
-        Raises:
-            ConfigError: in training on one image: lambda is normalised over the batch.
-        """
+        """Normalise maps [B, C, H, W]; raise ConfigError in training on one image, as lambda is normalised over B."""
         if self.training and len(x) < 2:
             raise ConfigError(
                 "model.client.batch_size: attentive normalisation cannot train on a batch of one image; "
                 "set it to at least 2"
             )
-        mixture = F.hardsigmoid(self.attention_norm(self.attention(_instance_statistics(x))))  # lambda [B, K]
+        # the mean of each channel over its standard deviation; the variance is unbiased where it can be
+        variance, mean = torch.var_mean(x, dim=(2, 3), correction=int(x.shape[2] * x.shape[3] > 1))
+        statistics = mean / torch.sqrt(variance + 1e-3)  # [B, C]
+        mixture = F.hardsigmoid(self.attention_norm(self.attention(statistics)))  # lambda [B, K]
         scale, shift = mixture @ self.gamma, mixture @ self.beta
         return torch.addcmul(shift[..., None, None], scale[..., None, None], self.norm(x))  # Eq. (2)
-
-
-def _instance_statistics(x: Tensor) -> Tensor:
-    """Return each channel's mean over its standard deviation [B, C]; the variance is unbiased where it can be."""
-    correction = int(x.shape[2] * x.shape[3] > 1)
-    variance, mean = torch.var_mean(x, dim=(2, 3), correction=correction)
-    return mean / torch.sqrt(variance + 1e-3)
 
 
 class SqueezeExcitation(nn.Module):
@@ -98,17 +90,17 @@ class SqueezeExcitation(nn.Module):
 
     Args:
         channels: C.
-        reduction: r; the excitation has C / r hidden units, at least one. As in the equations it has no biases.
+        reduction: r; the excitation has C / r hidden units, at least one, and no biases, as in the equations.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        self.excite = _Excitation(channels, reduction)
+        self.excite = _excitation(channels, reduction)
 
     @property
     def gates(self) -> tuple[Tensor, ...]:
-        """Weights that open the gate by sigmoid(0) = 1/2 if they are 0."""
-        return (self.excite.expand.weight,)
+        """Weights that, if they are 0, set the gate to sigmoid(0) = 1/2."""
+        return (self.get_parameter("excite.expand.weight"),)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels of maps [B, C, H, W]."""
@@ -117,24 +109,21 @@ class SqueezeExcitation(nn.Module):
 
 
 class CBAM(nn.Module):
-    """Convolutional block attention module (Woo, Park, Lee and Kweon, ECCV 2018): a gate for channels, one for pixels.
+    """Convolutional block attention module (Woo et al., ECCV 2018): a gate for each channel, then for each pixel.
 
-    As in its equations there is no normalisation behind the 7 x 7 convolution, and no bias.
-
-    Args:
-        channels: C.
-        reduction: r, as for :class:`SqueezeExcitation`.
+    As in its equations, the 7 x 7 convolution has no bias and no normalisation after it. For the arguments see
+    :class:`SqueezeExcitation`.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        self.excite = _Excitation(channels, reduction)
+        self.excite = _excitation(channels, reduction)
         self.spatial = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     @property
     def gates(self) -> tuple[Tensor, ...]:
-        """Weights that open the two gates by sigmoid(0) = 1/2 each if they are 0."""
-        return self.excite.expand.weight, self.spatial.weight
+        """Weights that, if they are 0, set the two gates to sigmoid(0) = 1/2 each."""
+        return self.get_parameter("excite.expand.weight"), self.spatial.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels, then the pixels, of maps [B, C, H, W]."""
@@ -144,70 +133,55 @@ class CBAM(nn.Module):
         return x * torch.sigmoid(self.spatial(pooled))  # Eq. (3)
 
 
-class _Excitation(nn.Module):
-    """``W_2 relu(W_1 z)`` with C / r hidden units."""
-
-    def __init__(self, channels: int, reduction: int) -> None:
-        super().__init__()
-        hidden = max(1, channels // reduction)
-        self.reduce = nn.Linear(channels, hidden, bias=False)
-        self.expand = nn.Linear(hidden, channels, bias=False)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Map pooled features [B, C] to logits of gates [B, C]."""
-        logits: Tensor = self.expand(F.relu(self.reduce(z)))
-        return logits
+def _excitation(channels: int, reduction: int) -> nn.Sequential:
+    """``W_2 relu(W_1 z)`` with C / r hidden units: pooled features [B, C] to logits of gates [B, C]."""
+    hidden = max(1, channels // reduction)
+    layers = {"reduce": nn.Linear(channels, hidden, bias=False), "relu": nn.ReLU()}
+    return nn.Sequential(OrderedDict(**layers, expand=nn.Linear(hidden, channels, bias=False)))
 
 
 class Place(NamedTuple):
-    """Where a block of a backbone can have attention: names of two of its BatchNorm2d."""
+    """A place for attention in a block of a backbone: the names of two BatchNorm2d layers."""
 
     inner: str
-    """replaced by attentive normalisation"""
+    """the layer that attentive normalisation replaces"""
     last: str
-    """followed by a squeeze-and-excitation block or CBAM: the end of the residual branch"""
+    """the layer that ends the residual branch; a squeeze-and-excitation block or CBAM follows it"""
     num_mixtures: int
     """K of attentive normalisation"""
 
 
 @torch.no_grad()
 def insert_attention(backbone: nn.Module, places: Iterable[Place], norm: NormKind, init: NormInit) -> None:
-    """Put attention into a backbone. With ``init: convert`` the backbone computes what it did before.
+    """Put attention into a backbone. With ``init: convert`` the output of the backbone stays the same.
 
     Args:
         backbone: with its (pretrained) weights.
         places: of its blocks.
-        norm: which attention; ``bn`` is none.
-        init: ``convert``, or ``random`` as in the papers, for networks trained from scratch.
+        norm: the kind of attention; ``bn`` is none.
+        init: ``convert``; or ``random`` as in the papers, for training from scratch.
     """
+    if norm == "bn":
+        return
     for place in places:
+        name = place.inner if norm == "attentive" else place.last
+        old = backbone.get_submodule(name)
+        assert isinstance(old, nn.BatchNorm2d), f"{name} is a {type(old).__name__}"
+        new: nn.Module
         if norm == "attentive":
-            layer = AttentiveNorm2d.from_batch_norm(_norm_at(backbone, place.inner), place.num_mixtures, init)
-            backbone.set_submodule(place.inner, layer, strict=True)
-        elif norm != "bn":
-            last = _norm_at(backbone, place.last)
-            block = (SqueezeExcitation if norm == "se" else CBAM)(last.num_features).to(last.weight)
-            backbone.set_submodule(place.last, _follow(last, block, init), strict=True)
-
-
-def _norm_at(backbone: nn.Module, name: str) -> nn.BatchNorm2d:
-    norm = backbone.get_submodule(name)
-    assert isinstance(norm, nn.BatchNorm2d), f"{name} is a {type(norm).__name__}"
-    return norm
-
-
-def _follow(norm: nn.BatchNorm2d, block: SqueezeExcitation | CBAM, init: NormInit) -> nn.Sequential:
-    """Put ``block`` behind ``norm``; after ``convert``, each of its gates halves what the norm has doubled."""
-    if init == "convert":
-        for gate in block.gates:
-            nn.init.zeros_(gate)
-            norm.weight.mul_(2)
-            norm.bias.mul_(2)
-    return nn.Sequential(OrderedDict(norm=norm, attention=block))
+            new = AttentiveNorm2d.from_batch_norm(old, place.num_mixtures, init)
+        else:
+            block = (SqueezeExcitation if norm == "se" else CBAM)(old.num_features).to(old.weight)
+            for gate in block.gates if init == "convert" else ():
+                nn.init.zeros_(gate)
+                old.weight.mul_(2)  # as the gate of 1/2 halves the norm's output
+                old.bias.mul_(2)
+            new = nn.Sequential(OrderedDict(norm=old, attention=block))
+        backbone.set_submodule(name, new, strict=True)
 
 
 def holds_attention(names: Iterable[str]) -> bool:
-    """Whether tensors are of a backbone into which :func:`insert_attention` has put something.
+    """Whether these names of tensors are of a backbone with attention, see :func:`insert_attention`.
 
     >>> holds_attention(["layer1.0.bn2.attention.weight"]), holds_attention(["layer1.0.bn2.weight"])
     (True, False)

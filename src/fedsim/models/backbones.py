@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
@@ -30,12 +31,11 @@ __all__ = ["Backbone", "ConvNeXt", "MobileNetV2", "ResNet", "SmallCNN"]
 
 
 _STAGE_MIXTURES = (10, 10, 20, 20)
-"""K of attentive normalisation at strides 4, 8, 16 and 32. Paper 000 is silent; these are for ResNet-50 in the original
-code of attentive normalisation."""
+"""K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 
 
 class Backbone(nn.Sequential):
-    """Base of fedsim's own backbones, by which configs can name them in one word."""
+    """Base of fedsim's own backbones, which configs can name by the class alone."""
 
     out_channels: int
     """C: channels of the output map"""
@@ -46,21 +46,21 @@ class ResNet(Backbone):
 
     Args:
         depth: 18, 34 or 50.
-        last_stride: stride of the last stage. 2 is torchvision's; 1 doubles the resolution of the last map (Luo et al.,
-            "Bag of tricks", CVPRW 2019).
+        last_stride: stride of the last stage: torchvision's 2, or 1, which doubles the resolution of the last map (Luo
+            et al., "Bag of tricks", CVPRW 2019).
         weights: a torchvision name (``IMAGENET1K_V1``), the path of a local ``.pth`` or ``.safetensors`` file, or null
             for random weights. Give V1 or V2 explicitly: they are different networks.
-        norm: ``attentive`` replaces the second norm of each block (``bn2``) by attentive normalisation with 10, 10, 20
-            and 20 mixtures in the four stages; ``se`` and ``cbam`` put such a block at the end of each residual branch,
-            before the sum; ``bn`` is torchvision's network.
-        norm_init: ``convert`` lets attention start from what the network computes without it; ``random`` is as in the
-            papers on attention, and spoils pretrained weights. Files with attention of their own overwrite both.
-        relu_after_stem: false leaves out the first rectification, as the code of CAP and FedCAPR does; other code that
-            loads such a model must do so, too.
-        fam: feature attention of paper 002. ``mscam`` weighs the last map by multi-scale channel attention; ``aff34``
-            fuses the maps of the last two stages by it, and returns one with the channels and the size of the earlier;
-            ``aff_residual`` puts it in the place of the sums of all blocks. ``norm_init: convert`` starts all its gates
-            at 1/2: ``aff_residual`` then computes what the network does without it, ``mscam`` half of it.
+        norm: ``bn``: torchvision's network. ``attentive``: attentive normalisation replaces the second norm of each
+            block (``bn2``), with 10, 10, 20 and 20 mixtures in the four stages. ``se``, ``cbam``: such a block ends
+            each residual branch, before the sum.
+        norm_init: ``convert``: at the start, the network computes the same as without attention; ``random``: as in the
+            papers on attention, which spoils pretrained weights. Files with attention overwrite both.
+        relu_after_stem: false removes the first ReLU, as in the code of CAP and FedCAPR; other code that loads such a
+            model must remove it, too.
+        fam: feature attention of paper 002. ``mscam``: multi-scale channel attention weighs the last map. ``aff34``: it
+            fuses the maps of the last two stages to one, of the earlier map's shape. ``aff_residual``: it replaces the
+            sums of all blocks. With ``norm_init: convert`` all gates start at 1/2: ``aff_residual`` then computes the
+            same as the plain network, ``mscam`` half of it.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class ResNet(Backbone):
         name = f"resnet{depth}"
         network = fused_resnet(depth) if fam == "aff_residual" else tv.get_model(name)
         if last_stride == 1:
-            _remove_stride(network.layer4[0])
+            for module in network.layer4[0].modules():
+                if isinstance(module, nn.Conv2d):
+                    module.stride = (1, 1)
         without = {"avgpool", "fc"} | (set() if relu_after_stem else {"relu"})
         super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in without))
         self.out_channels = int(network.fc.in_features)
@@ -90,18 +92,15 @@ class ResNet(Backbone):
 
         def insert() -> None:
             insert_attention(self, places, norm, norm_init)
-            self._insert_fusion(fam, norm_init)
+            if fam == "mscam":
+                self.add_module("attention", MSCAM(self.out_channels, init=norm_init))
+            elif fam == "aff_residual":
+                fuse_residuals(self, norm_init)
+            elif fam == "aff34":
+                self.out_channels //= 2
+                self.add_module("fusion", StageFusion(self.out_channels, norm_init))
 
         _load_around(self, weights, name, insert)
-
-    def _insert_fusion(self, fam: FusionKind, init: NormInit) -> None:
-        if fam == "mscam":
-            self.add_module("attention", MSCAM(self.out_channels, init=init))
-        elif fam == "aff_residual":
-            fuse_residuals(self, init)
-        elif fam == "aff34":
-            self.out_channels //= 2
-            self.add_module("fusion", StageFusion(self.out_channels, init))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the last map."""
@@ -113,13 +112,6 @@ class ResNet(Backbone):
         return maps
 
 
-def _remove_stride(block: nn.Module) -> None:
-    """Set the stride of a residual block's strided convolutions to 1."""
-    for module in block.modules():
-        if isinstance(module, nn.Conv2d):
-            module.stride = (1, 1)
-
-
 class MobileNetV2(Backbone):
     """torchvision's MobileNetV2 features (Sandler et al., CVPR 2018).
 
@@ -127,10 +119,10 @@ class MobileNetV2(Backbone):
         width: width multiplier.
         weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only.
         norm_eps: epsilon of the batch normalisations. Weights converted from Keras need 1e-3.
-        pixels: what the weights were trained on. ``imagenet``: images normalised by ImageNet's mean and deviation, as
-            they arrive; ``symmetric``: pixels from -1 to 1, which weights converted from Keras need.
+        pixels: the input of the pretrained weights. ``imagenet``: images normalised by ImageNet's mean and deviation;
+            ``symmetric``: pixels from -1 to 1, for weights converted from Keras.
         norm: as for :class:`ResNet`; ``attentive`` replaces the norm after each depthwise convolution, with 10 mixtures
-            up to stride 8 and 20 beyond; ``se`` and ``cbam`` stand at the end of each inverted residual.
+            up to stride 8 and 20 beyond; ``se`` and ``cbam`` end each inverted residual.
         norm_init: as for :class:`ResNet`.
     """
 
@@ -156,10 +148,9 @@ class MobileNetV2(Backbone):
 
 
 class _Symmetric(nn.Module):
-    """Turns images that are normalised by ImageNet's mean and deviation into pixels from -1 to 1."""
+    """Maps images [B, 3, H, W], normalised by ImageNet's mean and deviation, to pixels from -1 to 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return images [B, 3, H, W] in the other range."""
         scale, offset = _to_symmetric(x.device)
         return x * scale + offset
 
@@ -186,13 +177,12 @@ def _inverted_residuals(features: nn.Sequential) -> list[Place]:
 class ConvNeXt(Backbone):
     """torchvision's ConvNeXt without pooling and classifier (Liu et al., CVPR 2022).
 
-    The normalisation between pooling and classifier is torchvision's classifier's, and left out. In training, blocks
-    are skipped at random (stochastic depth), as torchvision has it. Maps have a stride of 32: images need at least 64
-    x 32 pixels, or so.
+    The norm between pooling and classifier is left out, too. In training, blocks are skipped at random (stochastic
+    depth, as in torchvision). The last map has stride 32: images need about 64 x 32 pixels or more.
 
     Args:
-        size: ``tiny``, ``small``, ``base`` or ``large``; ``micro``, with four blocks of 8 to 64 channels, is for tests.
-        weights: as for :class:`ResNet`; there are none of ``micro``.
+        size: ``tiny``, ``small``, ``base``, ``large``; or ``micro``, four blocks of 8 to 64 channels, for tests.
+        weights: as for :class:`ResNet`; torchvision has none for ``micro``.
         fam: ``mscam``: as for :class:`ResNet`.
     """
 
@@ -204,7 +194,8 @@ class ConvNeXt(Backbone):
         fam: Literal["none", "mscam"] = "none",
     ) -> None:
         name = f"convnext_{size}"
-        network: nn.Module = _micro_convnext() if size == "micro" else tv.get_model(name)
+        micro = [CNBlockConfig(8 * 2**i, 16 * 2**i if i < 3 else None, 1) for i in range(4)]
+        network: nn.Module = tv.ConvNeXt(micro, 0.1) if size == "micro" else tv.get_model(name)
         classifier = network.get_submodule("classifier.2")
         assert isinstance(classifier, nn.Linear)
         super().__init__(OrderedDict(features=network.get_submodule("features")))
@@ -219,19 +210,13 @@ class ConvNeXt(Backbone):
         _load_around(self, weights, name, insert)
 
 
-def _micro_convnext() -> nn.Module:
-    settings = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, 32, 1), CNBlockConfig(32, 64, 1), CNBlockConfig(64, None, 1)]
-    network: nn.Module = tv.ConvNeXt(settings, stochastic_depth_prob=0.1)
-    return network
-
-
 class SmallCNN(Backbone):
     """Four 3x3 convolutions with batch normalisation, for CPUs and small images.
 
     Args:
         width: channels of the first layer; the others have 2, 4 and 4 times as many.
-        norm: as for :class:`ResNet`, at every second norm (``bn2`` and ``bn4``): ``attentive`` replaces it, with 10 and
-            20 mixtures, ``se`` and ``cbam`` follow it.
+        norm: as for :class:`ResNet`, at ``bn2`` and ``bn4``: ``attentive`` replaces them, with 10 and 20 mixtures;
+            ``se`` and ``cbam`` follow them.
         norm_init: as for :class:`ResNet`.
         fam: ``mscam``: as for :class:`ResNet`.
     """
@@ -244,8 +229,7 @@ class SmallCNN(Backbone):
         norm_init: NormInit = "convert",
         fam: Literal["none", "mscam"] = "none",
     ) -> None:
-        if width < 1:
-            raise ConfigError(f"backbone.width: {width} is less than 1")
+        at_least("backbone", 1, width=width)
         channels = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[tuple[str, nn.Module]] = []
         for i, (c_in, c_out) in enumerate(itertools.pairwise(channels), start=1):
@@ -265,25 +249,15 @@ class SmallCNN(Backbone):
 
 
 def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:
-    """Load pretrained weights, then insert attention; the other way round if the weights have attention of their own.
+    """Load weights, then ``insert`` attention; the other way round if the weights include attention.
 
-    Args:
-        backbone: a module with torchvision's parameter names.
-        weights: torchvision's name of the weights, a local file (never unpickled beyond tensors), or None.
-        name: torchvision's name of the network.
-        insert: puts attention into ``backbone``.
-
-    Raises:
-        ConfigError: if the name or file does not exist or does not fit; the message says what is missing.
+    ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
+    name of the network. Raises ConfigError if the weights do not exist or do not fit.
     """
     state = {} if weights is None else _read_weights(weights, name)
-    trained = holds_attention(state)
-    if trained:
-        insert()
-    if weights is not None:
-        _load_state(backbone, state, weights, name)
-    if not trained:
-        insert()
+    steps = [insert] if weights is None else [lambda: _load_state(backbone, state, weights, name), insert]
+    for step in reversed(steps) if holds_attention(state) else steps:
+        step()
 
 
 def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
@@ -291,20 +265,17 @@ def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, nam
     wanted = backbone.state_dict()
     if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
         state = {f"features.{key}": value for key, value in state.items()}
-    missing = [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]
-    if missing:
+    if missing := [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]:
         raise ConfigError(
             f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
             "give weights of the same network, width and norm"
         )
-    strange = [key for key in state if key not in wanted and holds_attention([key])]
-    if strange:
+    if strange := [key for key in state if key not in wanted and holds_attention([key])]:
         raise ConfigError(
             f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
             "give weights of the same network, width and norm"
         )
-    wrong = [key for key in wanted if key in state and state[key].shape != wanted[key].shape]
-    if wrong:
+    if wrong := [key for key in wanted if key in state and state[key].shape != wanted[key].shape]:
         key = wrong[0]
         raise ConfigError(
             f"backbone.weights: {weights} has {key} of shape {list(state[key].shape)}, {name} needs "
@@ -314,19 +285,21 @@ def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, nam
 
 
 def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
+    if not _is_file(weights):
+        return _download(weights, name)
     path = Path(weights).expanduser()
-    if _is_file(weights):
-        if not path.is_file():
-            raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
-        try:
-            state = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
-        except Exception as error:  # the readers raise many types for a damaged file
-            raise ConfigError(
-                f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?"
-            ) from error
-        if not isinstance(state, dict):
-            raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(state).__name__}")
-        return state
+    if not path.is_file():
+        raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
+    try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # the readers raise many types for a damaged file
+        raise ConfigError(f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?") from error
+    if not isinstance(state, dict):
+        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(state).__name__}")
+    return state
+
+
+def _download(weights: str, name: str) -> dict[str, Tensor]:
     choices = tv.get_model_weights(name)
     if weights not in choices.__members__:
         known = ", ".join(choices.__members__)
@@ -334,18 +307,12 @@ def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
     try:
         return dict(choices[weights].get_state_dict(check_hash=True))
     except Exception as error:  # no network, or a damaged file in torch's cache: many types
-        url = choices[weights].url
         raise ConfigError(
-            f"backbone.weights: cannot get {url} ({type(error).__name__}: {error}); give a local file instead, or "
-            "delete a damaged download from torch's cache"
+            f"backbone.weights: cannot get {choices[weights].url} ({type(error).__name__}: {error}); give a local file "
+            "instead, or delete a damaged download from torch's cache"
         ) from error
 
 
 def _is_file(weights: str) -> bool:
-    """Whether ``weights`` is a path, not a name of torchvision's."""
+    """Whether ``weights`` is a path, not a name in torchvision."""
     return Path(weights).suffix in {".pth", ".pt", ".safetensors"}
-
-
-def _load_pickle(path: Path) -> object:
-    """Load tensors and plain types only, to the CPU whatever device wrote them."""
-    return torch.load(path, map_location="cpu", weights_only=True)

@@ -46,7 +46,7 @@ class CifarResNet(Backbone):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; the first has stride 2 where the number of channels grows."""
+    """Two 3x3 convolutions and a shortcut; the first has stride 2 if the number of channels grows."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -58,7 +58,6 @@ class _Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(c_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, c_in, h, w] to [B, c_out, h / stride, w / stride]."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         # every second pixel, and zeros for the channels that the input lacks

@@ -1,8 +1,8 @@
 """Feature attention of paper 002: attentional feature fusion with multi-scale channel attention.
 
-Dai, Gieseke, Oehmcke, Wu and Barnard, "Attentional feature fusion", WACV 2021, whose equations are written here. Paper
-002 takes the module from there, says neither which maps are fused nor what r is, and describes it otherwise: dilated
-convolutions whose outputs are concatenated and pooled, and two fully connected layers. The published module has none.
+The equations are of Dai, Gieseke, Oehmcke, Wu and Barnard, "Attentional feature fusion", WACV 2021, the source that
+paper 002 names. Paper silent on r, and on which maps are fused. Its description differs from the published module:
+dilated convolutions, whose outputs are concatenated and pooled, and two fully connected layers.
 
 Shapes: B images, C channels, H x W pixels of a map.
 """
@@ -31,13 +31,12 @@ _LAYERS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}
 class MSCAM(nn.Module):
     """Multi-scale channel attention: a gate for each channel and pixel, from the pixel and from the whole map.
 
-    As in the authors' code, the pointwise convolutions have biases in spite of the normalisation behind them.
+    As in the authors' code, the pointwise convolutions have biases although normalisation follows.
 
     Args:
         channels: C.
         reduction: r; both branches have C / r hidden channels, at least one.
-        init: ``convert`` starts with gates of 1/2 everywhere, which the network without attention is worth twice;
-            ``random`` as published.
+        init: ``convert``: all gates start at 1/2, so the map is halved; ``random`` as published.
     """
 
     def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
@@ -49,11 +48,7 @@ class MSCAM(nn.Module):
                 nn.init.zeros_(branch.get_parameter("4.weight"))  # through which the gates then start to train
 
     def gate(self, x: Tensor) -> Tensor:
-        """Return M(x) in (0, 1), [B, C, H, W].
-
-        Raises:
-            ConfigError: in training on one image: its pooled map has a single pixel, which cannot be normalised.
-        """
+        """Return M(x) in (0, 1), [B, C, H, W]; raise ConfigError in training on one image: its pooled map is 1 x 1."""
         if self.training and len(x) < 2:
             raise ConfigError(
                 "model.client.batch_size: multi-scale channel attention (fam) cannot train on a batch of one image; "
@@ -80,12 +75,8 @@ def _bottleneck(channels: int, reduction: int) -> nn.Sequential:
 class AFF(nn.Module):
     """Attentional feature fusion of two maps of equal shape, Eq. (4).
 
-    Times two, as in the authors' code: gates of 1/2 then give the plain sum.
-
-    Args:
-        channels: C.
-        reduction: r.
-        init: of the gates.
+    The result is doubled, as in the authors' code: gates of 1/2 give the plain sum. For the arguments see
+    :class:`MSCAM`.
     """
 
     def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
@@ -99,11 +90,9 @@ class AFF(nn.Module):
 
 
 class StageFusion(nn.Module):
-    """Fuse the last stage's map with the one before it: projected to its channels, and magnified to its size.
+    """Fuse the last stage's map, of 2 C channels, with the earlier map, of C, after a projection and an enlargement.
 
-    Args:
-        channels: C of the earlier map; the later one has 2 C.
-        init: of the gates; the projection starts at random.
+    ``init``: of the gates; the projection starts at random.
     """
 
     def __init__(self, channels: int, init: NormInit = "convert") -> None:
@@ -119,47 +108,42 @@ class StageFusion(nn.Module):
         return fused
 
 
-class _FusedBasicBlock(BasicBlock):  # type: ignore[misc] # torchvision has no types
-    """torchvision's block; after :func:`fuse_residuals` with attention in the place of its sum."""
+class _Fused:
+    """Mixin for torchvision's blocks: after :func:`fuse_residuals`, attention replaces the sum."""
+
+    downsample: nn.Module | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fuse: AFF | None = None
 
+    def join(self, residual: Tensor, x: Tensor) -> Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        return F.relu(residual + identity if self.fuse is None else self.fuse(residual, identity))
+
+
+class _FusedBasicBlock(_Fused, BasicBlock):  # type: ignore[misc] # torchvision has no types
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, c_in, h, w] to [B, c_out, h / stride, w / stride]."""
         out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        return _join(self.fuse, out, x if self.downsample is None else self.downsample(x))
+        return self.join(self.bn2(self.conv2(out)), x)
 
 
-class _FusedBottleneck(Bottleneck):  # type: ignore[misc] # as above
-    """See :class:`_FusedBasicBlock`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fuse: AFF | None = None
-
+class _FusedBottleneck(_Fused, Bottleneck):  # type: ignore[misc] # as above
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, c_in, h, w] to [B, c_out, h / stride, w / stride]."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        return _join(self.fuse, out, x if self.downsample is None else self.downsample(x))
-
-
-def _join(fuse: AFF | None, residual: Tensor, identity: Tensor) -> Tensor:
-    return F.relu(residual + identity if fuse is None else fuse(residual, identity))
+        return self.join(self.bn3(self.conv3(out)), x)
 
 
 def fused_resnet(depth: Literal[18, 34, 50]) -> Any:
-    """Return torchvision's network, with blocks that :func:`fuse_residuals` can change."""
+    """Return torchvision's network, made of blocks that :func:`fuse_residuals` can change."""
     return tv.ResNet(_FusedBottleneck if depth == 50 else _FusedBasicBlock, _LAYERS[depth])
 
 
 def fuse_residuals(backbone: nn.Module, init: NormInit) -> None:
-    """Put attention in the place of the sums of all blocks; with ``init: convert`` they compute the same at first."""
+    """Replace the sums of all blocks by attention; with ``init: convert`` the output stays the same at first."""
     for block in backbone.modules():
-        if isinstance(block, _FusedBasicBlock | _FusedBottleneck):
-            norm = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+        if isinstance(block, _Fused):
+            norm = block.get_submodule("bn3" if isinstance(block, Bottleneck) else "bn2")
+            assert isinstance(norm, nn.BatchNorm2d)
             block.fuse = AFF(norm.num_features, init=init).to(norm.weight)

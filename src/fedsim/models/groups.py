@@ -19,16 +19,16 @@ __all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "body_groups", "group_names"]
 
 
 class Group(StrEnum):
-    """What a tensor of the model is for. A method shares whole groups."""
+    """The role of a tensor in the model. A method shares whole groups."""
 
     CONV = "conv"
     """trunk weights outside normalisation and attention modules"""
     NORM = "norm"
     """affine parameters of the trunk's normalisation modules; of attentive normalisation all parameters"""
     STAT = "stat"
-    """running mean and variance of the trunk, wherever they are: they follow ``bn_stats``"""
+    """running means and variances of the trunk; the setting ``bn_stats`` decides about them"""
     ATTN = "attn"
-    """parameters of the trunk's attention modules, squeeze-and-excitation, CBAM and MS-CAM, outside normalisation"""
+    """parameters of the trunk's attention modules (squeeze-and-excitation, CBAM, MS-CAM) outside normalisation"""
     NECK = "neck"
     """weights of the embedding layers between trunk and head, outside normalisation modules"""
     NECKNORM = "necknorm"
@@ -48,31 +48,24 @@ BODY = TRUNK | {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
 """Backbone and neck: everything that retrieval needs."""
 
 STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
-"""Running statistics, which follow the ``bn_stats`` policy."""
+"""All running statistics; the setting ``bn_stats`` decides about them."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, AttentiveNorm2d)
 _ATTENTION = (SqueezeExcitation, CBAM, MSCAM)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
-    """Return the trunk with or without neck and head.
-
-    Raises:
-        ConfigError: if the head is shared on top of private necks: its inputs would mean something else to each client.
-    """
+    """Return the groups of trunk and, if shared, neck and head; raise ConfigError for a head without its neck."""
     if share_head and not share_neck:
+        # the inputs of the head would mean something else to each client
         raise ConfigError("model.method.share_neck: a shared head needs a shared neck; set share_head to false, too")
     return (BODY if share_neck else TRUNK) | (frozenset({Group.HEAD}) if share_head else frozenset())
 
 
 def group_names(model: nn.Module) -> dict[str, Group]:
-    """Return the group of each parameter and buffer of a model with children ``backbone``, ``neck`` and ``head``.
+    """Return the group of each parameter and buffer by its name, in the order of the model.
 
-    Args:
-        model: a :class:`~fedsim.models.ReIDModel` (or anything with these children).
-
-    Returns:
-        tensor name -> group, in the model's order.
+    The model has children ``backbone``, ``neck`` and ``head``, such as a :class:`~fedsim.models.ReIDModel`.
     """
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
@@ -85,12 +78,12 @@ def group_names(model: nn.Module) -> dict[str, Group]:
 
 
 def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Module]:
-    """Return the modules of these types below ``root``, with all that they consist of."""
+    """Return the modules of these types below ``root``, and the modules inside these."""
     return {part for module in root.modules() if isinstance(module, types) for part in module.modules()}
 
 
 def _group(part: str, kind: Group, tensor: Tensor) -> Group:
-    """Return a tensor's group, where ``kind`` would be the group of a parameter of its module in the trunk."""
+    """Return a tensor's group. ``kind``: the group of its module's parameters, if that were in the trunk."""
     if not tensor.is_floating_point():
         return Group.COUNTER
     is_parameter = isinstance(tensor, nn.Parameter)

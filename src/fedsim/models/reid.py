@@ -1,4 +1,4 @@
-"""The re-ID model: backbone, global average pooling, neck; the identity head sits outside or inside.
+"""The re-ID model: backbone, global average pooling, neck, and a shared head; private heads are outside.
 
 Shapes: B images, C channels of the last map, D neck features, Z identities.
 """
@@ -11,34 +11,31 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.checks import positive, within
 from fedsim.core.errors import ConfigError
 
 __all__ = ["Features", "KeyedDropout", "Neck", "ReIDModel", "make_head"]
 
 
 class Features(NamedTuple):
-    """What a model says about a batch of images."""
+    """Features of a batch of images."""
 
     pool: Tensor
     """[B, C] globally average-pooled map"""
     neck: Tensor
-    """[B, D] embedding: the head's input and the default retrieval feature"""
+    """[B, D] embedding: the head's input, and the default feature for retrieval"""
 
 
 class KeyedDropout(nn.Module):
-    """Dropout that draws from a generator of its own.
+    """Dropout with its own generator, which is set for each (seed, round, client, role).
 
-    A global dropout stream would make one role of a client depend on another (SKA's specific model on its twin) and on
-    what else runs on the rank. :attr:`generator` is set for each (seed, round, client, role).
-
-    Args:
-        p: probability of dropping an element.
+    With torch's global generator, one model of a client would depend on the other (in SKA), and on the other clients
+    of the rank. ``p``: the probability of dropping an element.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise ConfigError(f"model.neck.dropout: {p} is not in [0, 1)")
+        within("model.neck", "[0, 1)", dropout=p)
         self.p = p
         self.generator: torch.Generator | None = None
 
@@ -52,7 +49,7 @@ class KeyedDropout(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Neck:
-    """The layers between pooled features and the identity head."""
+    """The layers between the pooled features and the identity head."""
 
     kind: Literal["linear", "bnneck", "none"] = "linear"
     """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
@@ -68,8 +65,7 @@ class Neck:
 
     def build(self, in_channels: int) -> nn.Sequential:
         """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
-        if self.dim < 1:
-            raise ConfigError(f"model.neck.dim: {self.dim} is not positive")
+        positive("model.neck", dim=self.dim)
         layers: list[nn.Module] = []
         if self.kind == "linear":
             linear = nn.Linear(in_channels, self.dim)
@@ -94,16 +90,15 @@ class Neck:
 class ReIDModel(nn.Module):
     """Backbone, pooling, neck and, where it is shared, the head.
 
-    One such model per rank and architecture is resident on the device; clients are loaded into it one after another.
+    The resident model: one per rank and architecture is on the device, and clients are loaded into it in turn.
 
     Args:
         backbone: see :mod:`fedsim.models.backbones`.
         neck: layers after the pooling.
-        num_classes: size of a head that is part of the model (methods that share it); None where each client has one of
-            its own.
+        num_classes: size of a shared head; None: each client has its own head, outside this model.
 
     Raises:
-        ConfigError: if the backbone does not tell its width.
+        ConfigError: if the backbone has no ``out_channels``.
     """
 
     def __init__(self, backbone: nn.Module, neck: Neck, num_classes: int | None = None) -> None:
@@ -133,7 +128,7 @@ class ReIDModel(nn.Module):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether anything draws from the generator of :meth:`set_generator`."""
+        """Whether any layer uses the generator of :meth:`set_generator`."""
         return any(dropout.p > 0 for dropout in self._dropouts)
 
     def set_generator(self, generator: torch.Generator) -> None:
@@ -143,13 +138,7 @@ class ReIDModel(nn.Module):
 
 
 def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:
-    """Return an identity classifier D -> Z: weights N(0, 0.001), bias 0.
-
-    Args:
-        num_features: D.
-        num_classes: Z.
-        generator: where the weights are drawn from; None uses torch's global generator.
-    """
+    """Return an identity classifier D -> Z: weights N(0, 0.001), drawn from ``generator`` or torch's own; bias 0."""
     head = nn.Linear(num_features, num_classes)
     nn.init.normal_(head.weight, std=0.001, generator=generator)
     nn.init.zeros_(head.bias)

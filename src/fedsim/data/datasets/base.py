@@ -1,4 +1,4 @@
-"""What all data sets on disk have in common: a folder, a way to read it, and counts that it should have."""
+"""The base of all data sets on disk: a folder, a way to read it, and the official counts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from fedsim.core.errors import DataError
-from fedsim.core.seeding import numpy_generator
-from fedsim.data.images import Domain, Index, ReIDSource, Split
-from fedsim.data.splits import SplitStyle, draw_splits
+from fedsim.data.images import Domain, ReIDSource
 
-__all__ = ["Counts", "DataSet", "half_split", "pool"]
+__all__ = ["Counts", "DataSet"]
 
 
 class Counts(NamedTuple):
-    """Sizes that a complete data set has; None where they depend on a split."""
+    """Sizes of a complete data set; None where they depend on a split."""
 
     identities: int | None
     """of training"""
@@ -28,7 +24,7 @@ class Counts(NamedTuple):
 
 
 class DataSet(ReIDSource):
-    """One data set on disk. Subclasses say where it is and how its files are read.
+    """One data set on disk. A subclass names its folder and reads its files.
 
     Args:
         root: its folder, or one that contains it under one of its usual names.
@@ -39,7 +35,7 @@ class DataSet(ReIDSource):
     folders: tuple[str, ...]
     """usual names of its folder"""
     holds: tuple[str, ...]
-    """what is in that folder, by which it is recognised"""
+    """files and folders in it, by which it is recognised"""
     official: Counts | None = None
     """sizes of the complete data set"""
     ask: str
@@ -55,7 +51,7 @@ class DataSet(ReIDSource):
         return self.domains_in(self.find())
 
     def domains_in(self, folder: Path) -> list[Domain]:
-        """Return the data set that is in ``folder``; a few are several domains."""
+        """Return the domains in ``folder``: mostly one, see :meth:`read`."""
         return [self.read(folder)]
 
     def find(self) -> Path:
@@ -79,41 +75,3 @@ class DataSet(ReIDSource):
         Raises:
             DataError: naming the folder or file at fault and the rule.
         """
-
-
-def half_split(name: str, images: Split, num_train: int, always: Index | None = None, seed: int = 0) -> Domain:
-    """Part a small data set by identities: one half trains, of the other camera 0 asks and the other cameras answer.
-
-    Args:
-        name: of the data set; with the seed, it decides who trains.
-        images: all of them.
-        num_train: identities to train on, at most half of those with images from several cameras.
-        always: positions of gallery images that nobody asks for.
-        seed: of the split; papers publish none.
-    """
-    extra = np.array([], dtype=np.int64) if always is None else always
-    paired = np.setdiff1d(np.unique(images.pids), images.pids[extra])
-    if len(paired) < 2:
-        raise DataError(f"{name}: {len(paired)} identities seen by two cameras are too few to train and test on")
-    trained = numpy_generator("half split", name, seed).permutation(paired)[: min(num_train, len(paired) // 2)]
-    is_train = np.isin(images.pids, trained)
-    is_test = np.isin(images.pids, np.setdiff1d(paired, trained))
-    gallery = np.union1d(np.flatnonzero(is_test & (images.camids > 0)), extra)
-    return Domain(
-        name,
-        images.take(np.flatnonzero(is_train)),
-        images.take(np.flatnonzero(is_test & (images.camids == 0))),
-        images.take(gallery),
-    )
-
-
-def pool(name: str, images: Split, style: SplitStyle) -> Domain:
-    """A small data set that is tested on alone: ten random half splits, papers 000 and 001.
-
-    Args:
-        name: of the data set.
-        images: all of them.
-        style: see :func:`fedsim.data.splits.draw_splits`.
-    """
-    nobody = images.take(np.array([], dtype=np.int64))
-    return Domain(name, None, nobody, images, tuple(draw_splits(images.pids, images.camids, style=style)))

@@ -26,10 +26,10 @@ _CLASSES = 10
 class CIFAR10(DataSet):
     """CIFAR-10's Python version: 50,000 training and 10,000 test images of 10 classes, 32 x 32 pixels.
 
-    Identity = class + 1, and the same classes train and are tested on: set ``data.val`` to images, first_image or none.
+    Identity = class + 1. Training and test have the same classes: set ``data.val`` to images, first_image or none.
     Training images are camera 0. ``gallery`` is all test images in the order of their file, for top-1 accuracy;
-    ``query`` is empty. As retrieval needs queries, there is one split of the gallery: its first half asks (camera 1),
-    its second half answers (camera 2), so no image finds itself and no match is junk.
+    ``query`` is empty. For retrieval there is one split of the gallery: queries are the first half (camera 1), the
+    gallery is the second half (camera 2), so no image finds itself and no match is junk.
 
     The files are pickles. Nothing in them is called or imported: see :class:`_BatchReader`.
     """
@@ -54,11 +54,7 @@ class CIFAR10(DataSet):
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return pixels, uint8 [n, 32, 32, 3], and classes [n], from 0.
-
-    Raises:
-        DataError: naming the file, if it is damaged, or holds anything else.
-    """
+    """Return pixels, uint8 [n, 32, 32, 3], and classes [n], from 0; raise DataError for any other file."""
     try:
         with path.open("rb") as file:
             content = _BatchReader(file, encoding="bytes").load()
@@ -78,64 +74,52 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 class _PickledType:
-    """A numpy type's name."""
+    """Stands for a numpy type."""
 
     def __init__(self, name: bytes | str, *_: object) -> None:
         self.is_uint8 = name in (b"u1", "u1", b"|u1", "|u1")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which a byte does not have."""
+        """Ignore byte order and the like: a byte has none."""
 
 
 class _PickledArray:
-    """What a pickle says of a numpy array."""
+    """Stands for a numpy array: (version, shape, type, whether columns come first, bytes)."""
 
     state: tuple[Any, ...] = ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Keep (version, shape, type, whether columns come first, bytes)."""
         self.state = state
 
     def to_numpy(self) -> NDArray[np.uint8]:
-        """Return the array.
-
-        Raises:
-            ValueError: if it does not hold bytes, or not as many as its shape says.
-        """
+        """Return the array; raise ValueError if it does not hold bytes, as many as its shape says."""
         _, shape, kind, columns_first, content = self.state
         if not kind.is_uint8:
             raise ValueError("data are not bytes")
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
 
 
-def _make_array(*_: object) -> _PickledArray:
-    return _PickledArray()
-
-
-def _to_bytes(text: str, _: str) -> bytes:
-    """Bytes, as Python 3 writes them where Python 2 shall read them."""
-    return text.encode("latin1")
-
-
 _STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _make_array,
-    ("numpy._core.multiarray", "_reconstruct"): _make_array,
+    **dict.fromkeys(
+        [("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")],
+        lambda *_: _PickledArray(),
+    ),
     ("numpy", "ndarray"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
-    ("_codecs", "encode"): _to_bytes,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes that Python 3 writes for Python 2
 }
+"""What is called in place of a name in the pickle."""
 
 
 class _BatchReader(pickle.Unpickler):
     """Reads lists, dictionaries, numbers, strings, and arrays of bytes.
 
-    A pickle names functions and classes to be called. Of those only the names that arrays and strings need are known,
-    and what is called instead is defined here: not even numpy sees more of the file than a shape and bytes.
+    A pickle names functions and classes to call. Here only the names for arrays and strings are known, and functions of
+    this module are called instead: numpy itself gets only a shape and bytes.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        """Return what stands for a name; any other is refused."""
-        try:
-            return _STAND_FOR[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no such file needs") from None
+        """Return the replacement of a known name, and refuse any other."""
+        if (module, name) not in _STAND_FOR:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no such file needs")
+        return _STAND_FOR[module, name]

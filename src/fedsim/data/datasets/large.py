@@ -11,12 +11,10 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, ImageFiles, Split
-from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.listing import Label, label_images, named, read_folder
 from fedsim.data.market import check_identities, read_market_domain
 
 __all__ = ["CUHK03NP", "CUHKSYSU", "MSMT17", "DukeMTMC", "Market1501"]
-
-_MARKET_FOLDERS = ("bounding_box_train", "query", "bounding_box_test")
 
 
 class Market1501(DataSet):
@@ -27,8 +25,8 @@ class Market1501(DataSet):
     """
 
     name = "market1501"
-    folders = ("Market-1501-v15.09.15", "Market-1501", "market1501")
-    holds: tuple[str, ...] = _MARKET_FOLDERS
+    folders: tuple[str, ...] = ("Market-1501-v15.09.15", "Market-1501", "market1501")
+    holds: tuple[str, ...] = ("bounding_box_train", "query", "bounding_box_test")
     official: Counts | None = Counts(751, 12_936, 3_368, 19_732)
     ask = "ask its authors, Liang Zheng et al."
 
@@ -37,21 +35,20 @@ class Market1501(DataSet):
         return read_market_domain(folder, self.name)
 
 
-class DukeMTMC(DataSet):
+class DukeMTMC(Market1501):
     """DukeMTMC-reID (Zheng et al., ICCV 2017): 702 identities, 16,522 images; 2,228 queries; gallery 17,661.
 
-    Withdrawn by its owners in 2019: people were filmed outside of what they and the university's board had agreed to.
-    For those who hold it already and must compare. Configs of papers list it without the acknowledgement.
+    Its owners withdrew it in 2019: the recordings went beyond the consent of the people and the university's board. It
+    is here for necessary comparisons by users who already have it. Configs of papers lack the acknowledgement below.
 
     Args:
         root: see :class:`DataSet`.
-        i_know_duke_is_withdrawn: must be true.
+        i_know_duke_is_withdrawn: the acknowledgement; must be true.
     """
 
     name = "dukemtmc"
     folders = ("DukeMTMC-reID", "dukemtmc-reid")
-    holds: tuple[str, ...] = _MARKET_FOLDERS
-    official: Counts | None = Counts(702, 16_522, 2_228, 17_661)
+    official = Counts(702, 16_522, 2_228, 17_661)
     ask = "it was withdrawn in 2019; leave it out, as configs/data/fedreidbench_eight.yaml does"
 
     def __init__(self, root: str, i_know_duke_is_withdrawn: bool = False) -> None:
@@ -68,16 +65,12 @@ class DukeMTMC(DataSet):
             )
         return super().find()
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        return read_market_domain(folder, self.name)
-
 
 class CUHK03NP(DataSet):
     """CUHK03 (Li et al., CVPR 2014) in its new protocol (Zhong et al., CVPR 2017): 767 training identities, 2 cameras.
 
     detected: 7,365 training images, 1,400 queries, gallery 5,332; labeled: 7,368, 1,400, 5,328. Names like
-    ``0003_c1_21.png``, or ``1_003_1_02.png`` (pair, person, view, image), as programs name them that read the .mat
+    ``0003_c1_21.png``, or ``1_003_1_02.png`` (pair, person, view, image), as some programs name images of the .mat
     file.
 
     Args:
@@ -107,20 +100,20 @@ class CUHK03NP(DataSet):
     @staticmethod
     def _label(match: re.Match[str]) -> Label:
         if match["pair"] is None:
-            return Label(int(match["pid"]), int(match["cam"]) - 1)
+            return named(match)
         return Label(10_000 * int(match["pair"]) + int(match["person"]), int(match["view"]) - 1)
 
 
 class MSMT17(DataSet):
     """MSMT17 (Wei et al., CVPR 2018): 4,101 people, 15 cameras.
 
-    Training 1,041 identities, 30,248 images (with the validation list 32,621, as paper 003 has it); 11,659 queries;
+    Training 1,041 identities, 30,248 images (with the validation list 32,621, as in paper 003); 11,659 queries;
     gallery 82,161. Lists give path and identity; the camera is the third field of a name, two digits:
     ``0000_000_01_0303morning_0015_0.jpg``. Version 2 has the same images with faces blurred: prefer it.
 
     Args:
         root: see :class:`DataSet`.
-        train: the training list alone, or with the validation list.
+        train: training images: the training list alone, or with the validation list.
     """
 
     name = "msmt17"
@@ -154,9 +147,8 @@ class CUHKSYSU(DataSet):
     """CUHK-SYSU (Xiao et al., CVPR 2017), people cut out of its pictures: paper 001's test with a fixed gallery.
 
     2,900 queries, gallery 5,447, 2,900 identities. There are no cameras: queries are camera 0 and the gallery is camera
-    1, so that no match is junk. A folder ``train``, if there is one, holds training images (camera 0); paper 001 does
-    not train on them: name the data set in ``data.unseen``. Names like ``p11422_s16929_1.jpg``; some programs that cut
-    the people out leave the ``p`` away.
+    1, so that no match is junk. A folder ``train`` may hold training images (camera 0). Paper 001 does not train on
+    them: name the data set in ``data.unseen``. Names like ``p11422_s16929_1.jpg``; some programs omit the ``p``.
     """
 
     name = "cuhksysu"
@@ -174,10 +166,8 @@ class CUHKSYSU(DataSet):
 
     @staticmethod
     def _part(folder: Path, camera: int) -> Split:
-        expected = "p11422_s16929"
-        paths = list_images(folder, expected)
-        # the file of identity 0 would be taken for a distractor
-        return label_images(paths, r"p?0*([1-9]\d*)_s\d+", expected, lambda m: Label(int(m[1]), camera))
+        pattern = r"p?0*([1-9]\d*)_s\d+"  # identity 0 would be taken for a distractor
+        return read_folder(folder, pattern, "p11422_s16929", lambda match: Label(int(match[1]), camera))
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
@@ -195,9 +185,5 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
 
 def _split(folder: Path, entries: list[tuple[str, int]], first: int) -> Split:
     paths = [folder / name for name, _ in entries]
-    split = label_images(paths, r"[^_]+_[^_]+_(?P<cam>\d{2})_", "0000_000_01_0303morning_0015_0.jpg", _camera_only)
+    split = label_images(paths, r"[^_]+_[^_]+_(?P<cam>\d{2})_", "0000_000_01_0303morning_0015_0.jpg")
     return Split(ImageFiles(paths), np.array([first + pid for _, pid in entries], dtype=np.int64), split.camids)
-
-
-def _camera_only(match: re.Match[str]) -> Label:
-    return Label(0, int(match["cam"]) - 1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.checks import within
+from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.listing import Label, label_images, list_images
@@ -21,17 +22,12 @@ _QUERY_EVERY = 4
 
 
 class InkImages(Images):
-    """Black ink on white paper, turned into white ink on black: paper is 0, as padding is.
-
-    Args:
-        images: of black ink.
-    """
+    """Images of black ink on white paper, inverted: paper is 0, as padding is."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def take(self, index: Index) -> InkImages:
@@ -46,18 +42,17 @@ class InkImages(Images):
 class Omniglot(DataSet):
     """Omniglot in torchvision's layout: one domain per alphabet, identity = character, camera = drawer.
 
-    ``images_background``: 30 alphabets, 964 characters, 19,280 images; the first half of an alphabet's characters
-    trains, the others are tested on. ``images_evaluation``: 20 alphabets, 659 characters, 13,180 images; all are tested
-    on, unseen. Drawers 1, 5, 9, 13 and 17 of 20 are queries, the others the gallery. Files
-    ``images_background/Latin/character01/0709_01.png``, in which the drawer comes last. Ink is black in the files and
-    white here. Domains are called like alphabets, less parentheses.
+    ``images_background``: 30 alphabets, 964 characters, 19,280 images; the first half of an alphabet's characters is
+    for training, the others for test. ``images_evaluation``: 20 alphabets, 659 characters, 13,180 images, all unseen.
+    Drawers 1, 5, 9, 13 and 17 of 20 are queries, the others the gallery. In names such as
+    ``images_background/Latin/character01/0709_01.png`` the drawer comes last. Ink is black in the files and white here.
+    A domain has the name of its alphabet without parentheses.
 
     Args:
         root: see :class:`DataSet`.
-        alphabets: which, in this order; null takes all, sorted, background first.
-        train_share: of a background alphabet's characters, the first so many train, rounded down; with 0 all are
-            tested on, and the alphabet is unseen.
-        drawers_per_camera: so many neighbouring drawers are one camera; 4 gives matches that are junk, as in
+        alphabets: their names, in this order; null takes all, sorted, background first.
+        train_share: share of training characters in a background alphabet, rounded down; 0 makes it unseen.
+        drawers_per_camera: number of neighbouring drawers per camera; with 4 some matches are junk, as in
             ``configs/omniglot.yaml``.
     """
 
@@ -71,13 +66,9 @@ class Omniglot(DataSet):
         self, root: str, alphabets: list[str] | None = None, train_share: float = 0.5, drawers_per_camera: int = 1
     ) -> None:
         super().__init__(root)
-        if not 0 <= train_share < 1:
-            raise ConfigError(f"data.source.train_share: {train_share} is not at least 0 and below 1")
-        if not 1 <= drawers_per_camera < _DRAWERS:
-            raise ConfigError(f"data.source.drawers_per_camera: {drawers_per_camera} is not between 1 and 19")
-        self.alphabets = alphabets
-        self.train_share = train_share
-        self.drawers_per_camera = drawers_per_camera
+        within("data.source", "[0, 1)", train_share=train_share)
+        within("data.source", "[1, 19]", drawers_per_camera=drawers_per_camera)
+        self.alphabets, self.train_share, self.drawers_per_camera = alphabets, train_share, drawers_per_camera
         if alphabets is not None or train_share != 0.5:
             self.official = None
 
@@ -85,36 +76,28 @@ class Omniglot(DataSet):
         """Return one domain per alphabet; see :meth:`DataSet.domains_in`."""
         found = _alphabets(folder)
         wanted = list(found) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
-        for name in wanted:
-            if name not in found:
-                raise DataError(f"{folder}: holds no alphabet {name}; there are {', '.join(found) or 'none'}")
+        if absent := [name for name in wanted if name not in found]:
+            raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(found) or 'none'}")
         return [self.read(found[name]) for name in wanted]
 
     def read(self, folder: Path) -> Domain:
         """List one alphabet's files; see :meth:`DataSet.read`."""
-        images = self._images(folder)
-        characters = images.identities
+        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+        if not splits:
+            raise DataError(f"{folder}: holds no folders like character01")
+        images = Split.concatenate(splits)
+        characters, drawers = images.identities, images.camids
         share = self.train_share if folder.parent.name == _BACKGROUND else 0.0
         trained = characters[: int(share * len(characters))]
         is_train = np.isin(images.pids, trained)
-        drawers = images.camids
         is_query = drawers % _QUERY_EVERY == 0
-        images = Split(images.images, images.pids, drawers // self.drawers_per_camera)
+        images = Split(InkImages(images.images), images.pids, drawers // self.drawers_per_camera)
         return Domain(
             alphabet_name(folder.name),
             images.take(np.flatnonzero(is_train)) if len(trained) else None,
             images.take(np.flatnonzero(~is_train & is_query)),
             images.take(np.flatnonzero(~is_train & ~is_query)),
         )
-
-    @staticmethod
-    def _images(folder: Path) -> Split:
-        """All images of an alphabet; ``camids`` are drawers, from 0."""
-        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
-        if not splits:
-            raise DataError(f"{folder}: holds no folders like character01")
-        images = Split.concatenate(splits)
-        return Split(InkImages(images.images), images.pids, images.camids)
 
 
 def alphabet_name(folder: str) -> str:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import logging
-import re
-from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import DataError
-from fedsim.data.datasets.base import Counts, DataSet, half_split, pool
-from fedsim.data.images import Domain, ImageFiles, Split
-from fedsim.data.listing import Label, label_images, list_images
-from fedsim.data.splits import SplitStyle, official_grid_splits
+from fedsim.core.seeding import numpy_generator
+from fedsim.data.datasets.base import Counts, DataSet
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
+from fedsim.data.listing import Label, list_images, read_folder
+from fedsim.data.splits import draw_splits, official_grid_splits
 
-__all__ = ["CAVIAR4REID", "CUHK01", "CUHK02", "GRID", "ILIDS", "PRID2011", "ThreeDPeS", "VIPeR"]
+__all__ = [
+    "CAVIAR4REID",
+    "CUHK01",
+    "CUHK02",
+    "GRID",
+    "ILIDS",
+    "PRID2011",
+    "ThreeDPeS",
+    "VIPeR",
+    "warn_of_common_people",
+]
 
 Protocol = Literal["half", "splits"]
 
@@ -28,38 +39,68 @@ class SmallDataSet(DataSet):
 
     Args:
         root: see :class:`DataSet`.
-        protocol: ``half``: half of the identities train, of the others camera 0 asks and the rest answers (paper 003's
-            clients; its split files are not public). ``splits``: tested on alone, mean over ten random halves (papers
-            000 and 001).
+        protocol: ``half``: half of the identities train; of the others, images of camera 0 are queries and the rest is
+            the gallery (as clients in paper 003, whose split files are not public). ``splits``: test only; scores are
+            means over ten random half splits (papers 000 and 001).
         seed: of the half split.
     """
 
-    style: SplitStyle = "pairs"
-    """how random splits are drawn"""
     num_train: int
-    """identities that train in a half split"""
+    """training identities of the half split; at most half of the identities that several cameras saw"""
+    part: str
+    """the folder of the images, in the data set's folder"""
+    pattern: str
+    """regular expression for the beginning of a name, with groups ``pid`` and maybe ``image``"""
+    example: str
+    """of a name, for messages"""
+    per_camera: int | None = None
+    """images of a person in each camera, by their numbers; None: names do not tell the camera, so a person's images
+    are dealt to two made-up cameras in turn, and a query has matches in the other one"""
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
-        self.protocol = protocol
-        self.seed = seed
+        self.protocol, self.seed = protocol, seed
+
+    def images(self, folder: Path) -> Split:
+        """List all of its images."""
+        per_camera = self.per_camera
+        if per_camera is None:
+            split = read_folder(folder / self.part, self.pattern, self.example)
+            return Split(split.images, split.pids, turns(split.pids) % 2)
+        return read_folder(
+            folder / self.part, self.pattern, self.example,
+            lambda m: Label(int(m["pid"]), (int(m["image"]) - 1) // per_camera),
+        )  # fmt: skip
 
     def read(self, folder: Path) -> Domain:
         """List its files; see :meth:`DataSet.read`."""
         images = self.images(folder)
         if self.protocol == "splits":
-            return pool(self.name, images, self.style)
+            return self._test_only(images, draw_splits(images.pids, images.camids, style="pairs"))
         paired = [pid for pid in images.identities if len(np.unique(images.camids[images.pids == pid])) > 1]
-        alone = np.flatnonzero(~np.isin(images.pids, paired))
-        return half_split(self.name, images, self.num_train, alone, self.seed)
+        return self._half(images, ~np.isin(images.pids, paired))
 
-    @abstractmethod
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
+    def _test_only(self, images: Split, splits: Sequence[GallerySplit]) -> Domain:
+        return Domain(self.name, None, images.take(np.array([], dtype=np.int64)), images, tuple(splits))
+
+    def _half(self, images: Split, is_other: NDArray[np.bool_]) -> Domain:
+        """Split the data set by identities. Images marked ``is_other`` [n] are in the gallery and match no query."""
+        paired = np.setdiff1d(images.identities, images.pids[is_other])
+        if len(paired) < 2:
+            raise DataError(
+                f"{self.name}: {len(paired)} identities seen by two cameras are too few to train and test on"
+            )
+        order = numpy_generator("half split", self.name, self.seed).permutation(paired)
+        trained = order[: min(self.num_train, len(paired) // 2)]
+        is_train = np.isin(images.pids, trained)
+        is_test = np.isin(images.pids, np.setdiff1d(paired, trained))
+        is_query, is_gallery = is_test & (images.camids == 0), is_test & (images.camids > 0) | is_other
+        train, query, gallery = (images.take(np.flatnonzero(part)) for part in (is_train, is_query, is_gallery))
+        return Domain(self.name, train, query, gallery)
 
 
 class CUHK01(SmallDataSet):
-    """CUHK01 (Li et al., ACCV 2012): 971 people, 2 cameras, 2 images each, 3,884 images; 485 train, 486 are tested on.
+    """CUHK01 (Li et al., ACCV 2012): 971 people, 2 cameras, 2 images each, 3,884 images; 485 train, 486 test.
 
     Names like ``0001001.png``: identity, then image, of which the first two are from one camera.
     """
@@ -70,11 +111,8 @@ class CUHK01(SmallDataSet):
     official: Counts | None = Counts(485, 1_940, 972, 972)
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
     num_train = 485
-
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        paths = list_images(folder / "campus", "0001001.png")
-        return label_images(paths, r"(\d{4})(\d{3})\.", "0001001.png", lambda m: Label(int(m[1]), (int(m[2]) - 1) // 2))
+    part, pattern, example = "campus", r"(?P<pid>\d{4})(?P<image>\d{3})\.", "0001001.png"
+    per_camera = 2
 
 
 class CUHK02(SmallDataSet):
@@ -85,8 +123,8 @@ class CUHK02(SmallDataSet):
 
     Args:
         root: see :class:`DataSet`.
-        protocol: ``half`` trains on P1 to P4 and tests on P5, as torchreid does.
-        seed: has no effect on that.
+        protocol: ``half`` trains on P1 to P4 and tests on P5, as torchreid does; ``splits``: ten random half splits.
+        seed: has no effect.
         exclude_p1: leave the first pair out.
     """
 
@@ -104,22 +142,22 @@ class CUHK02(SmallDataSet):
 
     def images(self, folder: Path) -> Split:
         """List all of its images."""
-        return Split.concatenate([self._view(folder, pair, view) for pair in self.pairs for view in (1, 2)])
+        return Split.concatenate(self._views(folder))
 
     def read(self, folder: Path) -> Domain:
         """List its files; see :meth:`DataSet.read`."""
         if self.protocol == "splits":
             return super().read(folder)
-        train = Split.concatenate(
-            [self._view(folder, pair, view) for pair in self.pairs if pair < 5 for view in (1, 2)]
-        )
-        return Domain(self.name, train, self._view(folder, 5, 1), self._view(folder, 5, 2))
+        *train, query, gallery = self._views(folder)
+        return Domain(self.name, Split.concatenate(train), query, gallery)
 
-    @staticmethod
-    def _view(folder: Path, pair: int, view: int) -> Split:
-        paths = list_images(folder / "Dataset" / f"P{pair}" / f"cam{view}", "001_1.png")
-        camera = 2 * (pair - 1) + view - 1
-        return label_images(paths, r"(\d+)_", "001_1.png", lambda m: Label(10_000 * pair + int(m[1]), camera))
+    def _views(self, folder: Path) -> list[Split]:
+        """The images of each camera; people of different pairs get different numbers."""
+        return [
+            _of_camera(folder / "Dataset" / f"P{pair}" / f"cam{view}", 2 * (pair - 1) + view - 1, r"(\d+)_",
+                       "001_1.png", 10_000 * pair)
+            for pair in self.pairs for view in (1, 2)
+        ]  # fmt: skip
 
 
 class PRID2011(SmallDataSet):
@@ -133,7 +171,7 @@ class PRID2011(SmallDataSet):
         root: see :class:`DataSet`.
         protocol: see :class:`SmallDataSet`.
         seed: of the half split.
-        shots: which training images.
+        shots: training images: single-shot or multi-shot.
     """
 
     name = "prid2011"
@@ -154,12 +192,15 @@ class PRID2011(SmallDataSet):
 
     def images(self, folder: Path) -> Split:
         """List the single-shot images of the 200 shared people, and of those that only camera b saw."""
-        parts = [_person_files(folder / "single_shot" / f"cam_{c}", camera) for camera, c in enumerate("ab")]
+        parts = [
+            _of_camera(folder / "single_shot" / f"cam_{letter}", camera, r"person_(\d+)", "person_0001.png")
+            for camera, letter in enumerate("ab")
+        ]
         everything = Split.concatenate(parts)
         shared = np.intersect1d(parts[0].pids, parts[1].pids)
-        shared = shared[shared <= 200]  # numbers above 200 mean different people in the two cameras
-        keep = np.isin(everything.pids, shared) | (everything.camids == 1)
-        pids = np.where(np.isin(everything.pids, shared), everything.pids, 10_000 + everything.pids)
+        is_shared = np.isin(everything.pids, shared[shared <= 200])  # above 200: another person in each camera
+        pids = np.where(is_shared, everything.pids, 10_000 + everything.pids)
+        keep = is_shared | (everything.camids == 1)
         return Split(everything.images, pids, everything.camids).take(np.flatnonzero(keep))
 
     def read(self, folder: Path) -> Domain:
@@ -189,9 +230,9 @@ class VIPeR(SmallDataSet):
 
     def images(self, folder: Path) -> Split:
         """List all of its images."""
-        return Split.concatenate(
-            [_numbered(folder / f"cam_{c}", camera, "000_45.bmp") for camera, c in enumerate("ab")]
-        )
+        # the files number people from 0, which is a distractor in other data sets
+        views = [_of_camera(folder / f"cam_{c}", i, r"(\d+)_", "000_45.bmp", first=1) for i, c in enumerate("ab")]
+        return Split.concatenate(views)
 
 
 class ThreeDPeS(SmallDataSet):
@@ -206,26 +247,24 @@ class ThreeDPeS(SmallDataSet):
     holds: tuple[str, ...] = ("RGB",)
     ask = "ask the University of Modena and Reggio Emilia"
     num_train = 93
-
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        return _dealt(label_images(list_images(folder / "RGB", "1_2.bmp"), r"(\d+)_", "1_2.bmp", _no_camera))
+    part, pattern, example = "RGB", r"(?P<pid>\d+)_", "1_2.bmp"
 
 
 class ILIDS(SmallDataSet):
-    """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Not iLIDS-VID, as papers 003 and 004 call it.
+    """QMUL i-LIDS (Zheng et al., BMVC 2009): 119 people, 476 images. Papers 003 and 004 wrongly call it iLIDS-VID.
 
     A folder of that name is read with a warning if it holds these images, and refused if it holds the videos. Names
-    like ``0001001.jpg``: identity and number, no camera: images are dealt to two made-up cameras in turn.
+    like ``0001001.jpg`` give identity and number, no camera: images are dealt to two made-up cameras in turn.
     """
 
     name = "ilids"
     video_folders = ("iLIDS-VID", "i-LIDS-VID")
-    """names of another data set, of 300 people, whose name papers 003 and 004 gave to this one"""
+    """names of another data set, of 300 people; papers 003 and 004 use its name for this one"""
     folders = ("i-LIDS_Pedestrian", "ilids", "i-LIDS", *video_folders)
     holds: tuple[str, ...] = ("Persons",)
     ask = "ask Queen Mary University of London"
     num_train = 59
+    part, pattern, example = "Persons", r"(?P<pid>\d{4})\d{3}\.", "0001001.jpg"
 
     def find(self) -> Path:
         """Return its folder; see :meth:`DataSet.find`."""
@@ -245,11 +284,6 @@ class ILIDS(SmallDataSet):
             )
         return folder
 
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        paths = list_images(folder / "Persons", "0001001.jpg")
-        return _dealt(label_images(paths, r"(\d{4})\d{3}\.", "0001001.jpg", _no_camera))
-
 
 class GRID(SmallDataSet):
     """QMUL GRID (Loy et al., IJCV 2010): 250 people in two views of 8 cameras, and 775 others in the gallery.
@@ -266,24 +300,20 @@ class GRID(SmallDataSet):
     num_train = 125
 
     def images(self, folder: Path) -> Split:
-        """List all images, probes first; cameras of the two views are kept apart."""
-        parts = []
-        for view in ("probe", "gallery"):
-            paths = list_images(folder / view, "0001_1_25023_116_134_128_330.jpeg")
-            parts.append(label_images(paths, r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"))
-        return Split.concatenate(parts)
+        """List all images, probes first."""
+        pattern, example = r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"
+        return Split.concatenate([read_folder(folder / view, pattern, example) for view in ("probe", "gallery")])
 
     def read(self, folder: Path) -> Domain:
         """List its files; see :meth:`DataSet.read`."""
         images = self.images(folder)
-        probes = len(list_images(folder / "probe", "0001_1_25023_116_134_128_330.jpeg"))
-        is_probe = np.arange(len(images)) < probes
+        is_probe = np.array([path is not None and path.parent.name == "probe" for path in images.images.locations()])
         if self.protocol == "splits":
-            splits = official_grid_splits(folder / "features_and_partitions.mat", images.pids, is_probe)
-            return Domain(self.name, None, images.take(np.array([], dtype=np.int64)), images, tuple(splits))
-        # the view says who asks; distractors are in the gallery's view
-        views = Split(images.images, images.pids, np.where(is_probe, 0, 1 + images.camids))
-        return half_split(self.name, views, self.num_train, np.flatnonzero(images.pids == 0), self.seed)
+            path = folder / "features_and_partitions.mat"
+            return self._test_only(images, official_grid_splits(path, images.pids, is_probe))
+        # probes are queries, whatever their camera; distractors are in the gallery's view
+        numbered = Split(images.images, images.pids, np.where(is_probe, 0, 1 + images.camids))
+        return self._half(numbered, images.pids == 0)
 
 
 class CAVIAR4REID(SmallDataSet):
@@ -297,36 +327,13 @@ class CAVIAR4REID(SmallDataSet):
     holds: tuple[str, ...] = ("0001001.jpg",)
     ask = "ask its authors, Dong Seon Cheng et al."
     num_train = 25
-
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        paths = list_images(folder, "0001001.jpg")
-        return label_images(
-            paths, r"(\d{4})(\d{3})\.", "0001001.jpg", lambda m: Label(int(m[1]), (int(m[2]) - 1) // 10)
-        )
+    part, pattern, example = "", r"(?P<pid>\d{4})(?P<image>\d{3})\.", "0001001.jpg"
+    per_camera = 10
 
 
-def _no_camera(match: re.Match[str]) -> Label:
-    return Label(int(match[1]), 0)
-
-
-def _dealt(images: Split) -> Split:
-    """Deal each person's images to two made-up cameras in turn."""
-    cameras = np.zeros(len(images), dtype=np.int64)
-    for pid in images.identities:
-        rows = np.flatnonzero(images.pids == pid)
-        cameras[rows] = np.arange(len(rows)) % 2
-    return Split(images.images, images.pids, cameras)
-
-
-def _numbered(folder: Path, camera: int, expected: str) -> Split:
-    """Identities are numbered from 0, which means a distractor elsewhere: from 1, then."""
-    return label_images(list_images(folder, expected), r"(\d+)_", expected, lambda m: Label(1 + int(m[1]), camera))
-
-
-def _person_files(folder: Path, camera: int) -> Split:
-    expected = "person_0001.png"
-    return label_images(list_images(folder, expected), r"person_(\d+)", expected, lambda m: Label(int(m[1]), camera))
+def _of_camera(folder: Path, camera: int, pattern: str, expected: str, first: int = 0) -> Split:
+    """The images of one camera. Group 1 of ``pattern`` is the identity, from ``first``."""
+    return read_folder(folder, pattern, expected, lambda match: Label(first + int(match[1]), camera))
 
 
 def _frames(folder: Path, camera: int, limit: int) -> Split:
@@ -342,3 +349,15 @@ def _frames(folder: Path, camera: int, limit: int) -> Split:
         images = ImageFiles([frames[i] for i in chosen])
         parts.append(Split(images, np.full(len(images), pid), np.full(len(images), camera)))
     return Split.concatenate(parts)
+
+
+def warn_of_common_people(sources: Sequence[ReIDSource], public: str | None) -> None:
+    """Warn if a federation has CUHK01 and the pair P1 of CUHK02, which shows the people of CUHK01."""
+    has_p1 = any(isinstance(source, CUHK02) and 1 in source.pairs for source in sources)
+    if not has_p1 or not any(isinstance(source, CUHK01) for source in sources):
+        return
+    if public == CUHK02.name:
+        what = "data.public: the distillation set cuhk02 contains the people of cuhk01, also those that are tested on"
+    else:
+        what = "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be both trained and tested on"
+    log.warning("%s; exclude_p1: true of CUHK02 leaves them out", what)
