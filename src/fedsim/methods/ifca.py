@@ -1,0 +1,175 @@
+"""An Efficient Framework for Clustered Federated Learning (IFCA).
+
+A. Ghosh, J. Chung, D. Yin, K. Ramchandran. NeurIPS 2020. arXiv:2006.04088.
+
+| hook          | Algorithm 1, option II (model averaging)                                                     |
+|---------------|----------------------------------------------------------------------------------------------|
+| initial_state | the initialisations theta_j, j = 1 .. k                                                      |
+| payload       | the server broadcasts all theta_j                                                            |
+| download      | the cluster estimate: argmin over j of F_i(theta_j), the loss on the client's own data       |
+| upload        | the trained model, and the estimate s_i                                                      |
+| aggregate     | theta_j <- sum over i of s_ij theta_i / sum over i of s_ij; an empty cluster keeps its model |
+| personalise   | theta_j of the client's last estimate                                                        |
+
+Deviations and silences:
+
+- theta_1 is the server's vector; the others are kept beside it, and every client downloads all k of them. A server
+  optimizer acts on theta_1 alone. Unseen data sets are scored by theta_1, or by all clients' models together
+  (``evaluation.ensemble``): the paper has no new clients.
+- F_i is the supervised loss in evaluation mode, on images without augmentation and with the client's own head. In the
+  first round that head is random, and so is the estimate.
+- The paper starts from k random models. A pretrained backbone starts all clusters alike, so theta_2 .. theta_k are
+  theta_1 with Gaussian noise: ``spread`` times the standard deviation of each tensor.
+- The paper's step for neural networks that share their first layers is ``share_neck`` and ``share_head``'s business.
+- ``bn_stats`` must be mean, local or recalibrate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.core.checks import at_least, positive
+from fedsim.methods.base import (
+    Delivered,
+    InitialState,
+    Method,
+    Need,
+    Payload,
+    Signal,
+    Weighting,
+    Weights,
+    weigh,
+)
+from fedsim.models.groups import Group, body_groups
+from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
+from fedsim.training.server import Server
+from fedsim.training.uploads import Uploads
+
+__all__ = ["IFCA"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(Method):
+    """Clusters of clients, each with a model of its own; a client joins the cluster whose model fits its data best."""
+
+    clusters: int = 2
+    """$k$, models on the server"""
+    spread: float = 0.1
+    """size of the noise by which initial models differ, relative to each tensor's standard deviation"""
+    choice_images: int | None = None
+    """random images on which a client compares the models; null: all of its images"""
+    weighting: Weighting = "uniform"
+    """weights within a cluster: all alike as in the paper, or ``size``: $n_k / n$"""
+    share_neck: bool = True
+    """whether the embedding layers before the head are averaged"""
+    share_head: bool = False
+    """whether the identity head is averaged, too; for clients with a common label space"""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        where = "model.method"
+        at_least(where, 1, clusters=self.clusters, choice_images=self.choice_images)
+        positive(where, spread=self.spread)
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The trunk, and what is shared of neck and head."""
+        return body_groups(self.share_neck, self.share_head)
+
+    @property
+    def delivers(self) -> Delivered:
+        """The model of each client's cluster."""
+        return "personalised"
+
+    @property
+    def requires(self) -> frozenset[Need]:
+        """Single uploads for the means of clusters; identities for the losses that a client compares."""
+        return frozenset({"uploads", "identities"})
+
+    @property
+    def measures(self) -> Mapping[str, Signal]:
+        """The cluster, from 0."""
+        return {"cluster": "client"}
+
+    @property
+    def _others(self) -> list[str]:
+        """Names of theta_2 .. theta_k among the server's tensors."""
+        return [f"cluster{j}" for j in range(1, self.clusters)]
+
+    def payload(self, server: Server, arch: str, round_: int) -> Payload:
+        """Return theta_2 .. theta_k."""
+        return Payload(down=tuple(self._others))
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return theta_2 .. theta_k: theta_1 with noise on its parameters."""
+        return InitialState(server={name: self._perturbed(model, j) for j, name in enumerate(self._others, start=1)})
+
+    def _perturbed(self, model: FlatModel, number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(model.checksum + number)  # of the initial weights, so of the seed
+        theta = model.shared.cpu().clone()
+        for entry in model.flat.shared_parameters:
+            values = theta[entry.span]
+            noise = torch.randn(entry.numel, generator=generator)
+            values += self.spread * values.std(correction=0) * noise
+        return theta
+
+    # -- on the client -------------------------------------------------------------------------------------------------
+
+    def download(self, client: Client) -> None:
+        """Load the model that fits the client's data best."""
+        models = self._models(client)
+        losses = [self._loss_of(client, theta) for theta in models]
+        choice = losses.index(min(losses))
+        client.keep("cluster", torch.tensor(choice))
+        client.model.shared.copy_(models[choice])
+
+    def _models(self, client: Client) -> list[Tensor]:
+        return [client.received.vector, *(client.received.extras[name] for name in self._others)]
+
+    @torch.no_grad()
+    def _loss_of(self, client: Client, theta: Tensor) -> float:
+        """Return F_i(theta)."""
+        client.model.shared.copy_(theta)
+        client.model.network.eval()
+        total, count = torch.zeros((), dtype=torch.float64, device=client.device), 0
+        for batch in client.plain_batches(self.choice_images, "cluster choice"):
+            total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
+            count += len(batch.labels)
+        client.model.network.train()
+        return float(total) / count
+
+    def upload(self, client: Client) -> Upload:
+        """Return the model and the cluster."""
+        return Upload(client.model.shared, signals={"cluster": float(client.kept["cluster"])})
+
+    # -- on the server, and afterwards ---------------------------------------------------------------------------------
+
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return each client's share, which counts within its cluster."""
+        return weigh(self.weighting, reports)
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Renew all theta_j; return theta_1."""
+        shares = self.weights(reports).clients
+        weights = torch.zeros(self.clusters, len(uploads.clients), dtype=torch.float64)
+        for row, name in enumerate(uploads.clients):
+            weights[int(reports[name].signals["cluster"]), row] = shares[name]
+        thetas = [server.vector(arch), *(server.kept[arch][name] for name in self._others)]
+        thetas = [theta.cpu().clone() for theta in thetas]
+        for span, piece in uploads.pieces():
+            for theta, own in zip(thetas, weights, strict=True):
+                if own.sum() > 0:
+                    theta[span] = (own / own.sum()) @ piece.double()
+        for name, theta in zip(self._others, thetas[1:], strict=True):
+            server.keep(arch, name, theta)
+        return thetas[0]
+
+    def personalise(self, client: Client) -> None:
+        """Load the model of the client's cluster; of one that has not taken part, theta_1."""
+        client.model.shared.copy_(self._models(client)[int(client.kept.get("cluster", 0))])
