@@ -70,7 +70,7 @@ def main() -> None:
         zero_pruned_(vector, found)
         taken.append(time.perf_counter() - start)
     rows.append(["milliseconds: mask applied after a step", f"{1e3 * statistics.median(taken):.1f}"])
-    models: list[nn.Module] = [dense.model.eval(), pruned.model.eval()]
+    models: list[nn.Module] = [dense.network.eval(), pruned.network.eval()]
     for name, seconds in zip(("dense", "pruned"), seconds_of(models, torch.rand(IMAGES, 3, *SIZE)), strict=True):
         rows.append([f"milliseconds: forward pass of {IMAGES} images, {name}", f"{1e3 * seconds:.0f}"])
     entries = pruned.flat.shared_entries

@@ -12,7 +12,7 @@ from fedsim.core.sparse_file import read_sparse, write_sparse
 from fedsim.functional.encodings import sparse_bytes
 from fedsim.methods import FedDIP, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
-from small import fit, make_model, named, refuse
+from small import fit, make_model, named, receive, refuse
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     assert "nothing is pruned here" in refuse(capsys, "export", *args, "--sparse", "true")
     assert exported(capsys, *args).strip() == ""
     assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
-    assert "kept" in read_checkpoint(tmp_path / "last.ckpt")["fedsim"]
+    assert set(read_checkpoint(tmp_path / "last.ckpt")["fedsim"]["ledger"]["unpruned"]) == {"town0", "town1", "town2"}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -376,8 +376,8 @@ def test_where_images_wait_changes_no_bit(waiting, market_tree, tmp_path):
         fit(make_model(Local()), add_to(tmp_path / "generated", source=source, workers=1, **options), rounds=1)
         for options in ({}, how)
     ]
-    for name, client in found[0].clients.items():
-        assert torch.equal(client.private, found[1].clients[name].private)
+    for name, client in found[0].parts.clients.items():
+        assert torch.equal(client.private, found[1].parts.clients[name].private)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ u0.png,0,0,street,,public
 def test_a_manifest_by_hand(tmp_path):
     (tmp_path / "m.csv").write_text(GOOD)
     found = read_manifest(tmp_path / "m.csv")
-    (anna,) = found.parts.clients
+    (anna,) = found.clients
     assert (anna.name, anna.tests, anna.labels.tolist(), anna.val.own.tolist()) == ("anna", ("town",), [0, 1], [0])
     assert (list(found.tests), found.unseen, found.public_name) == (["town", "new"], ("new",), "street")
     assert [[part.tolist() for part in split] for split in found.tests["new"].splits] == [[[0], [1]]]

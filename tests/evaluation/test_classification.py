@@ -20,7 +20,8 @@ from fedsim.evaluation.classification import hits_of
 from fedsim.evaluation.settings import Evaluation
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Ditto, FedAvg, FedBN, FedPav, Local
-from small import fit, make_data, make_model, refuse
+from fedsim.models import Group
+from small import fit, make_data, make_model, receive, refuse
 
 SIZE = (16, 16)
 CLASSES = 10
@@ -158,7 +159,9 @@ def test_top1_of_personal_and_local_models_by_plain_loops(method):
     evaluator, names = federation.evaluator, list(federation.parts.clients)
     scores = evaluator.score("test", ())
     # a global model classifies only if it is complete: private heads or norms are nobody's classifier
-    assert any("/global/" in key for key in scores) == (isinstance(method, Ditto) and method.shares_head)
+    assert any("/global/" in key for key in scores) == (
+        isinstance(method, Ditto) and Group.HEAD in method.shared_groups
+    )
     (model,) = federation.parts.models.values()
     accuracies = []
     for name in names:

@@ -24,7 +24,7 @@ from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.features import extract_features, shard_of
-from small import fit, make_data, make_model, refuse
+from small import fit, make_data, make_model, receive, refuse
 
 CPU = torch.device("cpu")
 SIZE = (32, 16)

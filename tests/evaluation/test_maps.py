@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.pictures import draw_maps, map_strength
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedPav, Local
-from small import fit, make_data, make_model
+from small import fit, make_data, make_model, receive
 
 
 def strength_loop(of_image):

@@ -14,7 +14,7 @@ from fedsim.federation.selection import UCB
 from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.settings import ClientOverride
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, receive, vector
 
 NECK = Neck(kind="linear", dim=16, dropout=0.0)
 WIDTHS = (4, 6, 8)
@@ -79,7 +79,7 @@ def everything(model):
 
 
 def width_of(model, client):
-    return model.parts.models[model.parts.archs[client]].model.backbone.conv1.out_channels
+    return model.parts.models[model.parts.archs[client]].network.backbone.conv1.out_channels
 
 
 def reward(model):
@@ -130,7 +130,7 @@ def test_what_a_method_keeps_begins_anew(method):
         resident = model.parts.models[model.parts.archs[name]]
         resident.shared.copy_(vector(model, resident.arch))
         resident.flat.private.copy_(resident.initial_private)
-        expected = method.initial_kept(resident)
+        expected = method.initial_state(resident).client
         assert kept.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[key]) for key, tensor in kept.items())
 
@@ -155,10 +155,11 @@ def test_backbones_follow_rewards():
     class Watched(WeightedPav):
         def download(self, client):
             super().download(client)
-            assert torch.equal(client.model.shared, server.vector(client.model.arch))
-            seen.append((server.round, client.client_name, client.model.network.backbone.conv1.out_channels))
+            assert torch.equal(client.model.shared, model.server.vector(client.model.arch))
+            seen.append((client.round, client.client_name, client.model.network.backbone.conv1.out_channels))
 
-    model = fit(adaptive(Watched(), selection=Fixed(3)), rounds=7)
+    model = adaptive(Watched(), selection=Fixed(3))
+    fit(model, rounds=7)
     by_round = {t: {c: w for round_, c, w in seen if round_ == t} for t in range(7)}
     middle = {"town0": 6, "town1": 6, "town2": 6}
     assert by_round[0] == by_round[1] == middle

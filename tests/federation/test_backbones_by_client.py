@@ -45,7 +45,7 @@ def private(model):
 def test_resnet_and_convnext_learn_in_one_federation():
     model = play(backbone=ResNet(18), rounds=1)
     assert model.parts.archs == {"town0": "resnet", "town1": "convnext", "town2": "convnext"}
-    assert {r.model.num_features for r in model.parts.models.values()} == {128}
+    assert {r.network.num_features for r in model.parts.models.values()} == {128}
     assert all(torch.isfinite(vector(model, arch)).all() for arch in model.parts.models)
     start = make_model(WeightedPav(), backbone=ResNet(18), neck=NECK, clients=convnexts("town1", "town2"))
     start.assemble(make_data(size=TALL), 0, 1, torch.device("cpu"))
@@ -107,7 +107,7 @@ def test_two_ranks_give_the_bits_of_one(tmp_path):
     for name, run in RUNS.items():
         one = run(1)
         ranks = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)]
-        for arch in one.models:
+        for arch in one.parts.models:
             for found in ranks:
                 assert torch.equal(vector(one, arch), found[f"global {arch}"]), (name, arch)
         states = {k: v for found in ranks for k, v in found.items() if not k.startswith("global ")}

@@ -1,5 +1,6 @@
 """What methods may do beyond the plain round: extras, weights per tensor, step sizes, replicas, changed gradients."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.methods import FedAvg, FedPav
+from fedsim.methods.base import Payload, Weights
 from fedsim.training.messages import Report, Upload
+from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -20,17 +23,19 @@ from small import LR, fit, make_data, make_model, named, vector
 class Sending(FedAvg):
     """Every client sends the sum of its labels and its first shared weights; the server remembers the last means."""
 
-    def extras_up(self, server, arch):
-        return {"labels": (), "weights": (2, 3)} if server.round != 1 else {}
+    server_every = 1
+
+    def payload(self, server, arch, round_):
+        return Payload(up={"labels": (), "weights": (2, 3)} if round_ != 1 else {})
 
     def upload(self, client):
         extras = {"labels": client.labels.sum().float(), "weights": client.model.shared[:6].view(2, 3).clone()}
-        sent.setdefault((server.round, client.client_name), extras)
-        return Upload(client.model.shared, extras if server.round != 1 else {})
+        sent.setdefault((client.round, client.client_name), extras)
+        return Upload(client.model.shared, extras if client.round != 1 else {})
 
     def server_step(self, server):
-        for arch, received in server.answers.items():
-            for name, mean in received.extras.items():
+        for arch, answers in server.answers.items():
+            for name, mean in answers.extras.items():
                 server.keep(arch, name, mean)
 
 
@@ -73,7 +78,7 @@ def test_extras_are_what_was_declared(extras):
         def upload(self, client):
             return Upload(client.model.shared, extras)
 
-    with pytest.raises(AssertionError, match="extras_up declares"):
+    with pytest.raises(AssertionError, match="payload declares"):
         fit(make_model(Wrong()), rounds=1)
 
 
@@ -97,19 +102,19 @@ def test_extras_that_cannot_be_summed_are_bad_updates(value):
 class Split(FedPav):
     """Even tensors are the first client's alone, odd ones the mean over the others."""
 
-    has_tensor_signals = True
+    measures = {"share": "tensor"}  # noqa: RUF012 - a property of methods
 
-    def tensor_signals(self, client):
-        first = client.client_name == "town0"
-        return [float((i % 2 == 0) == first) for i, _ in enumerate(client.model.flat.shared_parameters)]
-
-    def parameter_weights(self, reports):
-        totals = [sum(column) for column in zip(*(report.tensor_signals for report in reports.values()), strict=True)]
-        return {name: [s / t for s, t in zip(r.tensor_signals, totals, strict=True)] for name, r in reports.items()}
+    def weights(self, reports):
+        shares = {name: report.tensor_signals["share"] for name, report in reports.items()}
+        totals = [sum(column) for column in zip(*shares.values(), strict=True)]
+        parameters = {name: [s / t for s, t in zip(own, totals, strict=True)] for name, own in shares.items()}
+        return replace(super().weights(reports), parameters=parameters)
 
     def upload(self, client):
         uploads[client.client_name] = client.model.shared.clone()
-        return super().upload(client)
+        first = client.client_name == "town0"
+        shares = [float((i % 2 == 0) == first) for i, _ in enumerate(client.model.flat.shared_parameters)]
+        return replace(super().upload(client), signals={"share": shares})
 
 
 uploads = {}
@@ -133,18 +138,18 @@ def test_weights_per_tensor(reduction):
 
 def test_weights_per_tensor_that_do_not_sum_to_one_are_a_defect():
     class Wrong(FedPav):
-        def parameter_weights(self, reports):
-            return {name: [0.5, 0.5] for name in reports}
+        def weights(self, reports):
+            return replace(super().weights(reports), parameters={name: [0.5, 0.5] for name in reports})
 
-    with pytest.raises(AssertionError, match="parameter_weights do not sum to 1"):
+    with pytest.raises(AssertionError, match=r"Wrong\.weights, of parameters, do not sum to 1"):
         fit(make_model(Wrong()), rounds=1)
 
 
 class Far(FedPav):
     """Goes twice as far as the mean."""
 
-    def step_size(self, reports):
-        return 2.0
+    def weights(self, reports):
+        return replace(super().weights(reports), step_size=2.0)
 
 
 @pytest.mark.parametrize("optimizer", [None, partial(torch.optim.SGD, lr=1.0)])
@@ -184,7 +189,7 @@ def test_a_replica_is_another_model_of_the_same_layout():
     replica.whole.copy_(resident.whole)
     images = torch.randn(4, 3, 32, 16)
     for mode in (True, False):
-        a, b = (r.model.train(mode) and r.forward(images, "32-true") for r in (resident, replica))
+        a, b = (r.network.train(mode) and r.forward(images, "32-true") for r in (resident, replica))
         assert torch.equal(a.logits, b.logits)
     before = resident.flat.buffer.clone()
     replica.flat.buffer.zero_()
@@ -210,10 +215,12 @@ def test_counters_of_a_replica_go_back_to_the_beginning():
 class Pulling(FedAvg):
     """Adds a constant to all shared gradients: with SGD without momentum, each step moves by -lr more."""
 
-    def before_step(self, client):
-        flat = client.model.flat
-        client.optimizer.add_to_gradients(torch.full((flat.num_shared_parameters,), 1e-3))
-        changed.append(client.client_name)
+    def take_step(self, client, loss):
+        def pull():
+            client.optimizer.add_to_gradients(torch.full((client.model.flat.num_shared_parameters,), 1e-3))
+            changed.append(client.client_name)
+
+        client.step(loss, pull)
 
 
 changed = []
@@ -248,12 +255,10 @@ def test_gradients_change_once_per_step_whatever_is_accumulated():
 
 def test_changed_gradients_are_clipped():
     class Exploding(FedAvg):
-        def before_step(self, client):
-            client.optimizer.add_to_gradients(torch.full((client.model.flat.num_shared_parameters,), 1e6))
-
         def take_step(self, client, loss):
-            start = server.vector("smallcnn")[: client.model.flat.num_shared_parameters]
-            moved.append(float((client.model.shared[: len(start)] - start).norm()))
+            start = client.received.vector[: client.model.flat.num_shared_parameters]
+            if client.step(loss, lambda: client.optimizer.add_to_gradients(torch.full_like(start, 1e6))):
+                moved.append(float((client.model.shared[: len(start)] - start).norm()))
 
     moved = []
     train(Exploding(), grad_clip=1.0)
@@ -263,15 +268,15 @@ def test_changed_gradients_are_clipped():
 class Averaging(FedAvg):
     """Asks for the mean gradient of the visit, and adds up the gradients themselves."""
 
-    def before_step(self, client):
-        gradients.append({p: p.grad.clone() for p in client.optimizer.parameters})
+    def take_step(self, client, loss):
+        client.step(loss, lambda: gradients.append({p: p.grad.clone() for p in client.optimizer.parameters}))
 
-    def signals(self, client):
+    def upload(self, client):
         if client.client_name == "town0":
-            start = server.vector("smallcnn")[: client.model.flat.num_shared_parameters]
+            start = client.received.vector[: client.model.flat.num_shared_parameters]
             means.append(client.optimizer.mean_gradient(start))
             places.append({p: client.model.flat.place_of(p) for p in client.optimizer.parameters})
-        return {}
+        return super().upload(client)
 
 
 gradients, means, places = [], [], []
@@ -298,21 +303,39 @@ def test_public_batches_are_the_same_for_whoever_asks_and_new_in_each_round():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     server: Server = model.server
-    server.public_images = torch.randint(0, 256, (10, 3, 32, 16), dtype=torch.uint8)
-    for augmented in (False, True):
-        first, again = (list(server.public_batches(4, augmented)) for _ in range(2))
+    images = torch.randint(0, 256, (10, 3, 32, 16), dtype=torch.uint8)
+    mine, other = (PublicImages(images, server.augmentation, server.seed, torch.device("cpu")) for _ in range(2))
+    for round_, augmented in enumerate((False, True)):
+        first, again = (list(public.batches(round_, 4, augmented)) for public in (mine, other))
+        for (i, x), (j, y) in zip(first, mine.batches(round_, 4, augmented), strict=True):
+            assert torch.equal(i, j)
+            assert torch.equal(x, y)
         assert [len(index) for index, _ in first] == [4, 4, 2]
         assert sorted(torch.cat([index for index, _ in first]).tolist()) == list(range(10))
         for (i, x), (j, y) in zip(first, again, strict=True):
             assert torch.equal(i, j)
             assert torch.equal(x, y)
-        server.round += 1
-        assert [i.tolist() for i, _ in server.public_batches(4, augmented)] != [i.tolist() for i, _ in first]
+        assert [i.tolist() for i, _ in mine.batches(round_ + 1, 4, augmented)] != [i.tolist() for i, _ in first]
+
+
+@pytest.mark.parametrize("needs", [True, False])
+def test_clients_see_public_images_if_their_method_requires_them(needs):
+    seen = []
+
+    class Looking(FedPav):
+        requires = frozenset({"public_images"} if needs else ())
+
+        def train(self, client):
+            seen.append(client.received.public)
+
+    model = fit(make_model(Looking()), make_data(public="new0"), rounds=1)
+    assert isinstance(model.server.public, PublicImages)
+    assert seen == [model.server.public if needs else None] * 3
 
 
 def test_methods_that_need_public_images_say_so():
     class Needing(FedPav):
-        needs_public_images = True
+        requires = frozenset({"public_images"})
 
     with pytest.raises(ConfigError, match=r"model\.method: Needing.*needs public images; set data\.public"):
         fit(make_model(Needing()))
@@ -320,14 +343,14 @@ def test_methods_that_need_public_images_say_so():
 
 def test_signals_and_weights_are_logged():
     class Measuring(FedPav):
-        signal_names = ("size",)
+        measures = {"size": "client"}  # noqa: RUF012 - a property of methods
 
-        def signals(self, client):
-            return {"size": float(client.data.num_images)}
+        def upload(self, client):
+            return replace(super().upload(client), signals={"size": float(client.data.num_images)})
 
         def weights(self, reports):
             total = sum(report.signals["size"] for report in reports.values())
-            return {name: report.signals["size"] / total for name, report in reports.items()}
+            return Weights({name: report.signals["size"] / total for name, report in reports.items()})
 
     model = fit(make_model(Measuring()), rounds=1)
     sizes = {c.name: c.num_images for c in model.parts.federated.clients}
@@ -338,7 +361,9 @@ def test_signals_and_weights_are_logged():
 
 
 def test_reports_carry_numbers_of_tensors():
-    assert Report(3, {}).tensor_signals == ()
+    assert Report(3, {}).tensor_signals == {}
     model = fit(make_model(Split()), rounds=1)
     report = model.server.answers["smallcnn"].reports["town0"]
-    assert len(report.tensor_signals) == len([n for n in named(model) if "running" not in n])
+    shares = report.tensor_signals["share"]
+    assert len(shares) == len([n for n in named(model) if "running" not in n])
+    assert list(shares) == [float(i % 2 == 0) for i in range(len(shares))]

@@ -229,6 +229,8 @@ def test_a_round_in_which_every_update_is_left_out_changes_nothing(tmp_path):
 class Blown(FedPav):
     """Personalised models of a client whose weights are finite, but too large to be used."""
 
+    delivers = "personalised"
+
     def personalise(self, client):
         super().personalise(client)
         if client.client_name == "town1":

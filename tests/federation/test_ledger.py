@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedsim.federation.ledger import Accounting, Ledger, Traffic
 from fedsim.federation.selection import RandomFraction
 from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
-from fedsim.methods.base import Method
+from fedsim.methods.base import InitialState, Method, Payload
 from fedsim.models import Neck, ResNet
 from fedsim.models.groups import TRUNK, Group
 from fedsim.training.messages import Report, Upload
@@ -153,19 +154,25 @@ class Scheduled(Sharing):
 
     target: float
 
-    def server_mask(self, server, arch):
-        flat = server.models[arch].flat
-        everything = sum(entry.numel for entry in flat.shared_entries)
-        mask = torch.ones(flat.num_shared_parameters, dtype=torch.bool)
-        mask[: round(self.target * (1 - (1 - server.round / 20) ** 3) * everything)] = False
-        return mask
+    def payload(self, server, arch, round_):
+        return Payload(mask="mask")
+
+    def initial_state(self, model):
+        return InitialState(server={"mask": torch.ones(model.flat.num_shared_parameters, dtype=torch.bool)})
+
+    def server_step(self, server):
+        for arch, model in server.models.items():
+            everything = sum(entry.numel for entry in model.flat.shared_entries)
+            mask = torch.ones(model.flat.num_shared_parameters, dtype=torch.bool)
+            mask[: round(self.target * (1 - (1 - server.round / 20) ** 3) * everything)] = False
+            server.keep(arch, "mask", mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(Sharing):
     """Clients with masks."""
 
-    has_masks = True
+    requires = frozenset({"masks"})
 
 
 def gib_of_a_client(method, depth, accounting=PAPER_004):
@@ -176,9 +183,10 @@ def gib_of_a_client(method, depth, accounting=PAPER_004):
     model = make_model(method, backbone=ResNet(depth=depth), neck=Neck(kind="none"), accounting=accounting)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     ledger, size = model.parts.ledger, model.parts.models["resnet"].flat.num_shared_elements
-    traffic = {"unpruned": float(size), "new mask": 0.0} if method.has_masks else {}
+    traffic = {"unpruned": float(size), "new mask": 0.0} if "masks" in method.requires else {}
     for round_ in range(20):
         model.server.round = round_
+        method.server_step(model.server)
         ledger.observe(RoundRecord(round_, 0, ["town0"], {"town0": Report(1, {}, images=1.0, traffic=traffic)}))
     norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.parts.models["resnet"].network.modules())
     return (ledger.total + (39 + accounting.first_download) * 4 * norms) / 2**30
@@ -283,24 +291,31 @@ class Counting(FedPav):
     """Counts the images that it sees, and sends more than the model."""
 
     seen: tuple[dict[tuple[int, str], int], ...] = ({},)  # in a tuple: a method has settings only
-    signal_names = ("one", "two")
+    measures = {"one": "client", "two": "client"}  # noqa: RUF012 - a property of methods
 
     def loss(self, client, batch):
         key = (client.round, client.client_name)
         self.seen[0][key] = self.seen[0].get(key, 0) + len(batch.labels)
         return super().loss(client, batch)
 
-    def signals(self, client):
-        return {"one": 1.0, "two": 2.0}
+    def initial_state(self, model):
+        shapes = {"variates": (50, 5), "odd": (7,), "first": (11,)}
+        return InitialState(server={name: torch.zeros(shape) for name, shape in shapes.items()})
 
-    def extras_down(self, server, arch):
-        return {"variates": (50, 5), "images": (server.num_public,)}
-
-    def extras_up(self, server, arch):
-        return {"labels": (5, server.round)}
+    def payload(self, server, arch, round_):
+        down = ("variates", "odd") if round_ % 2 else ("variates",)
+        return Payload(down, known=("first",), up={"labels": (5, round_), "images": (server.num_public,)})
 
     def upload(self, client):
-        return Upload(super().upload(client).vector, {"labels": torch.zeros(5, client.round)})
+        assert client.received.extras.keys() == {"variates", "first"} | ({"odd"} if client.round % 2 else set())
+        extras = {"labels": torch.zeros(5, client.round), "images": torch.zeros(num_public())}
+        return Upload(super().upload(client).vector, extras, {"one": 1.0, "two": 2.0})
+
+
+@cache
+def num_public():
+    """How many public images the federation below has."""
+    return len(make_data(public="new0").federated.public.images)
 
 
 class Rows(Callback):
@@ -331,14 +346,13 @@ def test_bytes_are_those_of_a_plain_loop(counted):
     model, seen, rows = counted
     state = model.parts.models["smallcnn"].network.state_dict()
     size = sum(4 * tensor.numel() for tensor in state.values() if tensor.is_floating_point())  # heads are elsewhere
-    num_public = len(model.parts.federated.public.images)
-    assert num_public
+    assert num_public()
     total = formula = 0
     for round_, row in enumerate(rows):
         down = up = extra = 0
         for name in NAMES:
             answered = (round_, name) in seen
-            own_extra = 1000 + 4 * num_public + (20 * round_ + 4 + 4 if answered else 0)
+            own_extra = 1000 + 28 * (round_ % 2) + (20 * round_ + 4 * num_public() + 4 + 4 if answered else 0)
             assert row[f"comm/{name}/down_bytes"] == size
             assert row[f"comm/{name}/up_bytes"] == (size if answered else 0)
             assert row[f"comm/{name}/extra_bytes"] == own_extra
@@ -358,7 +372,7 @@ def test_simulated_seconds_are_those_of_a_plain_loop(counted):
             seconds = 0.0 if name == "town2" else 0.030
             down = row[f"comm/{name}/down_bytes"] + row[f"comm/{name}/extra_bytes"]
             if answered:
-                sent = 20 * round_ + 8
+                sent = 20 * round_ + 4 * num_public() + 8
                 down -= sent
                 seconds += (row[f"comm/{name}/up_bytes"] + sent) * 8 / (0.5e6 if name == "town1" else 2e6)
                 seconds += seen[round_, name] / (25.0 if name == "town2" else 500.0)

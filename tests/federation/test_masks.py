@@ -9,19 +9,19 @@ from torch import nn
 
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
-from fedsim.federation.aggregation import Aggregator, Weights
+from fedsim.federation.aggregation import Aggregator
 from fedsim.federation.masked import MaskedAggregator
 from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.weighting import klpwa_weights
 from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg
-from fedsim.methods.base import Method
+from fedsim.methods.base import InitialState, Method, Weights
 from fedsim.methods.pruned import full_mask, own_accuracy, prunable_entries
 from fedsim.models import BODY, Neck, ResNet, SmallCNN
 from fedsim.training.messages import Report, Upload
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, receive, vector
 
 CLIENTS = {"a": 0.2, "b": 1 / 3, "c": 7 / 15}
 
@@ -64,11 +64,11 @@ def mean_of(sums, contributions, weights, early=False):
     sums.begin(0, {}, by_arch if early else None)
     for name, upload in contributions.items():
         sums.add(name, sums.encode(name, upload))
-    return sums.means(by_arch)["smallcnn"], sums.untouched.get("smallcnn")
+    return sums.means(by_arch, {name: Report(1) for name in CLIENTS})["smallcnn"], sums.untouched.get("smallcnn")
 
 
 def weights_of(parameters=None):
-    return Weights({name: Report(1, {}) for name in CLIENTS}, CLIENTS, parameters)
+    return Weights(CLIENTS, parameters)
 
 
 def loop(contributions, weights, own=None):
@@ -183,30 +183,28 @@ def test_dead_elements_stay_whatever_the_optimizer_remembers(optimizer):
 class Thinning(Method):
     """Each client sends another random half of its model; weights are those of paper 004, known late."""
 
-    signal_names = ("kl", "pr")
-    has_masks = True
+    measures = {"kl": "client", "pr": "client"}  # noqa: RUF012 - a property of methods
+    requires = frozenset({"masks"})
 
     @property
     def shared_groups(self):
         return BODY
 
-    def initial_kept(self, model):
-        return {"mask": full_mask(model)}
-
-    def signals(self, client):
-        n = client.data.num_images
-        return {"kl": 1.0 / n, "pr": n / 1000}
+    def initial_state(self, model):
+        return InitialState({"mask": full_mask(model)})
 
     def upload(self, client):
         mask = full_mask(client.model)
         for entry in prunable_entries(client.model):
             mask[entry.span] = torch.rand(entry.numel, generator=client.generator(entry.name)) < 0.5
         client.keep("mask", mask)
-        return Upload(client.model.shared, mask=mask)
+        n = client.data.num_images
+        return Upload(client.model.shared, signals={"kl": 1.0 / n, "pr": n / 1000}, mask=mask)
 
     def weights(self, reports):
         signals = {name: report.signals for name, report in reports.items()}
-        return klpwa_weights({k: s["kl"] for k, s in signals.items()}, {k: s["pr"] for k, s in signals.items()})
+        kl, pr = ({client: s[name] for client, s in signals.items()} for name in ("kl", "pr"))
+        return Weights(klpwa_weights(kl, pr))
 
 
 def play(rounds, devices=1, ckpt_path=None, **options):

@@ -21,6 +21,7 @@ from fedsim.federation.availability import Availability
 from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise, clip_norm, gaussian_epsilon
 from fedsim.federation.selection import UCB, AllClients, PoissonSampling, RandomFraction, Selection
 from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
+from fedsim.methods.base import Payload
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.settings import LocalTraining
@@ -112,7 +113,7 @@ def test_no_noise_is_no_privacy():
 def test_downloads_differ_between_clients_and_rounds_and_the_server_keeps_its_model():
     class Watching(FedAvg):
         def train(self, client):
-            seen[client.client_name, server.round] = server.vector("smallcnn").clone()
+            seen[client.client_name, client.round] = client.received.vector.clone()
 
     seen = {}
     model = fit(still(Watching(share_head=False), privacy=WhiteNoise(BETA, False, True)), rounds=2)
@@ -410,12 +411,12 @@ def test_a_missing_accountant_is_named(monkeypatch):
 
 def test_extras_of_a_later_round_are_refused(accountant):
     class Late(FedAvg):
-        def extras_up(self, server, arch):
-            return {"late": (1,)} if server.round else {}
+        def payload(self, server, arch, round_):
+            return Payload(up={"late": (1,)} if round_ else {})
 
         def upload(self, client):
             upload = super().upload(client)
-            return type(upload)(upload.vector, {"late": torch.zeros(1)} if server.round else {})
+            return type(upload)(upload.vector, {"late": torch.zeros(1)} if client.round else {})
 
     with pytest.raises(ConfigError, match="round 2: the method uploads late"):
         fit(make_model(Late(share_head=False, weighting="uniform"), bn_stats="local", privacy=private()))

@@ -1,6 +1,7 @@
 """The round and the methods, against plain loops and against each other."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedsim.federation.availability import Availability
 from fedsim.federation.selection import RandomFraction
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedPav, FedSGD, Local
+from fedsim.methods.base import Weights
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -166,7 +168,7 @@ def test_stragglers_do_part_of_their_batches():
 
     class Counting(FedPav):
         def take_step(self, client, loss):
-            seen[client.client_name] = seen.get(client.client_name, 0) + 1
+            seen[client.client_name] = seen.get(client.client_name, 0) + client.step(loss)
 
     slow = Availability(straggle=1.0, straggler_work=0.5)
     model = fit(
@@ -223,9 +225,11 @@ def test_a_client_with_another_stride_is_another_architecture():
 
 def test_a_method_that_downloads_less_has_personalised_models_of_its_own():
     class Half(FedPav):
+        has_own_models = True
+
         def download(self, client):
-            client.model.shared.copy_(server.vector(client.model.arch)).mul_(torch.linspace(
-                0.5, 1.5, client.model.flat.num_shared))  # fmt: skip
+            super().download(client)
+            client.model.shared.mul_(torch.linspace(0.5, 1.5, client.model.flat.num_shared))
 
     model = make_model(Half(), evaluation=Evaluation(test_during_fit=True))
     fit(
@@ -238,9 +242,9 @@ def test_a_method_that_downloads_less_has_personalised_models_of_its_own():
 def test_weights_that_do_not_sum_to_one_are_a_defect_of_the_method():
     class Shrinking(FedPav):
         def weights(self, reports):
-            return dict.fromkeys(reports, 0.1)
+            return Weights(dict.fromkeys(reports, 0.1))
 
-    with pytest.raises(AssertionError, match="do not sum to 1"):
+    with pytest.raises(AssertionError, match=r"Shrinking\.weights do not sum to 1"):
         fit(make_model(Shrinking()))
 
 
@@ -278,6 +282,8 @@ def test_where_private_states_wait_changes_no_bit(method):
 
 def test_a_server_step_changes_the_global_model():
     class Doubling(FedAvg):
+        server_every = 1
+
         def server_step(self, server):
             server.vector("smallcnn").mul_(2)
 
@@ -289,9 +295,10 @@ def test_what_one_clients_method_freezes_is_not_frozen_for_the_next():
     modes = {}
 
     class Freezing(FedPav):
-        def before_epoch(self, client, epoch):
+        def train(self, client):
             modes[client.client_name] = client.model.network.backbone.training
             client.model.network.backbone.eval()
+            super().train(client)
 
     fit(make_model(Freezing()), rounds=1)
     assert modes == {"town0": True, "town1": True, "town2": True}
@@ -322,10 +329,11 @@ def test_what_no_checkpoint_could_hold_is_refused_when_it_is_kept(name, dtype):
 
 def test_signals_that_are_no_numbers_are_bad_updates():
     class Measuring(FedPav):
-        signal_names = ("distance",)
+        measures = {"distance": "client"}  # noqa: RUF012 - a property of methods
 
-        def signals(self, client):
-            return {"distance": float("nan") if client.client_name == "town1" else 1.0}
+        def upload(self, client):
+            distance = float("nan") if client.client_name == "town1" else 1.0
+            return replace(super().upload(client), signals={"distance": distance})
 
     with pytest.raises(TrainingError, match="client town1, round 1: its distance is nan"):
         fit(make_model(Measuring()), rounds=1)
@@ -384,7 +392,8 @@ class Counted(FedPav):
     """Counts town0's optimizer steps."""
 
     def take_step(self, client, loss):
-        counted[client.round] = counted.get(client.round, 0) + (client.client_name == "town0")
+        if client.step(loss):
+            counted[client.round] = counted.get(client.round, 0) + (client.client_name == "town0")
 
 
 counted = {}

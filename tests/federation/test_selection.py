@@ -4,16 +4,18 @@ import csv
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
 from fedsim.data import SyntheticReID
 from fedsim.federation.availability import Availability
 from fedsim.federation.axis import RoundRecord
-from fedsim.federation.selection import UCB, AllClients, RandomFraction
+from fedsim.federation.selection import UCB, AllClients, PowerOfChoice, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -286,3 +288,59 @@ def test_a_checkpoint_of_another_selection_starts_anew(tiny, tmp_path, caplog):
     assert (
         sum(read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["fedsim"]["selection"]["N"].values()) == 2
     )
+
+
+# -- power of choice ---------------------------------------------------------------------------------------------------
+
+
+def test_power_of_choice_takes_the_largest_losses_among_the_candidates():
+    selection = PowerOfChoice(count=2, candidates=4)
+    selection.prepare(dict(zip(CLIENTS, TABLE_3, strict=True)))
+    draw, losses = random.Random(0), {}
+    for t in range(300):
+        chosen = selection.select(t, CLIENTS, 3)
+        p = np.array(TABLE_3) / sum(TABLE_3)
+        candidates = [CLIENTS[i] for i in numpy_generator(3, t, "power of choice").choice(9, 4, replace=False, p=p)]
+        best = []
+        for _ in range(2):  # the first of the largest, twice
+            left = [c for c in candidates if c not in best]
+            best.append(max(left, key=lambda c: losses.get(c, math.inf)))
+        assert chosen == sorted(best)
+        answers = [c for c in chosen if draw.random() < 0.8]
+        told = {c: draw.random() for c in answers}
+        selection.observe(RoundRecord(t, 3, chosen, {c: Report(1, loss=loss) for c, loss in told.items()}))
+        losses |= told
+    assert selection.state_dict() == {"loss": losses}
+    assert set(losses) == set(CLIENTS)
+
+
+def test_candidates_are_drawn_in_proportion_to_their_images():
+    selection, rounds = PowerOfChoice(count=1, candidates=1), 4000
+    selection.prepare(dict(zip(CLIENTS, TABLE_3, strict=True)))
+    counts = dict.fromkeys(CLIENTS, 0)
+    for t in range(rounds):
+        [chosen] = selection.select(t, CLIENTS, 0)
+        counts[chosen] += 1
+    for client, size in zip(CLIENTS, TABLE_3, strict=True):
+        p = size / sum(TABLE_3)
+        assert abs(counts[client] - rounds * p) < 5 * math.sqrt(rounds * p * (1 - p))  # five standard deviations
+
+
+def test_power_of_choice_hears_the_losses_of_a_run_and_continues_with_them(tmp_path):
+    def model():
+        return make_model(FedPav(), selection=PowerOfChoice(count=2, candidates=3))
+
+    whole, part = fit(model(), towns(), rounds=4), fit(model(), towns(), rounds=2)
+    part.trainer.save_checkpoint(tmp_path / "part.ckpt")
+    continued = fit(model(), towns(), rounds=4, ckpt_path=tmp_path / "part.ckpt")
+    assert torch.equal(vector(whole), vector(continued))
+    assert whole.settings.selection.losses == continued.settings.selection.losses
+    for name, report in whole.reports.items():
+        assert whole.settings.selection.losses[name] == report.loss
+        assert whole.round_metrics[f"selection/{name}/loss"] == report.loss
+
+
+@pytest.mark.parametrize(("options", "says"), [({"count": 0}, "count"), ({"count": 3, "candidates": 2}, "candidates")])
+def test_power_of_choice_refuses(options, says):
+    with pytest.raises(ConfigError, match=rf"model\.selection\.{says}"):
+        PowerOfChoice(**options)

@@ -8,7 +8,7 @@ import torch
 from fedsim.core.errors import BadUpdateError, ConfigError
 from fedsim.methods import Ditto
 from plain_loops import Federation, assert_close, play, sgd, shares
-from small import fit, make_model
+from small import fit, make_model, receive
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -50,8 +50,9 @@ def test_clients_that_never_took_part_are_scored_with_the_global_model():
     model = play(Ditto(), 1, selection=RandomFraction(0.3))
     absent = next(client for name, client in model.parts.clients.items() if name not in list(model.reports))
     absent.load()
-    model.settings.method.personalise(absent, model.server)
-    assert torch.equal(absent.resident.shared, model.server.vector("smooth"))
+    receive(absent, model.settings.method, model.server)
+    model.settings.method.personalise(absent)
+    assert torch.equal(absent.model.shared, model.server.vector("smooth"))
 
 
 def test_the_log_counts_the_global_task():

@@ -8,6 +8,7 @@ import pytest
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import softmax_weights
 from fedsim.methods import FedAtt
+from fedsim.methods.base import Weights
 from fedsim.training.messages import Report
 from plain_loops import Federation, assert_close, mean_of, play, sgd
 
@@ -34,11 +35,9 @@ def test_attentive_aggregation(epsilon):
 
 
 def test_equal_distances_are_the_plain_mean():
-    reports = {name: Report(n, {}, (3.0, 0.5)) for name, n in (("a", 10), ("b", 30), ("c", 60))}
-    method = FedAtt(epsilon=1.0)
-    assert method.parameter_weights(reports) == {name: [1 / 3, 1 / 3] for name in reports}
-    assert method.weights(reports) == dict.fromkeys(reports, 1 / 3)
-    assert method.step_size(reports) == 1.0
+    reports = {name: Report(n, tensor_signals={"change": (3.0, 0.5)}) for name, n in (("a", 10), ("b", 30), ("c", 60))}
+    each = {name: [1 / 3, 1 / 3] for name in reports}
+    assert FedAtt(epsilon=1.0).weights(reports) == Weights(dict.fromkeys(reports, 1 / 3), each, step_size=1.0)
 
 
 def test_farther_clients_weigh_more_and_large_distances_do_not_overflow():

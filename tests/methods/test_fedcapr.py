@@ -8,12 +8,13 @@ import torch
 
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedCAPR
+from fedsim.methods.reference import remember_received
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Smooth
-from small import Some, fit, make_data, make_model, vector
+from small import Some, fit, make_data, make_model, receive, vector
 
 SIZE = (16, 8)
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2)
@@ -57,7 +58,7 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
     model, client = assembled(FedCAPR(reg_last_camera_only=last_camera))
     begin(model, client, round_)
     received = copy.deepcopy(client.model.network).eval()
-    model.settings.method.before_epoch(client, model.server, 0)
+    remember_received(client)
     added = []
     for batch in client.batches(0):
         proxies = copy.deepcopy(client.visit.pseudo)
@@ -83,13 +84,14 @@ def test_the_weight_is_how_far_the_first_images_features_turned():
     assert len(client.data.train) > 32
     trained = copy.deepcopy(client.model.network).eval()
     expected = sum(distances(received, trained, images)) / 32
-    found = model.settings.method.signals(client, model.server)
+    found = model.settings.method.upload(client).signals
+    assert found.keys() == model.settings.method.measures.keys()
     assert found["cdw"] == pytest.approx(expected, abs=1e-6)
     assert expected > 1e-3
 
 
 def weights(distances_, **options):
-    return FedCAPR(**options).weights({name: Report(1, {"cdw": d}) for name, d in distances_.items()})
+    return FedCAPR(**options).weights({name: Report(1, {"cdw": d}) for name, d in distances_.items()}).clients
 
 
 def test_weights_are_shares_of_the_distances():

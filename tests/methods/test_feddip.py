@@ -80,7 +80,7 @@ def test_the_client_s_own_model_is_masked_and_what_it_sends_is_not():
     class Looking(FedDIP):
         def upload(self, client):
             upload = super().upload(client)
-            mask = server.kept["layers"]["mask"]
+            mask = client.received.extras["mask"]
             own = client.model.shared[: len(mask)]
             seen.append((bool((own[~mask] == 0).all()), bool((upload.vector[: len(mask)][~mask] != 0).any())))
             return upload

@@ -15,13 +15,14 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import pruned_fraction, zero_pruned_
 from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
 from fedsim.methods.pruned import proxy_accuracy, prunable_layers, upload_masked
+from fedsim.methods.reference import remember_received
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, receive, vector
 
 SIZE = (16, 8)
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
@@ -43,7 +44,7 @@ def begin(method, round_=0, **options):
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
     receive(client, method, model.server)
     method.download(client)
-    return client, model.server
+    return client
 
 
 def shared(client):
@@ -91,9 +92,9 @@ def test_eq9_adds_the_divergence_from_the_received_model(options):
     method = FedKLPR(**{"lam": 2.0} | options)
     added = []
     for round_ in (0, 1):
-        client, server = begin(method, round_)
+        client = begin(method, round_)
         received = copy.deepcopy(client.model.network).eval()
-        method.before_epoch(client, server, 0)
+        remember_received(client)
         for batch in client.batches(0):
             trained = copy.deepcopy(client.model.network)
             loss = method.loss(client, batch)
@@ -123,14 +124,14 @@ def test_eq10_looks_at_the_first_images_before_pruning(weighting):
     found = {}
     for prune in (False, True):
         method = FedKLPR(prune=prune, weighting=weighting if prune else weighting.replace("klpwa", "klaw"), crr=False)
-        client, server = begin(method, epochs=2)
+        client = begin(method, epochs=2)
         received = copy.deepcopy(client.model.network).eval()
         method.train(client)
-        found[prune] = method.signals(client)
-        assert set(method.signal_names) == set(found[prune])
-        assert "change" not in client.kept  # it is of one round
         if not prune:
             trained = copy.deepcopy(client.model.network).eval()
+        found[prune] = dict(method.upload(client).signals)
+        assert dict.fromkeys(found[prune], "client") == method.measures
+        assert client.kept.keys() == ({"mask"} if prune else set())  # the change is of one round
     images = normalise_images(client.data.train.images.decode(SIZE))[:32]
     assert len(client.data.train) > 32
     with torch.no_grad():
@@ -144,7 +145,8 @@ def test_eq10_looks_at_the_first_images_before_pruning(weighting):
 
 
 def weights(kl, pruned, **options):
-    return FedKLPR(**options).weights({k: Report(10, {"kl": kl[k], "cdw": kl[k], "pruned": pruned[k]}) for k in kl})
+    reports = {k: Report(10, {"kl": kl[k], "cdw": kl[k], "pruned": pruned[k]}) for k in kl}
+    return FedKLPR(**options).weights(reports).clients
 
 
 KL, PRUNED = {"a": 0.1, "b": 0.3, "c": 0.0}, {"a": 0.6, "b": 0.0, "c": 0.3}
@@ -207,17 +209,18 @@ PLATEAU = [0.62, 0.61]
 def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, monkeypatch):
     asked_for = 3 if share == 0.3 else max(len(accuracies) - 1, 1)
     method = FedKLPR(step=0.1 * asked_for, trials=asked_for, floor=0.0, reg_from=9)
-    client, server = begin(method)
+    client = begin(method)
     client.keep("accuracies", torch.tensor(before))
     left = scripted(monkeypatch, accuracies)
     method.train(client)
+    method.upload(client)
     assert left == []  # as many looks at the model as expected
     assert client.kept["accuracies"].tolist() == pytest.approx([*before, accuracies[0]])
     mask = client.kept["mask"]
     assert pruned_of(client) == pytest.approx(share, abs=0.01)
     unpruned = FedKLPR(prune=False, weighting="klaw", reg_from=9)
-    plain, server = begin(unpruned)
-    unpruned.train(plain, server)
+    plain = begin(unpruned)
+    unpruned.train(plain)
     expected = torch.where(mask, shared(plain), torch.zeros(())) if share else shared(plain)
     assert torch.equal(shared(client).view(torch.int32), expected.view(torch.int32))
 
@@ -226,7 +229,7 @@ def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, mon
 def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
     monkeypatch.setattr(fedklpr, "own_accuracy", lambda client, num_images: 0.9)
     method = FedKLPR(step=0.3, trials=trials, target=0.5, floor=0.0, crr=crr)
-    client, server = begin(method)
+    client = begin(method)
     found, masks = [], []
     for _ in range(5):
         method.train(client)
@@ -245,10 +248,11 @@ def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
 
 def test_each_layer_keeps_its_floor():
     method = FedKLPR(crr=False, step=0.9, target=0.9, floor=0.25)
-    client, server = begin(method)
+    client = begin(method)
     layers = prunable_layers(client.model)
     shared(client)[layers[0]] *= 1e-3  # else all of it would go
     method.train(client)
+    method.upload(client)
     kept = [float(client.kept["mask"][layer].double().mean()) for layer in layers]
     assert kept[0] == 0.25
     assert min(kept) >= 0.25
@@ -258,7 +262,7 @@ def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
     adam = partial(torch.optim.Adam, lr=0.01, weight_decay=0.1)
     for masks_hold in (True, False):
         method = FedKLPR() if masks_hold else FedAvg(share_head=False)  # no pruning in a first round
-        client, server = begin(method, epochs=2, optimizer=adam)
+        client = begin(method, epochs=2, optimizer=adam)
         mask = torch.ones(client.model.flat.num_shared_parameters, dtype=torch.bool)
         for layer in prunable_layers(client.model):
             mask[layer] = torch.arange(layer.stop - layer.start) % 2 == 0
@@ -275,7 +279,7 @@ def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
 @pytest.mark.parametrize("trained", [True, False])
 def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
     method = FedKLPR()
-    client, server = begin(method, clustering=CLUSTERING)
+    client = begin(method, clustering=CLUSTERING)
     if trained:
         method.train(client)
     else:  # clusters are found for it
@@ -380,7 +384,7 @@ def test_whole_rounds(step, target, trials, threshold, tolerance, expected, sas)
 def test_without_sas_pruned_elements_count_as_zeros():
     for sas in (True, False):
         method = FedKLPR(sas=sas, crr=False, step=0.3)
-        client, server = begin(method)
+        client = begin(method)
         method.train(client)
         upload = method.upload(client)
         assert upload.zeros_count != sas

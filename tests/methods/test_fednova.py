@@ -8,6 +8,7 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import sgd_normaliser
 from fedsim.methods import FedNova
+from fedsim.methods.base import Weights
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, assert_close, mean_of, play, sgd, shares
@@ -51,8 +52,8 @@ def test_normalised_averaging(momentum):
 
 def test_equal_work_gives_exactly_fedavg_s_weights():
     reports = {name: Report(n, {"normaliser": 3.7}) for name, n in (("a", 11), ("b", 31), ("c", 57))}
-    assert FedNova().parameter_weights(reports) == {"a": [11 / 99], "b": [31 / 99], "c": [57 / 99]}
-    assert FedNova().step_size(reports) == 1.0
+    shares_ = {"a": 11 / 99, "b": 31 / 99, "c": 57 / 99}
+    assert FedNova().weights(reports) == Weights(shares_, {name: [w] for name, w in shares_.items()}, step_size=1.0)
 
 
 def test_other_optimizers_are_refused():

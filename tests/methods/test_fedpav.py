@@ -11,6 +11,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data import Augmentation
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Distillation, FedAvg, FedPav
+from fedsim.methods.base import Payload, Weights, has_server_step
 from fedsim.models import Neck
 from fedsim.training.messages import Report
 from plain_loops import Federation, assert_close, play, sgd, shares
@@ -20,15 +21,15 @@ REPORTS = {"a": Report(10, {}), "b": Report(30, {}), "c": Report(60, {})}
 
 
 def test_line_9_weighs_by_size():
-    assert FedPav().weights(REPORTS) == {"a": 0.1, "b": 0.3, "c": 0.6}
+    assert FedPav().weights(REPORTS) == Weights({"a": 0.1, "b": 0.3, "c": 0.6})
 
 
 def test_n_is_the_size_of_the_participants():
-    assert FedPav().weights({name: REPORTS[name] for name in ("a", "b")}) == {"a": 0.25, "b": 0.75}
+    assert FedPav().weights({name: REPORTS[name] for name in ("a", "b")}) == Weights({"a": 0.25, "b": 0.75})
 
 
 def test_uniform_is_one_over_k():
-    assert FedPav(weighting="uniform").weights(REPORTS) == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
+    assert FedPav(weighting="uniform").weights(REPORTS).clients == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
 
 
 def test_fedavg_weighs_as_fedpav():
@@ -46,11 +47,11 @@ class Watched(FedPav):
         super().train(client)
         seen[client.client_name] = [before, snapshot(client)]
 
-    def signals(self, client):
-        signals = super().signals(client)
-        seen[client.client_name] += [signals["cdw"], client.model.shared.clone()]
+    def upload(self, client):
+        upload = super().upload(client)
+        seen[client.client_name] += [upload.signals["cdw"], upload.vector.clone()]
         assert torch.equal(client.model.whole, seen[client.client_name][1][2])
-        return signals
+        return upload
 
 
 seen = {}
@@ -108,7 +109,7 @@ def test_distances_are_measured_without_moving_anything():
 def test_scaling_all_distances_changes_nothing_and_none_at_all_is_uniform():
     def weights(*distances):
         reports = {name: Report(10, {"cdw": m_k}) for name, m_k in zip("abc", distances, strict=True)}
-        return FedPav(weighting="cdw").weights(reports)
+        return FedPav(weighting="cdw").weights(reports).clients
 
     assert weights(0.1, 0.3, 0.4) == pytest.approx({"a": 0.125, "b": 0.375, "c": 0.5})
     assert weights(0.01, 0.03, 0.04) == pytest.approx(weights(0.1, 0.3, 0.4))
@@ -158,10 +159,10 @@ def test_algorithm_2(target_norm):
 def test_rounds_between_two_distillations_send_nothing_more():
     model = play(FedPav(distillation=Distillation(every=2)), 1, data=make_data(public="new0"))
     method, server = model.settings.method, model.server
-    shape = (len(server.public_images), 6)
-    for server.round, expected in ((0, {}), (1, {"features": shape}), (2, {}), (3, {"features": shape})):
-        assert method.extras_up(server, "smooth") == expected
-        assert method.has_server_step(server) == bool(expected)
+    shape = (len(server.public), 6)
+    for round_, expected in ((0, {}), (1, {"features": shape}), (2, {}), (3, {"features": shape})):
+        assert method.payload(server, "smooth", round_) == Payload(up=expected)
+        assert has_server_step(method, round_) == bool(expected)
 
 
 @pytest.mark.parametrize(("field", "value"), [("every", 0), ("epochs", 0), ("batch_size", 1), ("lr", 0.0)])

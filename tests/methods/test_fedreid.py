@@ -20,7 +20,7 @@ from fedsim.models import Neck
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from fedsim.training.settings import LocalTraining
 from plain_loops import LR, Federation, mean_of, play, sgd
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, receive, vector
 
 BASELINE = FedAvg(share_head=False, share_neck=False, weighting="uniform")
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-5)
@@ -310,8 +310,9 @@ def test_all_train_and_a_fraction_is_aggregated(fraction, count):
 
     class Drawing(FedReID):
         def weights(self, reports):
-            drawn.append(super().weights(reports))
-            return drawn[-1]
+            found = super().weights(reports)
+            drawn.append(found.clients)
+            return found
 
     model = fit(make_model(Drawing(aggregated=fraction)), FOUR(), rounds=4)
     assert len(list(model.reports)) == len(drawn) == 4
@@ -337,8 +338,10 @@ def test_the_global_model_is_what_it_delivers():
     model = fit(make_model(FedReID()), rounds=1, limit_val_batches=1, check_val_every_n_epoch=1)
     assert type(model.settings.method).personalise is FedAvg.personalise
     resident = model.parts.models["smallcnn"]
-    model.parts.clients["town0"].load()
-    model.settings.method.personalise(model.parts.clients["town0"], model.server)
+    client = model.parts.clients["town0"]
+    client.load()
+    receive(client, model.settings.method, model.server)
+    model.settings.method.personalise(client)
     assert torch.equal(resident.shared, vector(model))
 
 
@@ -385,7 +388,7 @@ def test_fine_tuning():
                 close(trained.flat.buffer[entry.span].view(entry.shape).double(), expected[entry.name])
         for name, tensor in start.items():
             if "num_batches" not in name:
-                assert torch.equal(kept.model.state_dict()[f"backbone.{name}"], tensor.float()), name
+                assert torch.equal(kept.network.state_dict()[f"backbone.{name}"], tensor.float()), name
         mine.unload()
 
 

@@ -14,7 +14,7 @@ from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
 from fedsim.training.settings import ClientOverride, LocalTraining
 from plain_loops import Smooth
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, receive, vector
 
 SIZE = (16, 8)
 

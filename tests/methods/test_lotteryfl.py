@@ -9,6 +9,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.methods import LotteryFL
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_each_layer
+from small import receive
 
 STEP, ROUNDS = 0.3, 4
 

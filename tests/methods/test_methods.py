@@ -150,7 +150,7 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.has_masks])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "masks" in method.requires])
 def test_what_is_tried_with_masks_prunes(name):
     masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).parts.clients.values()]
     pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}

@@ -9,7 +9,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.methods import PFedMe
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, assert_close, mean_of, play, sgd
-from small import fit, make_model
+from small import fit, make_model, receive
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.7])

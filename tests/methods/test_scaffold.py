@@ -8,6 +8,7 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.federation.selection import RandomFraction
 from fedsim.methods import Scaffold
+from fedsim.methods.base import Payload
 from fedsim.training.settings import LocalTraining
 from plain_loops import LR, Federation, assert_close, mean_of, play, sgd
 from small import fit, make_model
@@ -53,8 +54,8 @@ def test_algorithm_1(global_lr):
 def test_what_goes_both_ways_is_declared():
     model = play(Scaffold(), 1)
     shape = (model.parts.models["smooth"].flat.num_shared_parameters,)
-    assert Scaffold().extras_down(model.server, "smooth") == {"control": shape}
-    assert Scaffold().extras_up(model.server, "smooth") == {"control": shape}
+    assert Scaffold().payload(model.server, "smooth", 0) == Payload(down=("control",), up={"control": shape})
+    assert model.server.kept["smooth"]["control"].shape == shape
 
 
 def test_a_step_size_must_be_positive():

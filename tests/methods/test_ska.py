@@ -17,7 +17,7 @@ from fedsim.models import Neck, SmallCNN
 from fedsim.models.groups import TRUNK, Group
 from fedsim.training.settings import LocalTraining, Schedule
 from plain_loops import Federation, mean_of, play, sgd
-from small import Some, fit, make_data, make_model, vector
+from small import Some, fit, make_data, make_model, receive, vector
 
 BASELINE = FedAvg(share_head=False, share_neck=False, weighting="uniform")
 LSN = SKA(dual=False, unseen="concat")
@@ -31,6 +31,7 @@ def is_norm(name):
 def load(client, method, server):
     """Put a client's personalised model into its resident; return that by name, with the head."""
     client.load()
+    receive(client, method, server)
     method.personalise(client)
     model = client.model
     found = {e.name: model.flat.buffer[e.span].view(e.shape).clone() for e in model.flat.entries}
@@ -294,7 +295,7 @@ def scored(method, rounds=2, devices=1):
 
 def generalised(model):
     resident = model.parts.models["smallcnn"]
-    model.settings.method.generalise(resident, model.server)
+    resident.load_global(vector(model), model.settings.method.server_tensors(model.server, resident.arch))
     return of_groups(model, *TRUNK, buffer=resident.flat.buffer)
 
 

@@ -80,7 +80,7 @@ def test_models_that_do_not_differ():
 
 def weights(method, *distances):
     reports = {name: Report(10, {"cdw_param": m}) for name, m in zip("abc", distances, strict=True)}
-    return method.weights(reports)
+    return method.weights(reports).clients
 
 
 def test_eq10_weighs_by_distance():
@@ -98,12 +98,12 @@ def test_the_prose_is_the_inverse():
 
 def test_eq2_is_performance_times_hardware():
     def reports(*scores):
-        return {n: Report(10, {"accuracy": p}, (), h) for n, (p, h) in zip("abc", scores, strict=True)}
+        return {n: Report(10, {"accuracy": p}, speed=h) for n, (p, h) in zip("abc", scores, strict=True)}
 
     method = WeightedPav(weighting="performance")
     expected = {"a": 0.5 * 100 / 175, "b": 0.25 * 500 / 175, "c": 0.0}
-    assert method.weights(reports((0.5, 100.0), (0.25, 500.0), (0.0, 9.0))) == pytest.approx(expected)
-    assert method.weights(reports((0.0, 1.0), (0.0, 5.0), (0.0, 9.0))) == dict.fromkeys("abc", 1 / 3)
+    assert method.weights(reports((0.5, 100.0), (0.25, 500.0), (0.0, 9.0))).clients == pytest.approx(expected)
+    assert method.weights(reports((0.0, 1.0), (0.0, 5.0), (0.0, 9.0))).clients == dict.fromkeys("abc", 1 / 3)
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -117,13 +117,13 @@ class Watched(WeightedPav):
         super().train(client)
         seen[client.client_name] = [before, parameters(client), client.model.shared.double(), client]
 
-    def signals(self, client):
-        signals = super().signals(client)
+    def upload(self, client):
+        upload = super().upload(client)
         tally = client.visit.tally
         guesses, labels = torch.cat(tally._guesses).tolist(), torch.cat(tally._labels).tolist()
         right = sum(guess == label for guess, label in zip(guesses, labels, strict=True))
         seen[client.client_name] += [right / len(labels)]
-        return signals
+        return upload
 
 
 seen = {}

@@ -402,7 +402,8 @@ class Watching(FedPav):
     """Remembers whether steps were flat."""
 
     def take_step(self, client, loss):
-        was_flat.add(client.optimizer.is_flat)
+        if client.step(loss):
+            was_flat.add(client.optimizer.is_flat)
 
 
 was_flat = set()

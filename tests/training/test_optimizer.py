@@ -30,7 +30,8 @@ class Watching(FedPav):
     """Remembers whether steps were flat."""
 
     def take_step(self, client, loss):
-        was_flat.add(client.optimizer.is_flat)
+        if client.step(loss):
+            was_flat.add(client.optimizer.is_flat)
 
 
 was_flat = set()
@@ -128,7 +129,8 @@ def test_frozen_parameters_stay():
 def test_rates_can_be_changed_in_the_middle_of_a_visit():
     class Braking(FedPav):
         def take_step(self, client, loss):
-            client.optimizer.set_rates([0.5 * rate for rate in client.optimizer.rates])
+            if client.step(loss):
+                client.optimizer.set_rates([0.5 * rate for rate in client.optimizer.rates])
 
     results = [train(partial(torch.optim.SGD, lr=0.05), flat, Braking()) for flat in (True, False)]
     assert torch.equal(*map(weights, results))
@@ -161,7 +163,8 @@ def test_overrides_have_optimizers_of_their_own():
 def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():
     class Freezing(FedPav):
         def take_step(self, client, loss):
-            client.model.network.backbone.requires_grad_(False)
+            if client.step(loss):
+                client.model.network.backbone.requires_grad_(False)
 
     with pytest.raises(ConfigError, match=r"model\.client\.flat_step"):
         train(partial(torch.optim.SGD, lr=0.05), True, Freezing())

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.data import Augmentation
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 from fedsim.training.server_optimizers import FedAdagrad, FedAdam, FedYogi
 from fedsim.training.statistics import BatchNormStatistics, shared_names
@@ -288,7 +290,8 @@ def test_recalibration_averages_over_batches_of_public_images():
     model = make_resident("recalibrate")
     server = Server({"smallcnn": model})
     generator = torch.Generator().manual_seed(0)
-    server.public_images = torch.randint(0, 256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    images = torch.randint(0, 256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    server.public = PublicImages(images, Augmentation(), 0, torch.device("cpu"))
     span = BatchNormStatistics("recalibrate", model).span
     server.vector("smallcnn")[span] = 50.0  # to be forgotten
     parameters = server.vector("smallcnn")[: span.start].clone()
@@ -297,7 +300,7 @@ def test_recalibration_averages_over_batches_of_public_images():
     model.shared.copy_(server.vector("smallcnn"))
     conv, norm = model.network.backbone.conv1, model.network.backbone.bn1
     with torch.no_grad():
-        batches = [normalise_images(images) for images in server.public_images.split(4)]
+        batches = [normalise_images(some) for some in images.split(4)]
         maps = [conv(batch).transpose(0, 1).flatten(1) for batch in batches]
     assert torch.allclose(norm.running_mean, sum(x.mean(1) for x in maps) / 3, atol=1e-5)
     assert torch.allclose(norm.running_var, sum(x.var(1) for x in maps) / 3, rtol=1e-4)  # unbiased, as torch keeps it

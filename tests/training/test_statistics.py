@@ -57,7 +57,7 @@ def test_recalibrated_statistics_are_those_of_the_public_images():
     network = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     network.load_state_dict(named(plain), strict=False)
     assert "new0" not in model.parts.federated.tests
-    images = normalise_images(model.server.public_images)
+    images = normalise_images(model.server.public.images)
     first_layer = network.backbone.conv1(images)  # before any normalisation, so its statistics are simple
     batches = first_layer.split(64)
     expected = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)

@@ -107,8 +107,9 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     """
     ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
     how.privacy.prepare(how.method, parts.server, how.selection)
+    how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if how.aggregation is not None:
-        how.aggregation.check(how.method, parts.server)
+        how.aggregation.check(how.method, parts.server, how.bn_stats)
     return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
 
 

@@ -245,7 +245,9 @@ class Ledger(Axis):
 
 
 def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
-    """How many numbers there are to be sent; in a vector of all shared parameters some only pad it."""
+    """How many numbers there are to be sent; in a vector of all shared parameters or entries some only pad it."""
     if shape == (flat.num_shared_parameters,):
         return sum(entry.numel for entry in flat.shared_parameters)
+    if shape == (flat.num_shared,):
+        return sum(entry.numel for entry in flat.shared_entries)
     return prod(shape)

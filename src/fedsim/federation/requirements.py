@@ -40,8 +40,18 @@ def check_settings(
             f"model.method: {type(method).__name__}, as it is configured, needs public images; "
             "set data.public to an unseen data set"
         )
+    if "uploads" in method.requires:
+        check_statistics_of_uploads(bn_stats, f"model.method: {type(method).__name__}")
     if "speeds" in method.requires:
         _check_speeds(names, type(method).__name__, hardware)
+
+
+def check_statistics_of_uploads(bn_stats: StatisticsPolicy, who: str) -> None:
+    """Refuse policies for running statistics that only weighted sums can have."""
+    if bn_stats in ("pooled", "first"):
+        raise ConfigError(
+            f"model.bn_stats: {bn_stats} is for weighted means, but {who} sees single uploads; set it to mean"
+        )
 
 
 def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None) -> None:

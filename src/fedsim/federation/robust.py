@@ -16,10 +16,12 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.federation.requirements import check_statistics_of_uploads
 from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
 from fedsim.methods.base import Method
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
+from fedsim.training.statistics import StatisticsPolicy
 from fedsim.training.uploads import Uploads
 
 __all__ = ["Aggregation", "Krum", "Median", "TrimmedMean"]
@@ -30,9 +32,10 @@ _FIELD = "model.aggregation"
 class Aggregation(ABC):
     """Makes one vector of the uploads of an architecture, alike on every rank."""
 
-    def check(self, method: Method, server: Server) -> None:
-        """Raise ConfigError if a method needs more than a plain mean of uploads."""
+    def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy) -> None:
+        """Raise ConfigError if method or statistics need more than a plain mean of uploads."""
         name = type(method).__name__
+        check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
         if method.measures:
             raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
         if {"masks", "uploads"} & method.requires:

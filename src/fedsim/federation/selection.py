@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.axis import Axis, RoundRecord
 
-__all__ = ["UCB", "AllClients", "PoissonSampling", "RandomFraction", "Selection"]
+__all__ = ["UCB", "AllClients", "PoissonSampling", "PowerOfChoice", "RandomFraction", "Selection"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,9 @@ class Selection(Axis, ABC):
             clients: names of all clients.
             seed: of the run; with the round, the only source of randomness.
         """
+
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Learn client -> number of its training images, before the first round."""
 
     def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
         """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
@@ -118,6 +123,61 @@ class PoissonSampling(Selection):
     def probability(self) -> float:
         """The rate."""
         return self.rate
+
+
+class PowerOfChoice(Selection):
+    """The clients with the largest losses among random candidates (Cho, Wang, Joshi, arXiv:2010.01243, rpow-d).
+
+    In each round d candidates are drawn without replacement, with probabilities in proportion to their numbers of
+    images; the m of them with the largest losses take part. The loss is the mean training loss of the client's last
+    visit, so that candidates need not compute one; that of a client that has not taken part yet is infinite. Among
+    equal losses the order of the draw decides. The paper's pow-d asks all candidates for their loss on the current
+    model, which costs a download each.
+
+    Args:
+        count: m, clients per round; all clients, if there are no more.
+        candidates: d, at least m. With d = m the choice is random.
+    """
+
+    learns = True
+
+    def __init__(self, count: int = 5, candidates: int = 10) -> None:
+        at_least("model.selection", 1, count=count)
+        at_least("model.selection", count, hint=", the clients that are chosen among them", candidates=candidates)
+        self.count = count
+        self.candidates = candidates
+        self.losses: dict[str, float] = {}
+        """client -> mean training loss of its last visit"""
+        self._num_images: Mapping[str, int] = {}
+
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Learn how likely each client is to be a candidate."""
+        self._num_images = num_images
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the candidates with the largest losses."""
+        sizes = np.array([self._num_images.get(client, 1) for client in clients], dtype=np.float64)
+        drawn = numpy_generator(seed, round_, "power of choice").choice(
+            len(clients), min(self.candidates, len(clients)), replace=False, p=sizes / sizes.sum()
+        )
+        worst = sorted(drawn, key=lambda i: -self.losses.get(clients[i], math.inf))[: self.count]
+        return [clients[i] for i in sorted(worst)]
+
+    def observe(self, record: RoundRecord) -> None:
+        """Remember the losses; a client that did not answer keeps its last one."""
+        self.losses |= {client: report.loss for client, report in record.reports.items()}
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return the losses by which the next round chooses, of ``clients`` that have taken part."""
+        return {f"selection/{client}/loss": self.losses[client] for client in clients if client in self.losses}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses."""
+        return {"loss": dict(self.losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the losses; after a checkpoint of another selection everybody is new."""
+        self.losses = dict(state.get("loss", {}))
 
 
 class UCB(Selection):

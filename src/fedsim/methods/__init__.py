@@ -13,6 +13,7 @@ from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedureid import FedUReID
+from fedsim.methods.ifca import IFCA
 from fedsim.methods.local import Local
 from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
@@ -23,6 +24,7 @@ from fedsim.methods.subfedavg import SubFedAvg
 from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
+    "IFCA",
     "MOON",
     "SKA",
     "Distillation",

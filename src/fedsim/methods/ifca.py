@@ -45,6 +45,7 @@ from fedsim.methods.base import (
     weigh,
 )
 from fedsim.models.groups import Group, body_groups
+from fedsim.training.batch import plain_batches
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -137,12 +138,14 @@ class IFCA(Method):
         """Return F_i(theta)."""
         client.model.shared.copy_(theta)
         client.model.network.eval()
-        total, count = torch.zeros((), dtype=torch.float64, device=client.device), 0
-        for batch in client.plain_batches(self.choice_images, "cluster choice"):
+        assert client.pixels is not None
+        stream, size = client.generator("cluster choice"), client.training_settings.batch_size
+        index = torch.randperm(client.data.num_images, generator=stream)[: self.choice_images]
+        total = torch.zeros((), dtype=torch.float64, device=client.device)
+        for batch in plain_batches(client.pixels, client.labels, size, client.device, index):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
-            count += len(batch.labels)
         client.model.network.train()
-        return float(total) / count
+        return float(total) / len(index)
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the cluster."""

@@ -1,0 +1,199 @@
+"""Robust aggregation in a federation: against plain loops, on any number of ranks, and with clients that lie."""
+
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from failing import run_on_ranks
+from fedsim.core.errors import ConfigError
+from fedsim.data import SyntheticReID
+from fedsim.federation.robust import Krum, Median, TrimmedMean
+from fedsim.methods import IFCA, FedAtt, FedAvg, FedNova, FedPav, LotteryFL, Scaffold
+from fedsim.methods.base import Method
+from fedsim.models import BODY, SmallCNN
+from fedsim.training.messages import Upload
+from fedsim.training.settings import ClientOverride
+from fedsim.training.uploads import Uploads
+from plain_loops import Federation, play, sgd
+from small import fit, make_data, make_model, named, vector
+
+RULES = {"median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2)}
+
+
+def loop(rule, rows):
+    """A rule over lists of numbers, coordinate by coordinate."""
+    count = len(rows)
+    if isinstance(rule, Krum):
+        scores = []
+        for i in range(count):
+            distances = [
+                sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)) for j in range(count) if j != i
+            ]
+            scores.append(sum(sorted(distances)[: count - rule.bad - 2]))
+        best = sorted(range(count), key=lambda i: scores[i])[: rule.keep]
+        return [sum(rows[i][c] for i in best) / len(best) for c in range(len(rows[0]))]
+    found = []
+    for column in zip(*rows, strict=True):
+        ordered = sorted(column)
+        if isinstance(rule, Median):
+            found.append((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
+        else:
+            cut = -int(-rule.trim * count // 1)
+            found.append(sum(ordered[cut : count - cut]) / (count - 2 * cut))
+    return found
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_new_global_model_is_that_of_a_loop(name):
+    data = make_data(SyntheticReID(clients=4, unseen=0, scale=0.2))
+    reference, rule = Federation(data), RULES[name]
+    states = []
+    for client in reference.clients:
+        model = copy.deepcopy(reference.model)
+        sgd(model, client.head, client.batches(0))
+        states.append(model.state_dict())
+    keys = [key for key in states[0] if "num_batches" not in key]
+    rows = [torch.cat([state[key].flatten() for key in keys]).tolist() for state in states]
+    expected = torch.tensor(loop(rule, rows), dtype=torch.float64)
+    found = named(
+        play(FedPav(), 1, data=make_data(SyntheticReID(clients=4, unseen=0, scale=0.2)), aggregation=rule), "smooth"
+    )
+    torch.testing.assert_close(torch.cat([found[key].flatten() for key in keys]).double(), expected, rtol=0, atol=2e-6)
+
+
+def test_one_piece_and_many_give_the_same_bits(monkeypatch):
+    whole = [vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)) for rule in RULES.values()]
+    monkeypatch.setattr("fedsim.training.uploads._PIECE", 4 * 100)
+    for rule, expected in zip(RULES.values(), whole, strict=True):
+        assert torch.equal(vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)), expected)
+
+
+def test_pieces_cover_the_vectors_once(monkeypatch):
+    monkeypatch.setattr("fedsim.training.uploads._PIECE", 7)
+    vectors = torch.arange(30.0).view(3, 10)
+    pieces = list(Uploads("abc", 10, lambda span: vectors[:, span]).pieces())
+    assert [span.stop - span.start for span, _ in pieces] == [2, 2, 2, 2, 2]
+    assert torch.equal(torch.cat([piece for _, piece in pieces], dim=1), vectors)
+
+
+def four():
+    return make_data(SyntheticReID(clients=4, unseen=0, scale=0.2))
+
+
+def play_on_two(folder):
+    """What each of two ranks does."""
+    vectors = {
+        name: vector(fit(make_model(FedPav(), aggregation=rule), four(), devices=2)) for name, rule in RULES.items()
+    }
+    model = fit(make_model(IFCA()), four(), devices=2)
+    vectors |= {"IFCA": vector(model), "IFCA 1": model.server.kept["smallcnn"]["cluster1"]}
+    torch.save(vectors, folder / f"{model.strategy.global_rank}.pt")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_two_ranks_give_the_bits_of_one(tmp_path):
+    run_on_ranks(play_on_two, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    one = {name: vector(fit(make_model(FedPav(), aggregation=rule), four())) for name, rule in RULES.items()}
+    model = fit(make_model(IFCA()), four())
+    one |= {"IFCA": vector(model), "IFCA 1": model.server.kept["smallcnn"]["cluster1"]}
+    for found in ranks:
+        assert found.keys() == one.keys()
+        for name, expected in one.items():
+            assert torch.equal(found[name], expected), name
+
+
+# -- clients that lie --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lying(Method):
+    """FedPav with some clients that send their update the other way round and a hundred times as long."""
+
+    liars: tuple[str, ...] = field(default=("town0",))
+    shared_groups = BODY
+
+    def upload(self, client):
+        if client.client_name not in self.liars:
+            return super().upload(client)
+        received = client.received.vector
+        change = client.model.shared - received
+        change[client.model.flat.num_shared_parameters :] = 0  # variances stay positive
+        return Upload(received - 100 * change)
+
+
+def shift(rule):
+    """How far a round of five clients, one of which lies, ends from the same round without lies."""
+    data = lambda: make_data(SyntheticReID(clients=5, unseen=0, scale=0.2))  # noqa: E731 - twice
+    honest, lied = (
+        vector(fit(make_model(Lying(liars=liars), aggregation=rule), data(), rounds=1)) for liars in ((), ("town0",))
+    )
+    start = make_model(FedPav())
+    start.assemble(data(), 0, 1, torch.device("cpu"))
+    return float((lied - honest).norm() / (honest - vector(start)).norm())
+
+
+def test_a_lie_moves_the_mean_and_no_robust_rule():
+    mean = shift(None)
+    assert mean > 10  # a fifth of a hundred times an update
+    for rule in (Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3)):
+        assert shift(rule) < 0.1 * mean
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (FedPav(weighting="cdw"), "weighs clients"),
+        (FedAtt(), "weighs clients"),
+        (FedNova(), "weighs clients"),
+        (LotteryFL(), "aggregation of its own"),
+        (Scaffold(), "also uploads tensors"),
+        (IFCA(), "weighs clients|aggregation of its own"),
+    ],
+)
+def test_methods_that_need_more_than_a_mean_are_refused(method, says):
+    with pytest.raises(ConfigError, match=rf"model\.aggregation: .*({says})"):
+        make_model(method, aggregation=Median()).assemble(make_data(), 0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("bn_stats", ["pooled", "first"])
+@pytest.mark.parametrize("options", [{"aggregation": Median()}, {}])
+def test_statistics_that_need_sums_are_refused(bn_stats, options):
+    method = FedPav() if options else IFCA()
+    with pytest.raises(ConfigError, match=rf"model\.bn_stats: {bn_stats} .* set it to mean"):
+        make_model(method, bn_stats=bn_stats, **options).assemble(make_data(), 0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: TrimmedMean(0.5), "trim"),
+        (lambda: TrimmedMean(-0.1), "trim"),
+        (lambda: Krum(bad=-1), "bad"),
+        (lambda: Krum(keep=0), "keep"),
+    ],
+)
+def test_wrong_numbers(make, field):
+    with pytest.raises(ConfigError, match=rf"model\.aggregation\.{field}"):
+        make()
+
+
+@pytest.mark.parametrize(("rule", "field"), [(TrimmedMean(0.4), "trim"), (Krum(bad=1), "bad")])
+def test_too_few_clients_are_refused(rule, field):
+    with pytest.raises(ConfigError, match=rf"model\.aggregation\.{field}: .* clients of smallcnn"):
+        fit(make_model(FedPav(), aggregation=rule), make_data(SyntheticReID(clients=2, unseen=0, scale=0.2)), rounds=1)
+
+
+def test_architectures_are_aggregated_apart():
+    own = {f"town{i}": ClientOverride(backbone=SmallCNN(width=6)) for i in (1, 3)}
+    method = FedAvg(share_head=False)
+    model = fit(make_model(method, aggregation=Median(), clients=own), four(), rounds=1)
+    mean = fit(make_model(FedAvg(share_head=False, weighting="uniform"), clients=own), four(), rounds=1)
+    for arch in model.parts.models:  # the median of two is their mean
+        torch.testing.assert_close(vector(model, arch), vector(mean, arch), rtol=0, atol=1e-6)
