@@ -12,6 +12,7 @@ from fedsim.cli.addresses import know_old_addresses
 from fedsim.cli.commands import run_plain_command
 from fedsim.cli.config_files import normalise
 from fedsim.cli.fit import LIGHTNING_COMMANDS, FedSimCLI, rank_of_this_process, say
+from fedsim.cli.papers.files import with_paper
 from fedsim.cli.run_directory import with_own_config
 from fedsim.cli.verdicts import one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
@@ -62,9 +63,9 @@ def _verdict(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> None:
     command, rest = args[0], args[1:]
     if command in LIGHTNING_COMMANDS:
-        FedSimCLI([command, *with_own_config(command, normalise(rest))])
+        FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
     else:
-        say(run_plain_command(command, rest))
+        say(run_plain_command(command, with_paper(rest) if command in ("augment", "data") else rest))
 
 
 def _set_up_messages() -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
+from fedsim.cli.papers.published import Paper, Row, Table, read_paper
 from fedsim.cli.report.groups import Group
 from fedsim.cli.report.layout import mean_and_spread, table_in_parts, table_of_lines
-from fedsim.cli.report.published import Paper, Row, Table, doubts_about, read_paper
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.evaluation.bounds import one_match_bounds
 
-__all__ = ["closest_table", "compare_with", "find_table", "not_comparable"]
+__all__ = ["closest_table", "compare_with", "doubts_about", "find_table", "not_comparable"]
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
 _FEW = 2
 """Groups of runs that may stand beside each column of a paper."""
 
+_CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -78,6 +81,40 @@ def closest_table(paper: Paper, run: Run) -> Table:
 
 def _closest_row(table: Table, run: Run) -> Row:
     return min((row for row in table.rows if row.scores), key=lambda row: row.distance(run))
+
+
+def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
+    """Yield what a row's numbers cannot be: a test set, a mark, and why.
+
+    The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
+    rectangles do not.
+
+    Args:
+        paper: says which test sets have one match per query.
+        row: of one of its tables.
+    """
+    for name, scores in row.scores.items():
+        cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
+        if any(more < less for less, more in pairwise(cmc.values())):
+            yield name, "!", "a CMC cannot fall"
+        test_set = paper.test_sets[name]
+        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
+            continue
+        one_unit = 10.0**-paper.digits  # half for the bound's rounded terms, half for mAP's
+        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
+        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
+        if rectangles.holds(scores["mAP"], one_unit):
+            continue
+        mark = "~" if trapezoid.holds(scores["mAP"], one_unit) else "!"
+        yield (
+            name,
+            mark,
+            (
+                f"mAP {scores['mAP']:.{paper.digits}f}, but with one match per query it lies in "
+                f"{rectangles.low:.2f} to {rectangles.high:.2f} (rectangles), "
+                f"{trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
+            ),
+        )
 
 
 def not_comparable(run: Run) -> Iterator[str]:

@@ -1,28 +1,24 @@
-"""Numbers that papers print: read from ``fedsim/published/*.yaml``, and checked for what cannot be."""
+"""Numbers that papers print, and what a run must be to stand beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
+from fedsim.cli.papers.files import read_file
 
-from fedsim.cli.report.rules import RuleName
-from fedsim.cli.report.runs import Run
-from fedsim.core.errors import ConfigError
-from fedsim.evaluation.bounds import one_match_bounds
+if TYPE_CHECKING:  # rooms that import torch
+    from fedsim.cli.report.rules import RuleName
+    from fedsim.cli.report.runs import Run
 
-__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "doubts_about", "list_papers", "read_paper"]
+__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "read_paper"]
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
 """Test set -> metric, as the paper names it: mAP, rank1, rank5, rank10 -> percent."""
 
 _METHOD = "model.method.class_path"
-_CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +120,17 @@ class Paper:
     tables: tuple[Table, ...]
 
 
-def list_papers() -> list[str]:
-    """Return the papers whose numbers are there."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
-
-
-def read_paper(key: str) -> Paper:
+def read_paper(key: str, option: str = "--compare") -> Paper:
     """Read a paper's numbers.
 
     Args:
-        key: one of :func:`list_papers`.
+        key: one of :func:`fedsim.cli.papers.files.list_papers`.
+        option: by which people gave it.
 
     Raises:
         ConfigError: if there is no such paper.
     """
-    if key not in list_papers():
-        raise ConfigError(f"--compare: there are no published numbers of {key}; choose from {', '.join(list_papers())}")
-    content = yaml.safe_load((_folder() / f"{key}.yaml").read_text())
+    content = read_file(key, option).content
     return Paper(
         key=key,
         title=content["title"],
@@ -152,10 +142,6 @@ def read_paper(key: str) -> Paper:
         test_sets={name: TestSet(**fields) for name, fields in content["test_sets"].items()},
         tables=tuple(_table(name, content) for name in content["tables"]),
     )
-
-
-def _folder() -> Any:
-    return resources.files("fedsim") / "published"
 
 
 def _table(name: str, content: Mapping[str, Any]) -> Table:
@@ -192,40 +178,6 @@ def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
         }
         for name, values in row.get("scores", {}).items()
     }
-
-
-def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
-    """Yield what a row's numbers cannot be: a test set, a mark, and why.
-
-    The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
-    rectangles do not.
-
-    Args:
-        paper: says which test sets have one match per query.
-        row: of one of its tables.
-    """
-    for name, scores in row.scores.items():
-        cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
-        if any(more < less for less, more in pairwise(cmc.values())):
-            yield name, "!", "a CMC cannot fall"
-        test_set = paper.test_sets[name]
-        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
-            continue
-        one_unit = 10.0**-paper.digits  # half for the bound's rounded terms, half for mAP's
-        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
-        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
-        if rectangles.holds(scores["mAP"], one_unit):
-            continue
-        mark = "~" if trapezoid.holds(scores["mAP"], one_unit) else "!"
-        yield (
-            name,
-            mark,
-            (
-                f"mAP {scores['mAP']:.{paper.digits}f}, but with one match per query it lies in "
-                f"{rectangles.low:.2f} to {rectangles.high:.2f} (rectangles), "
-                f"{trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
-            ),
-        )
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,133 @@
+"""Files of papers: what a row adds to the configuration of a run, and how people name rows and sweeps."""
+
+from __future__ import annotations
+
+import json
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from fedsim.core.errors import ConfigError
+
+__all__ = ["OfAPaper", "PaperFile", "find_in_paper", "list_papers", "read_file", "with_paper"]
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFile:
+    """The content of one file."""
+
+    key: str
+    """three digits"""
+    content: Mapping[str, Any]
+
+    @property
+    def rows(self) -> Mapping[str, Config]:
+        """Name -> data, protocol, after, notes, overrides; all but the notes may be left out."""
+        found: Mapping[str, Config] = self.content["rows"]
+        return found
+
+    @property
+    def sweeps(self) -> Mapping[str, Config]:
+        """Name -> notes, rows, parameters in W&B's format."""
+        found: Mapping[str, Config] = self.content["sweeps"]
+        return found
+
+    def configs(self, name: str | None = None) -> list[Config]:
+        """Return the configurations that make a run of a row; a later one wins.
+
+        They are not merged here: what a new class keeps of the options of another one is for the parser to say.
+
+        Args:
+            name: of the row; None: the paper's own data and protocol.
+        """
+        row = self.rows[name] if name else {}
+        data, parts = self.content["data"], self.content.get("parts", {})
+        blocks = [
+            {"data": data[row.get("data", next(iter(data)))]},
+            parts[row["protocol"]] if "protocol" in row else self.content["protocol"],
+            *(parts[part] if part in parts else self.rows[part]["overrides"] for part in row.get("after", ())),
+            row.get("overrides", {}),
+        ]
+        return [block for block in blocks if block]
+
+
+def list_papers() -> list[str]:
+    """Return the papers that there are."""
+    folder = resources.files("fedsim") / "papers"
+    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+
+
+@cache
+def read_file(key: str, option: str = "--paper") -> PaperFile:
+    """Read a paper's file.
+
+    Args:
+        key: one of :func:`list_papers`.
+        option: by which people gave it.
+
+    Raises:
+        ConfigError: if there is no such paper.
+    """
+    if key not in list_papers():
+        raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
+    text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
+    return PaperFile(key=key, content=yaml.safe_load(text))
+
+
+def find_in_paper(which: str, kind: str = "rows") -> tuple[PaperFile, str | None]:
+    """Return the paper and the row, or sweep, that people mean by ``003/table5``: a name or the beginning of one.
+
+    Args:
+        which: PAPER or PAPER/NAME.
+        kind: rows or sweeps.
+
+    Raises:
+        ConfigError: if there is no such paper or name, or there are several.
+    """
+    key, _, name = which.partition("/")
+    paper = read_file(key)
+    return paper, _full_name(paper, name, paper.content[kind], kind) if name else None
+
+
+def _full_name(paper: PaperFile, name: str, names: Collection[str], kind: str) -> str:
+    found = [name] if name in names else [known for known in names if known.startswith(name)]
+    if len(found) > 1:
+        raise ConfigError(f"--paper: {paper.key}/{name} may be {', '.join(found)}; write one of them")
+    if not found:
+        close = get_close_matches(name, names, n=3)
+        meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+        raise ConfigError(f"--paper: paper {paper.key} has no {name} among its {kind}; {meant}")
+    return found[0]
+
+
+class OfAPaper(Action):
+    """The option ``--paper``, for ``--help``: :func:`with_paper` has replaced it before a parser sees it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        text = "a row of a paper, such as 003/table5: the base of this run, over which all other options win; or a paper"
+        super().__init__(option_strings, SUPPRESS, **{**how, "default": SUPPRESS, "help": f"{text}; see fedsim papers"})
+
+
+def with_paper(args: Sequence[str]) -> list[str]:
+    """Put the configurations of ``--paper`` first, as text: whatever else a command line says comes after them.
+
+    Raises:
+        ConfigError: if it is given twice, or names no row.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--paper", action="append", default=[])
+    found, rest = parser.parse_known_args(args)
+    if not found.paper:
+        return list(args)
+    if len(found.paper) > 1:
+        raise ConfigError(f"--paper: a run is one row of one paper; leave out one of {', '.join(found.paper)}")
+    paper, row = find_in_paper(found.paper[0])
+    return [*(f"--config={json.dumps(config)}" for config in paper.configs(row)), *rest]
