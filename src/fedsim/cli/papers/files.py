@@ -15,7 +15,7 @@ import yaml
 
 from fedsim.core.errors import ConfigError
 
-__all__ = ["OfAPaper", "PaperFile", "find_in_paper", "list_papers", "read_file", "with_paper"]
+__all__ = ["OfAPaper", "PaperFile", "find_in_paper", "list_papers", "no_such_name", "read_file", "with_paper"]
 
 Config = Mapping[str, Any]
 
@@ -94,18 +94,23 @@ def find_in_paper(which: str, kind: str = "rows") -> tuple[PaperFile, str | None
     """
     key, _, name = which.partition("/")
     paper = read_file(key)
-    return paper, _full_name(paper, name, paper.content[kind], kind) if name else None
-
-
-def _full_name(paper: PaperFile, name: str, names: Collection[str], kind: str) -> str:
+    if not name:
+        return paper, None
+    names = paper.content[kind]
     found = [name] if name in names else [known for known in names if known.startswith(name)]
-    if len(found) > 1:
-        raise ConfigError(f"--paper: {paper.key}/{name} may be {', '.join(found)}; write one of them")
     if not found:
-        close = get_close_matches(name, names, n=3)
-        meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
-        raise ConfigError(f"--paper: paper {paper.key} has no {name} among its {kind}; {meant}")
-    return found[0]
+        raise no_such_name("--paper", which, names)
+    if len(found) > 1:
+        raise ConfigError(f"--paper: {which} may be {', '.join(found)}; write one of them")
+    return paper, found[0]
+
+
+def no_such_name(option: str, which: str, names: Collection[str]) -> ConfigError:
+    """Return what to say of PAPER/NAME if the paper has no such name."""
+    key, _, name = which.partition("/")
+    close = get_close_matches(name, names, n=3)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+    return ConfigError(f"{option}: paper {key} has no {name}; {meant}")
 
 
 class OfAPaper(Action):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # rooms that import torch
     from fedsim.cli.report.rules import RuleName
     from fedsim.cli.report.runs import Run
 
-__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "read_paper"]
+__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "as_text", "read_paper"]
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
@@ -71,7 +71,7 @@ class Row:
     def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
         wrong = [name for name, value in settings.items() if run.setting(name) != value]
         found = [
-            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
+            f"{name} {as_text(run.setting(name))} (published: {as_text(settings[name])})"
             for name in wrong
             if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
         ]
@@ -180,5 +180,6 @@ def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
     }
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Write a setting's value."""
     return "none" if value is None else str(value)
