@@ -65,7 +65,7 @@ def _dispatch(args: list[str]) -> None:
     if command in LIGHTNING_COMMANDS:
         FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
     else:
-        say(run_plain_command(command, with_paper(rest) if command in ("augment", "data") else rest))
+        say(run_plain_command(command, rest))
 
 
 def _set_up_messages() -> None:

@@ -109,7 +109,8 @@ def _sweep(args: list[str]) -> str:
     config = parser.parse_args(own)
     if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
-            "fedsim sweep: give --dry-run or --local, one of them; for W&B's server --print a file and run wandb sweep FILE"
+            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
+            "--print writes one"
         )
     if config.compare and not config.local:
         raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
@@ -133,9 +134,7 @@ def _sweep(args: list[str]) -> str:
     return f"{len(results)} draws in {root}"
 
 
-def _chosen_sweep(
-    file: str | None, method: str | None, paper: str | None, configs: list[str]
-) -> tuple[str, object]:
+def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, object]:
     """Return name and content of the sweep that is meant."""
     if sum(given is not None for given in (file, method, paper)) != 1:
         raise ConfigError("fedsim sweep: give a file, --method NAME or --paper PAPER/SWEEP, one of them")

@@ -9,6 +9,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from fedsim.cli.config_files import join_configs, read_config
+from fedsim.cli.papers.files import with_paper
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -44,7 +45,7 @@ def run_data_command(args: list[str]) -> str:
         )
     if args[0] == "check" and args[1:] and not args[1].startswith("-"):
         args = ["check", "--root", *args[1:]]
-    return call(commands[args[0]], join_configs(args[1:]), f"data {args[0]}")
+    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"data {args[0]}")
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:

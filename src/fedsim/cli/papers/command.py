@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from argparse import ArgumentParser
@@ -12,13 +11,13 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from fedsim.cli.papers.files import PaperFile, list_papers, no_such_name, read_file
-from fedsim.cli.papers.published import Row, Table, as_text, read_paper
+from fedsim.cli.papers.files import Paper, list_papers, no_such_name, read_paper
+from fedsim.cli.papers.published import Row, Table, as_text
 from fedsim.core.errors import FedSimError
 
 __all__ = ["run_papers_command"]
 
-_WIDTH = shutil.get_terminal_size((120, 24)).columns
+_WIDTH = 120
 
 
 def run_papers_command(args: list[str]) -> int:
@@ -40,10 +39,10 @@ def run_papers_command(args: list[str]) -> int:
 
 
 def _all_papers() -> str:
-    return "\n\n".join("\n".join(_overview(read_file(key))) for key in list_papers())
+    return "\n\n".join("\n".join(_overview(read_paper(key))) for key in list_papers())
 
 
-def _overview(paper: PaperFile) -> Iterator[str]:
+def _overview(paper: Paper) -> Iterator[str]:
     """A paper in a line, then a line for each row, sweep and printed table."""
     yield f"{paper.key}: {paper.content['title']}"
     lines = [("", name, row["notes"]) for name, row in paper.rows.items()]
@@ -57,11 +56,11 @@ def _overview(paper: PaperFile) -> Iterator[str]:
 def _one(which: str) -> str:
     """A paper, or all of its rows, sweeps and tables whose names begin so."""
     key, _, name = which.partition("/")
-    paper = read_file(key)
+    paper = read_paper(key)
     if not name:
         notes = [f"- {note}" for note in paper.content.get("notes", ())]
         return "\n".join([*_overview(paper), "", paper.content["source"], *notes])
-    tables = {table.name: table for table in read_paper(key).tables}
+    tables = {table.name: table for table in paper.tables}
     known = [*paper.rows, *paper.sweeps, *tables]
     found = [other for other in known if other.startswith(name)]
     if not found:
@@ -73,7 +72,7 @@ def _one(which: str) -> str:
     return "\n\n".join([*rows, *sweeps, *printed])
 
 
-def _row(paper: PaperFile, name: str) -> str:
+def _row(paper: Paper, name: str) -> str:
     row, (data, *_) = paper.rows[name], paper.content["data"]
     before = [row.get("data", data), f"protocol {row['protocol']}" if "protocol" in row else "protocol"]
     lines = [f"{paper.key}/{name}", textwrap.fill(row["notes"], _WIDTH)]
@@ -81,7 +80,7 @@ def _row(paper: PaperFile, name: str) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _sweep(paper: PaperFile, name: str) -> str:
+def _sweep(paper: Paper, name: str) -> str:
     sweep = paper.sweeps[name]
     rows = [f"rows: {', '.join(sweep['rows'])}"] if "rows" in sweep else []
     notes = textwrap.fill(sweep["notes"], _WIDTH)
@@ -94,7 +93,7 @@ def _as_yaml(content: Mapping[str, Any]) -> str:
 
 def _table(table: Table, content: Mapping[str, Any]) -> str:
     """The numbers as printed, and for each row what a run of it is told to be."""
-    metrics = [metric for metric in content["tables"][table.name].get("columns", content["columns"])]
+    metrics = content["tables"][table.name].get("columns", content["columns"])
     cells = [[name, *(_cell(row, name, metrics, content["digits"]) for row in table.rows)] for name in table.test_sets]
     headers = ["data set", *(textwrap.fill(row.name, 16) for row in table.rows)]
     text = tabulate(cells, headers, disable_numparse=True, colalign=("left", *["right"] * len(table.rows)))

@@ -7,26 +7,28 @@ from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
 import yaml
 
+from fedsim.cli.papers.published import Table, TestSet, table_of
 from fedsim.core.errors import ConfigError
 
-__all__ = ["OfAPaper", "PaperFile", "find_in_paper", "list_papers", "no_such_name", "read_file", "with_paper"]
+__all__ = ["OfAPaper", "Paper", "find_in_paper", "list_papers", "no_such_name", "read_paper", "with_paper"]
 
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaperFile:
-    """The content of one file."""
+@dataclass(frozen=True)
+class Paper:
+    """One file: what it trains on, its protocol, its rows, and its numbers as printed."""
 
     key: str
     """three digits"""
     content: Mapping[str, Any]
+    """docs/comparing.md has the fields"""
 
     @property
     def rows(self) -> Mapping[str, Config]:
@@ -39,6 +41,16 @@ class PaperFile:
         """Name -> notes, rows, parameters in W&B's format."""
         found: Mapping[str, Config] = self.content["sweeps"]
         return found
+
+    @property
+    def test_sets(self) -> dict[str, TestSet]:
+        """Fedsim's name -> what the paper says of it."""
+        return {name: TestSet(**fields) for name, fields in self.content["test_sets"].items()}
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """As printed."""
+        return [table_of(name, self.content) for name in self.content["tables"]]
 
     def configs(self, name: str | None = None) -> list[Config]:
         """Return the configurations that make a run of a row; a later one wins.
@@ -66,7 +78,7 @@ def list_papers() -> list[str]:
 
 
 @cache
-def read_file(key: str, option: str = "--paper") -> PaperFile:
+def read_paper(key: str, option: str = "--paper") -> Paper:
     """Read a paper's file.
 
     Args:
@@ -79,10 +91,10 @@ def read_file(key: str, option: str = "--paper") -> PaperFile:
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
     text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
-    return PaperFile(key=key, content=yaml.safe_load(text))
+    return Paper(key, yaml.safe_load(text))
 
 
-def find_in_paper(which: str, kind: str = "rows") -> tuple[PaperFile, str | None]:
+def find_in_paper(which: str, kind: str = "rows") -> tuple[Paper, str | None]:
     """Return the paper and the row, or sweep, that people mean by ``003/table5``: a name or the beginning of one.
 
     Args:
@@ -93,7 +105,7 @@ def find_in_paper(which: str, kind: str = "rows") -> tuple[PaperFile, str | None
         ConfigError: if there is no such paper or name, or there are several.
     """
     key, _, name = which.partition("/")
-    paper = read_file(key)
+    paper = read_paper(key)
     if not name:
         return paper, None
     names = paper.content[kind]
@@ -116,9 +128,9 @@ def no_such_name(option: str, which: str, names: Collection[str]) -> ConfigError
 class OfAPaper(Action):
     """The option ``--paper``, for ``--help``: :func:`with_paper` has replaced it before a parser sees it."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
-        text = "a row of a paper, such as 003/table5: the base of this run, over which all other options win; or a paper"
-        super().__init__(option_strings, SUPPRESS, **{**how, "default": SUPPRESS, "help": f"{text}; see fedsim papers"})
+    def __init__(self, **given: Any) -> None:
+        text = "a row of a paper, such as 003/table5: the base, over which other options win; fedsim papers lists them"
+        super().__init__(**given | {"dest": SUPPRESS, "default": SUPPRESS, "help": text})
 
 
 def with_paper(args: Sequence[str]) -> list[str]:

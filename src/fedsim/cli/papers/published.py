@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsim.cli.papers.files import read_file
-
-if TYPE_CHECKING:  # rooms that import torch
-    from fedsim.cli.report.rules import RuleName
+if TYPE_CHECKING:  # it imports torch
     from fedsim.cli.report.runs import Run
 
-__all__ = ["Paper", "Row", "Status", "Table", "TestSet", "as_text", "read_paper"]
+__all__ = ["Row", "Status", "Table", "TestSet", "as_text", "table_of"]
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
@@ -103,48 +100,8 @@ class Table:
         return {metric for row in self.rows for scores in row.scores.values() for metric in scores}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paper:
-    """A paper's tables."""
-
-    key: str
-    title: str
-    source: str
-    digits: int
-    """behind the decimal point"""
-    mean_precision: str
-    """fedsim's name for what the paper calls mAP"""
-    rule: RuleName
-    notes: tuple[str, ...]
-    test_sets: Mapping[str, TestSet]
-    tables: tuple[Table, ...]
-
-
-def read_paper(key: str, option: str = "--compare") -> Paper:
-    """Read a paper's numbers.
-
-    Args:
-        key: one of :func:`fedsim.cli.papers.files.list_papers`.
-        option: by which people gave it.
-
-    Raises:
-        ConfigError: if there is no such paper.
-    """
-    content = read_file(key, option).content
-    return Paper(
-        key=key,
-        title=content["title"],
-        source=content["source"],
-        digits=content["digits"],
-        mean_precision=content["mAP"],
-        rule=content["rule"],
-        notes=tuple(content.get("notes", ())),
-        test_sets={name: TestSet(**fields) for name, fields in content["test_sets"].items()},
-        tables=tuple(_table(name, content) for name in content["tables"]),
-    )
-
-
-def _table(name: str, content: Mapping[str, Any]) -> Table:
+def table_of(name: str, content: Mapping[str, Any]) -> Table:
+    """Read a table from the content of a paper's file."""
     table = content["tables"][name]
     columns = table.get("columns", content["columns"])
     base: Scores = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ _NUM_DRAWS = 24
 def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     """Return the sweep of a method, judged by ``val/mAP``, as W&B's file format has it.
 
-    It draws the client's rate and local epochs, and what lines ``# sweep: OPTION: RANGE`` in the method's config say; null
-    leaves an option out, and ``# sweep: method: grid`` makes it a grid.
+    It draws the client's rate and local epochs, and what lines ``# sweep: OPTION: RANGE`` in the method's config say;
+    null leaves an option out, and ``# sweep: method: grid`` makes it a grid.
 
     Args:
         name: of a config in ``configs/methods``, or the path of another one.
@@ -39,9 +40,9 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     """
     path = Path(name) if name.endswith(".yaml") else _METHODS / f"{name}.yaml"
     if not path.is_file():
-        names = ", ".join(sorted(found.stem for found in _METHODS.glob("*.yaml")))
-        remedy = f"choose from {names}" if names else "call fedsim in the folder that holds configs"
-        raise ConfigError(f"--method: there is no {path}; {remedy}, or give the path of your own config")
+        close = get_close_matches(name, sorted(found.stem for found in _METHODS.glob("*.yaml")))
+        meant = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that holds configs"
+        raise ConfigError(f"--method: there is no {path}; {meant} A path is taken as well")
     own = _ranges(path)
     method = own.pop("method", "random")
     parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **own}.items() if range_ is not None}
