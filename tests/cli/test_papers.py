@@ -284,23 +284,27 @@ def test_a_paper_is_shown_with_its_source_and_notes(capsys):
 
 
 def test_a_row_is_shown_with_its_overrides_printed_numbers_and_settings(capsys):
-    text = papers(capsys, "003/table5")
-    assert text.startswith("003/table5_batch_64\nTable 5: the federated model with batch size 64.")
-    assert "after: fedreidbench, protocol\nmodel:\n  client:\n    batch_size: 64\n" in text
-    assert "rank1 / rank5 / rank10 / mAP in percent" in text
-    assert "market1501  80.38 / 91.26 / 94.12 / 56.01" in text
-    assert "model.client.batch_size 64" in text
+    shown = yaml.safe_load(papers(capsys, "003/table5"))
+    assert list(shown) == ["rows", "tables"]
+    (row,), (table,) = shown["rows"].values(), shown["tables"].values()
+    assert row["notes"].startswith("Table 5: the federated model with batch size 64.")
+    assert row["overrides"] == {"model": {"client": {"batch_size": 64}}}
+    assert table["columns"] == ["rank1", "rank5", "rank10", "mAP"]
+    assert table["rows"][0]["scores"]["market1501"] == [80.38, 91.26, 94.12, 56.01]
+    assert table["rows"][0]["settings"] == {"model.client.batch_size": 64}
+    assert table["settings"]["trainer.max_epochs"] == 300
+    assert "market1501: [80.38, 91.26, 94.12, 56.01]" in papers(capsys, "003/table5_batch")
 
 
 def test_parts_sweeps_and_what_is_not_comparable_are_shown(capsys):
     text = papers(capsys, "004/table4")
-    assert "after: fedklpr, protocol, small_sets, accounting, resnet34, table3_lotteryfl" in text
-    assert "rows: table6_fedcapr, table4_lotteryfl" in text
-    assert "LotteryFL: local; ok; pruned %, sent GB: dukemtmc 70.00, 1.74" in " ".join(text.split())
-    text = papers(capsys, "003/figures")
-    assert re.search(
-        r"^E = 10: global; figure only; Figures 5 and 10; .*model.client.local_epochs 10$", text, re.MULTILINE
-    )
+    shown = yaml.safe_load(text)
+    assert "&" not in text  # written out
+    assert shown["rows"]["table4_lotteryfl"]["after"] == ["small_sets", "accounting", "resnet34", "table3_lotteryfl"]
+    assert shown["sweeps"]["table4"]["rows"][:2] == ["table6_fedcapr", "table4_lotteryfl"]
+    assert shown["tables"]["table4"]["settings"]["model.backbone.init_args.depth"] == 34
+    assert "pruned %, sent GB: dukemtmc 70.00, 1.74" in shown["tables"]["table4"]["rows"][0]["note"]
+    assert yaml.safe_load(papers(capsys, "003/figures"))["tables"]["figures"]["rows"][0]["status"] == "figure only"
 
 
 def test_every_name_can_be_shown(capsys):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from importlib import import_module
 
 from jsonargparse import set_parsing_settings
 
-from fedsim.cli.addresses import know_old_addresses
 from fedsim.cli.commands import run_plain_command
 from fedsim.cli.config_files import normalise
 from fedsim.cli.fit import LIGHTNING_COMMANDS, FedSimCLI, rank_of_this_process, say
@@ -21,6 +21,14 @@ from fedsim.strategy.launch import await_rank_0
 
 __all__ = ["run_command"]
 
+_MOVED = {  # since version 0.2
+    "fedsim.selection": "fedsim.federation.selection",
+    "fedsim.privacy": "fedsim.federation.privacy",
+    "fedsim.server": "fedsim.training.server_optimizers",
+    "fedsim.callbacks": "fedsim.federation.callbacks",
+    "fedsim.method": "fedsim.methods.base",
+}
+
 
 def run_command(args: list[str]) -> int:
     """Run a command of which ``fedsim.__main__`` knows that it exists.
@@ -30,7 +38,8 @@ def run_command(args: list[str]) -> int:
         a signal ended the command.
     """
     _set_up_messages()
-    know_old_addresses()
+    for old, new in _MOVED.items():  # configs of older runs name classes where they were
+        sys.modules.setdefault(old, import_module(new))
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
     code = 1  # of a defect

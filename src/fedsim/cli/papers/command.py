@@ -5,19 +5,24 @@ from __future__ import annotations
 import sys
 import textwrap
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from tabulate import tabulate
 
 from fedsim.cli.papers.files import Paper, list_papers, no_such_name, read_paper
-from fedsim.cli.papers.published import Row, Table, as_text
 from fedsim.core.errors import FedSimError
 
 __all__ = ["run_papers_command"]
 
 _WIDTH = 120
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes out what the file says once and names again."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature of YAML's
+        return True
 
 
 def run_papers_command(args: list[str]) -> int:
@@ -29,8 +34,9 @@ def run_papers_command(args: list[str]) -> int:
     parser = ArgumentParser(prog="fedsim papers", description="List papers, or show one, with its printed numbers.")
     parser.add_argument("which", nargs="?", help="a paper, such as 003; or what begins with a name: 003/table5")
     which = parser.parse_args(args).which
+    keys = list_papers() if which is None else [which]
     try:
-        text = _all_papers() if which is None else _one(which)
+        text = _part(which) if "/" in (which or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
     except FedSimError as error:
         sys.stderr.write(f"fedsim: error: {error}\n")
         return 2
@@ -38,85 +44,39 @@ def run_papers_command(args: list[str]) -> int:
     return 0
 
 
-def _all_papers() -> str:
-    return "\n\n".join("\n".join(_overview(read_paper(key))) for key in list_papers())
-
-
-def _overview(paper: Paper) -> Iterator[str]:
-    """A paper in a line, then a line for each row, sweep and printed table."""
-    yield f"{paper.key}: {paper.content['title']}"
-    lines = [("", name, row["notes"]) for name, row in paper.rows.items()]
+def _overview(key: str) -> Iterator[str]:
+    """A paper in a few lines, then a line for each row, sweep and printed table."""
+    paper = read_paper(key, "fedsim papers")
+    yield f"{key}: {paper.content['title']}"
+    yield from (f"  {text}" for text in (paper.content["source"], *(f"- {note}" for note in paper.content["notes"])))
+    lines = [("row", name, row["notes"]) for name, row in paper.rows.items()]
     lines += [("sweep", name, sweep["notes"]) for name, sweep in paper.sweeps.items()]
     lines += [("printed", name, table["title"]) for name, table in paper.content["tables"].items()]
     for kind, name, said in lines:
-        start = f"  {kind:<7} {paper.key}/{name}"
+        start = f"  {kind:<7} {key}/{name}"
         yield f"{start:<38}  {textwrap.shorten(said, _WIDTH - 40, placeholder=' ...')}"
 
 
-def _one(which: str) -> str:
-    """A paper, or all of its rows, sweeps and tables whose names begin so."""
+def _part(which: str) -> str:
+    """All rows, sweeps and tables whose names begin so, as the file has them, with what holds for all tables."""
     key, _, name = which.partition("/")
-    paper = read_paper(key)
-    if not name:
-        notes = [f"- {note}" for note in paper.content.get("notes", ())]
-        return "\n".join([*_overview(paper), "", paper.content["source"], *notes])
-    tables = {table.name: table for table in paper.tables}
-    known = [*paper.rows, *paper.sweeps, *tables]
-    found = [other for other in known if other.startswith(name)]
-    if not found:
-        raise no_such_name("fedsim papers", which, known)
-    of_rows = [row.partition("_")[0] for row in found]  # table5_batch_64 is of table5
-    rows = [_row(paper, row) for row in paper.rows if row in found]
-    sweeps = [_sweep(paper, sweep) for sweep in paper.sweeps if sweep in found]
-    printed = [_table(table, paper.content) for table in tables.values() if table.name in (*found, *of_rows)]
-    return "\n\n".join([*rows, *sweeps, *printed])
+    paper = read_paper(key, "fedsim papers")
+    found = {
+        kind: {known: said for known, said in paper.content[kind].items() if known.startswith(name)}
+        for kind in ("rows", "sweeps", "tables")
+    }
+    if not any(found.values()):
+        raise no_such_name("fedsim papers", which, [known for kind in found for known in paper.content[kind]])
+    of_rows = {row.partition("_")[0] for row in found["rows"]}  # table5_batch_64 is of table5
+    found["tables"] = {
+        known: _with_common(paper, table)
+        for known, table in paper.content["tables"].items()
+        if known in {*found["tables"], *of_rows}
+    }
+    shown = {kind: parts for kind, parts in found.items() if parts}
+    return yaml.dump(shown, Dumper=_Dumper, sort_keys=False, width=_WIDTH, default_flow_style=None).rstrip()
 
 
-def _row(paper: Paper, name: str) -> str:
-    row, (data, *_) = paper.rows[name], paper.content["data"]
-    before = [row.get("data", data), f"protocol {row['protocol']}" if "protocol" in row else "protocol"]
-    lines = [f"{paper.key}/{name}", textwrap.fill(row["notes"], _WIDTH)]
-    lines += [f"after: {', '.join([*before, *row.get('after', ())])}", _as_yaml(row.get("overrides", {}))]
-    return "\n".join(filter(None, lines))
-
-
-def _sweep(paper: Paper, name: str) -> str:
-    sweep = paper.sweeps[name]
-    rows = [f"rows: {', '.join(sweep['rows'])}"] if "rows" in sweep else []
-    notes = textwrap.fill(sweep["notes"], _WIDTH)
-    return "\n".join(filter(None, [f"sweep {paper.key}/{name}", notes, *rows, _as_yaml(sweep.get("parameters", {}))]))
-
-
-def _as_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False).rstrip() if content else ""
-
-
-def _table(table: Table, content: Mapping[str, Any]) -> str:
-    """The numbers as printed, and for each row what a run of it is told to be."""
-    metrics = content["tables"][table.name].get("columns", content["columns"])
-    cells = [[name, *(_cell(row, name, metrics, content["digits"]) for row in table.rows)] for name in table.test_sets]
-    headers = ["data set", *(textwrap.fill(row.name, 16) for row in table.rows)]
-    text = tabulate(cells, headers, disable_numparse=True, colalign=("left", *["right"] * len(table.rows)))
-    numbers = [f"{' / '.join(metrics)} in percent", "", text, ""] if cells else []
-    return "\n".join([f"printed {table.name}: {table.title}", *numbers, *_settings(table)])
-
-
-def _cell(row: Row, name: str, metrics: Sequence[str], digits: int) -> str:
-    scores = row.scores.get(name, {})
-    return " / ".join(f"{scores[m]:.{digits}f}" if m in scores else "-" for m in metrics) if scores else "-"
-
-
-def _settings(table: Table) -> Iterator[str]:
-    """What all rows have in common, then the rest of each."""
-    yield from (f"- {note}" for note in table.notes)
-    first, *others = (row.settings for row in table.rows)
-    common = {name: v for name, v in first.items() if all(name in o and o[name] == v for o in others)}
-    yield textwrap.fill(f"settings: {_listed(common)}", _WIDTH, subsequent_indent="  ")
-    for row in table.rows:
-        own = {name: value for name, value in row.settings.items() if name not in common}
-        said = [row.model, row.status, row.note, _listed(own)]
-        yield textwrap.fill(f"{row.name}: {'; '.join(filter(None, said))}", _WIDTH, subsequent_indent="  ")
-
-
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {as_text(value)}" for name, value in settings.items())
+def _with_common(paper: Paper, table: dict[str, Any]) -> dict[str, Any]:
+    common = {name: table.get(name, paper.content[name]) for name in ("columns", "clients")}
+    return {**table, **common, "settings": {**paper.content["settings"], **table.get("settings", {})}}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # it imports torch
     from fedsim.cli.report.runs import Run
 
-__all__ = ["Row", "Status", "Table", "TestSet", "as_text", "table_of"]
+__all__ = ["Row", "Status", "Table", "TestSet", "table_of"]
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
@@ -68,7 +68,7 @@ class Row:
     def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
         wrong = [name for name, value in settings.items() if run.setting(name) != value]
         found = [
-            f"{name} {as_text(run.setting(name))} (published: {as_text(settings[name])})"
+            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
             for name in wrong
             if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
         ]
@@ -109,20 +109,17 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
         of = content["tables"][table["add"]["table"]]
         row = next(row for row in of["rows"] if row["name"] == table["add"]["row"])
         base = _scores(row, of.get("columns", content["columns"]), {})
+    common = {**content["settings"], **table.get("settings", {})}
     rows = []
     for row in table["rows"]:
         clients = row.get("clients", table.get("clients", content["clients"]))
-        common = {**content["settings"], **table.get("settings", {})}
-        rows.append(Row(
-            name=row["name"],
-            scores=_scores(row, columns, base),
-            model=row.get("model", "global"),
-            status=row.get("status", "ok"),
-            note=row.get("note", ""),
-            settings={**common, **row.get("settings", {})},
-            alternative={**common, **row["alternative"]} if "alternative" in row else None,
-            clients=() if clients == "any" else tuple(frozenset(sets) for sets in clients),
-        ))  # fmt: skip
+        read = {
+            "scores": _scores(row, columns, base),
+            "settings": {**common, **row.get("settings", {})},
+            "alternative": {**common, **row["alternative"]} if "alternative" in row else None,
+            "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
+        }
+        rows.append(Row(**row | read))
     return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows))
 
 
@@ -137,6 +134,5 @@ def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
     }
 
 
-def as_text(value: Any) -> str:
-    """Write a setting's value."""
+def _text(value: Any) -> str:
     return "none" if value is None else str(value)
