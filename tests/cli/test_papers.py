@@ -234,7 +234,7 @@ def test_the_users_own_data_win(tmp_path):
 def test_a_wrong_row_is_one_line(given, said, capsys):
     assert said in refuse(capsys, "fit", "--paper", given)
     if given != "003/table2":
-        assert said.replace("--paper: paper", "fedsim papers: paper") in refuse(capsys, "papers", given)
+        assert said.replace("--paper: ", "fedsim papers: ") in refuse(capsys, "papers", given)
 
 
 def test_a_run_is_of_one_row(capsys):

@@ -301,6 +301,8 @@ def test_a_method_without_ranges_of_its_own_sweeps_rate_and_epochs(tmp_path, mon
         "model.client.local_epochs": {"values": [1, 2, 5]},
     }
     assert sweep["command"][3:6] == ["--config=a.yaml", "--config=b.yaml", "--config=mine.yaml"]
+    assert main(["sweep", "--method", "mine.yaml", "--print", "--", "--trainer.max_epochs=3"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["command"][-2:] == ["${args}", "--trainer.max_epochs=3"]
     Path("mine.yaml").write_text("# sweep: a: {values: [1\n# sweep: b: 1\n")
     assert main(["sweep", "--method", "mine.yaml", "--print"]) == 2
     assert "mine.yaml: a line # sweep: is not OPTION: RANGE" in capsys.readouterr().err

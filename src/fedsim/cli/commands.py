@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -79,9 +80,7 @@ def _report(args: list[str]) -> str:
     return report(**config)
 
 
-def _sweep(args: list[str]) -> str:
-    """Parse and run ``fedsim sweep FILE [-- OPTION...]``; the options after the hyphens are for every draw."""
-    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+def _sweep_parser() -> ArgumentParser:
     parser = ArgumentParser(
         exit_on_error=False,
         prog="fedsim sweep",
@@ -106,7 +105,13 @@ def _sweep(args: list[str]) -> str:
         "--compare", nargs="+", default=[],
         help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
     )  # fmt: skip
-    config = parser.parse_args(own)
+    return parser
+
+
+def _sweep(args: list[str]) -> str:
+    """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every draw."""
+    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+    config = _sweep_parser().parse_args(own)
     if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
             "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
@@ -115,10 +120,10 @@ def _sweep(args: list[str]) -> str:
     if config.compare and not config.local:
         raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
     name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
-    if config.print:
-        return yaml.safe_dump(content, sort_keys=False).rstrip()
     sweep = sweep_of(content, name)
     sweep = replace(sweep, command=(*sweep.command, *_checked(common)))
+    if config.print:
+        return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for which in config.compare:
         find_table(which)  # a wrong name is reported before hours of training
     root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
@@ -134,7 +139,7 @@ def _sweep(args: list[str]) -> str:
     return f"{len(results)} draws in {root}"
 
 
-def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, object]:
+def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:
     """Return name and content of the sweep that is meant."""
     if sum(given is not None for given in (file, method, paper)) != 1:
         raise ConfigError("fedsim sweep: give a file, --method NAME or --paper PAPER/SWEEP, one of them")

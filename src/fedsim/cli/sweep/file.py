@@ -117,7 +117,7 @@ def read_sweep(path: Path) -> Sweep:
     return sweep_of(read_content(path), str(path))
 
 
-def read_content(path: Path) -> object:
+def read_content(path: Path) -> Any:
     """Return what stands in a sweep file.
 
     Raises:
