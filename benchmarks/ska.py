@@ -10,8 +10,8 @@ own models, unseen ones by the server's. Nothing else is like the paper but the 
 
 Omniglot      configs/omniglot.yaml: six alphabets train a small CNN from nothing, two are unseen; 20 rounds. So
               attention starts as in its papers (norm_init: random), and "RandImg" has an untrained network's layers.
-Grocery       configs/papers/000/protocol.yaml with an ImageNet MobileNetV2 of width 0.35 on images of 96 x 96; 5
-              rounds, and no mirror images in the evaluation: a matter of time. Rates are 0.003 and 0.03: at the paper's
+Grocery       paper 000's protocol with an ImageNet MobileNetV2 of width 0.35 on images of 96 x 96; 5 rounds,
+              and no mirror images in the evaluation: a matter of time. Rates are 0.003 and 0.03: at the paper's
               0.01 and 0.1 the loss of this network rises again. Packages and vegetables train, fruit is unseen: it has
               the most images to be tested on. Attention starts from what the network computes without it (norm_init:
               convert).
@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from fedsim.cli.papers.files import read_paper
 from fedsim.cli.rank import rank
 from fedsim.cli.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
@@ -87,7 +88,7 @@ def omniglot(folder: str) -> Setting:
 def grocery(folder: str, weights: str) -> Setting:
     """Return the setting with an ImageNet network."""
     options = (
-        "--config", str(ROOT / "configs" / "papers" / "000" / "protocol.yaml"), *COMMON, "--data.source.root", folder,
+        "--config", json.dumps(read_paper("000").content["protocol"]), *COMMON, "--data.source.root", folder,
         "--data.unseen", '["fruit"]', "--data.size", "[96, 96]", "--model.backbone", "MobileNetV2",
         "--model.backbone.width", "0.35", "--model.backbone.weights", weights, "--model.backbone.norm_eps", "1e-3",
         "--model.backbone.pixels", "symmetric", "--model.evaluation.flip", "false",

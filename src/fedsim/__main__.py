@@ -20,7 +20,8 @@ COMMANDS = {
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",
-    "sweep": "run a W&B sweep file on this machine, or print its command lines",
+    "sweep": "run a sweep on this machine: a W&B file, a method's or a paper's; or print its command lines",
+    "papers": "list the papers whose rows fit --paper knows, or show one, with its printed numbers",
 }
 
 _HELP = """\
@@ -36,6 +37,7 @@ commands:
 
 first steps:
   fedsim fit --config configs/quickstart.yaml
+  fedsim papers
   fedsim fit --config configs/data/synthetic.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
 """
 
@@ -60,6 +62,10 @@ def main(args: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         sys.stderr.write(f"fedsim: error: there is no command {args[0]}; choose from {', '.join(COMMANDS)}\n")
         return 2
+    if args[0] == "papers":
+        from fedsim.cli.papers.command import run_papers_command
+
+        return run_papers_command(args[1:])
     # a lost connection is one line of ours; torch would add pages of its C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli.app import run_command  # imports torch and Lightning

@@ -17,6 +17,7 @@ from failing import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.cli.sweep.file import draws, read_sweep
 from fedsim.cli.sweep.local import plan_jobs
+from fedsim.cli.sweep.made import sweep_of_method
 from run_dirs import scores_of, write_run
 from tiny_run import TINY
 
@@ -179,7 +180,7 @@ def test_a_shipped_sweep_runs_here(tmp_path, fedsim):
 
 def make_tiny(name, folder, keep=None):
     """Write a shipped sweep with a small federation in the place of its own."""
-    content = yaml.safe_load((ROOT / "configs" / "sweeps" / f"{name}.yaml").read_text())
+    content = sweep_of_method(str(ROOT / "configs" / "methods" / f"{name}.yaml"), ["configs/quickstart.yaml"])
     (folder / "tiny.yaml").write_text(TINY.replace("  method: FedPav\n", ""))
     command = content["command"]
     command[command.index("--config=configs/quickstart.yaml")] = f"--config={folder / 'tiny.yaml'}"

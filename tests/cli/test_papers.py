@@ -1,9 +1,14 @@
-"""Configs of papers: the commands in their headers run, on drawn stand-ins of the data sets."""
+"""Papers as data: every row resolves as it always did, and runs on drawn stand-ins of the data sets."""
 
+import contextlib
+import io
 import json
 import os
 import re
 import shlex
+import subprocess
+import sys
+from collections import ChainMap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,30 +18,35 @@ import yaml
 
 from failing import is_of_a_launcher
 from fedsim.__main__ import main
-from fedsim.cli.sweep.file import command_of, draws, read_sweep
+from fedsim.cli.papers.files import find_in_paper, list_papers, read_paper, with_paper
+from fedsim.cli.sweep.file import command_of, draws, sweep_of
+from fedsim.cli.sweep.made import sweep_of_paper
+from fedsim.core.errors import ConfigError
 from fedsim.data import datamodule, write_generated
 from fedsim.data.datasets import VIPeR
+from small import refuse
 
 ROOT = Path(__file__).parents[2]
-PAPERS = ROOT / "configs" / "papers"
-FOLDER = PAPERS / "003"
-CONFIGS = sorted(PAPERS.glob("*/*.yaml"))
+FILES = ROOT / "src" / "fedsim" / "papers"
+ROWS = [f"{key}/{name}" for key in list_papers() for name in read_paper(key).rows]
+RESOLVED = json.loads((Path(__file__).parent / "papers_resolved.json").read_text())
 SWEEPS = {  # draws
-    "003/sweeps/figure4_batch_sizes": 3,
-    "003/sweeps/figure5_local_epochs": 3,
-    "001/sweeps/table2": 6,
-    "001/sweeps/figure3": 10,
-    "001/sweeps/figure4_clients": 3,
-    "001/sweeps/figure4_expert": 2,
-    "001/sweeps/figure4_fraction": 3,
-    "001/sweeps/figure4_local_epochs": 3,
-    "002/sweeps/selection": 9,
-    "002/sweeps/table10": 4,
-    "004/sweeps/table3": 5,
-    "004/sweeps/table4": 5,
-    "004/sweeps/table7": 6,
+    "000/table2_and_table3": 9,
+    "003/figure4_batch_sizes": 3,
+    "003/figure5_local_epochs": 3,
+    "001/table2": 6,
+    "001/figure3": 10,
+    "001/figure4_clients": 3,
+    "001/figure4_expert": 2,
+    "001/figure4_fraction": 3,
+    "001/figure4_local_epochs": 3,
+    "002/selection": 9,
+    "002/table10": 4,
+    "004/table3": 5,
+    "004/table4": 5,
+    "004/table7": 6,
 }
-FEW = ["--data.source=[{class_path: VIPeR, init_args: {root: data}}]", "--data.unseen=null"]
+FEW = [{"class_path": "VIPeR", "init_args": {"root": "data"}}]
 SMALL = [
     "--data.dry_run=true", "--model.backbone=SmallCNN", "--model.backbone.width=8", "--data.size=[32, 16]",
     "--model.adaptive_backbones=null",
@@ -55,37 +65,27 @@ def _one_folder(standins, monkeypatch):
     monkeypatch.setattr(datamodule, "TemporaryDirectory", lambda prefix: SimpleNamespace(name=str(standins)))
 
 
-def name_of(path):
-    return f"{path.parent.name}-{path.stem}"
+def configs_of(row):
+    paper, name = find_in_paper(row)
+    return paper.configs(name)
 
 
-def commands_of(path):
-    """Command lines in the comments of a config, as lists of words, without ``fedsim``."""
-    comments = re.findall(r"^#(.*)$", path.read_text(), re.MULTILINE)
+def commands_in(key):
+    """Command lines in the comments of a paper's file, as lists of words, without ``fedsim``."""
+    comments = re.findall(r"^ *#(.*)$", (FILES / f"{key}.yaml").read_text(), re.MULTILINE)
     text = "\n".join(comments).replace("\\\n", " ")
-    return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("   fedsim ")]
+    return [shlex.split(line)[1:] for line in map(str.strip, text.splitlines()) if line.startswith("fedsim ")]
 
 
-def fit_command(path):
-    (command,) = [words for words in commands_of(path) if words[0] == "fit"]
-    return command
-
-
-def configs_of(words):
-    """What the configs of a command say, by the position of their ``--config``."""
-    positions = [i for i, word in enumerate(words) if word == "--config"]
-    return {i: yaml.safe_load((ROOT / words[i + 1]).read_text()) for i in positions}
-
-
-def names_clients(words):
-    """Whether a config of the command has settings of single clients, other than networks, which then must be there."""
-    overrides = [config.get("model", {}).get("clients", {}) for config in configs_of(words).values()]
+def names_clients(row):
+    """Whether a row has settings of single clients, other than networks, which then must be there."""
+    overrides = [config.get("model", {}).get("clients", {}) for config in configs_of(row)]
     return any(set(own) - {"backbone"} for of_config in overrides for own in of_config.values())
 
 
-def has_generated(words):
-    """Whether the command asks for generated images."""
-    return any(config.get("data", {}).get("generated") for config in configs_of(words).values())
+def has_generated(row):
+    """Whether a row asks for generated images."""
+    return any(config.get("data", {}).get("generated") for config in configs_of(row))
 
 
 def write_few(folder):
@@ -97,33 +97,279 @@ def write_few(folder):
     return len(labels)
 
 
-def on_standins(words, run_dir):
-    """The command for few data sets and in small; later options win."""
-    with_data = [i for i, config in configs_of(words).items() if "source" in config.get("data", {})]
-    position = 2 + max(with_data, default=words.index("--config"))
-    few = [] if "--data.source" in words or names_clients(words) else FEW
-    common = [] if names_clients(words) else ["--model.clients=null"]  # else networks of clients that are not there
-    return [*words[1:position], *few, *words[position:], *SMALL, *common, f"--run_dir={run_dir}"]
+def few_of(row):
+    """Options that put one small data set in the place of a row's, with what the row adds to them."""
+    paper, name = find_in_paper(row)
+    if names_clients(row) or paper.rows[name].get("data") == "market1501":
+        return []
+    added = paper.rows[name].get("overrides", {}).get("data", {}).get("source+", [])
+    return [f"--data.source={json.dumps([*FEW, *added])}", "--data.unseen=null"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
-def test_headers_name_files_that_exist(path):
-    words = fit_command(path)
-    configs = [words[i + 1] for i, word in enumerate(words) if word == "--config"]
-    assert str(path.relative_to(ROOT)) in configs
-    mentioned = re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", path.read_text())
-    mentioned += [
-        f"{path.parent.relative_to(ROOT)}/{name}"
-        for name in re.findall(r"[ (]((?:sweeps/)?[a-z\d_]+\.yaml)", path.read_text())
-    ]
+def on_standins(row, run_dir):
+    """The options of a row for few data sets and in small."""
+    common = [] if names_clients(row) else ["--model.clients=null"]  # else networks of clients that are not there
+    return ["--paper", row, *few_of(row), *SMALL, *common, f"--run_dir={run_dir}"]
+
+
+# -- what a row resolves to --------------------------------------------------------------------------------------------
+
+
+def resolved(args):
+    """Return what the parser makes of a fit's options: dotted name -> value, without the run directory."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+        assert main(["fit", *args, "--print_config"]) == 0, errors.getvalue()
+    assert ended.value.code in (0, None)
+    found = flat(yaml.safe_load(output.getvalue()))
+    del found["run_dir"]
+    return found
+
+
+def flat(content, prefix=""):
+    if not isinstance(content, dict) or not content:
+        return {prefix: content}
+    return dict(ChainMap(*(flat(value, f"{prefix}.{name}".lstrip(".")) for name, value in content.items())))
+
+
+def assert_resolves_to(args, key, difference):
+    """``difference`` is to the base of the paper; a newer Lightning may have more options of its trainer."""
+    gone = difference.get("gone", ())
+    base = {name: value for name, value in RESOLVED["bases"][key].items() if name not in gone}
+    expected = base | {name: value for name, value in difference.items() if name != "gone"}
+    found = resolved(args)
+    extra = {name for name in found.keys() - expected.keys() if not name.startswith("trainer.")}
+    assert {name: found.get(name) for name in expected} == expected
+    assert extra == set()
+
+
+@pytest.mark.parametrize("row", RESOLVED["rows"])
+def test_every_row_resolves_to_what_it_always_was(row):
+    """``papers_resolved.json``: what ``fedsim fit ... --print_config`` printed for the commands of single files.
+
+    Those files stood in ``configs/papers`` before there was one per paper: data, protocol and row, one ``--config``
+    after another. ``bases`` has all settings of one row of each paper by their dotted names, without ``run_dir``;
+    ``rows`` and ``sweeps`` (a list of draws) have the settings in which others differ, and in ``gone`` those that they
+    have not got.
+    When a default of fedsim changes, change it in the bases by hand, and nothing else.
+    """
+    assert_resolves_to([f"--paper={row}"], row[:3], RESOLVED["rows"][row])
+
+
+def test_every_row_has_an_expectation():
+    since = {
+        "004/table4_feddip",
+        "004/table4_lotteryfl",
+        "004/table4_subfedavg",
+        "004/table6_fedcapr",
+        "004/table7_all",
+        "004/table7_fedcapr",
+        "004/table7_kll_klaw",
+    }  # draws of sweeps
+    assert set(RESOLVED["rows"]) | since == set(ROWS)
+    used = {
+        name for key in list_papers() for sweep in read_paper(key).sweeps.values() for name in sweep.get("rows", ())
+    }
+    assert {row[4:] for row in since} <= used
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_draw_of_a_sweep_resolves_to_what_it_always_was(name):
+    sweep = sweep_of(sweep_of_paper(name, []), name)
+    assert (sweep.metric, sweep.maximize) == ("oracle/rank1", True)
+    found = list(draws(sweep))
+    assert len(found) == len(RESOLVED["sweeps"][name]) == SWEEPS[name]
+    for draw, difference in zip(found, RESOLVED["sweeps"][name], strict=True):
+        _, program, command, *options = command_of(sweep, draw)
+        assert [program, command] == ["fedsim", "fit"]
+        assert_resolves_to(options, name[:3], difference)
+
+
+def test_data_of_a_paper_are_those_of_configs_data():
+    for key in list_papers():
+        for name, data in read_paper(key).content["data"].items():
+            path = ROOT / "configs" / "data" / f"{name}.yaml"
+            if path.exists() and name != "cifar10":  # which has a part of the protocol
+                assert yaml.safe_load(path.read_text()) == {"data": data}
+    assert read_paper("001").content["data"]["cifar10"].items() >= {"partition": "iid", "parts": 4}.items()
+
+
+# -- the option --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_comes_before_all_other_options_wherever_it_stands():
+    options = ["--config", "mine.yaml", "--model.client.batch_size=8"]
+    expected = [*with_paper(["--paper", "003/table5_batch_64"]), *options]
+    assert with_paper([*options, "--paper=003/table5"]) == expected
+    assert with_paper(options) == options
+    texts = [word.removeprefix("--config=") for word in expected[:3]]
+    assert [*map(json.loads, texts)] == configs_of("003/table5_batch_64")
+    assert resolved(["--model.client.batch_size=8", "--paper=003/table5"])["model.client.batch_size"] == 8
+
+
+def test_a_paper_without_a_row_is_its_data_and_protocol():
+    alone, row = resolved(["--paper=003"]), resolved(["--paper=003/table4"])
+    assert alone == row  # of which the row says nothing new
+    assert [*configs_of("003")] == configs_of("003/table4")[:2]
+
+
+def test_the_users_own_data_win(tmp_path):
+    (tmp_path / "mine.yaml").write_text("data: {source: {class_path: VIPeR, init_args: {root: mine}}, val: identities}")
+    found = resolved(["--config", str(tmp_path / "mine.yaml"), "--paper=003/table5"])
+    assert found["data.source.class_path"] == "fedsim.data.datasets.VIPeR"
+    assert found["data.source.init_args.root"] == "mine"
+    assert found["data.val"] == "identities"
+    assert found["model.client.batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("005", "--paper: there is no paper 005; choose from 000, 001, 002, 003, 004"),
+        ("003/table2", "--paper: 003/table2 may be table2_by_camera, table2_by_identity; write one of them"),
+        ("003/tabel5_batch_64", "--paper: paper 003 has no tabel5_batch_64; did you mean table5_batch_64"),
+        ("003/xyz", "--paper: paper 003 has no xyz; choose from control_uniform, figure7_kd"),
+    ],
+)
+def test_a_wrong_row_is_one_line(given, said, capsys):
+    assert said in refuse(capsys, "fit", "--paper", given)
+    if given != "003/table2":
+        assert said.replace("--paper: ", "fedsim papers: ") in refuse(capsys, "papers", given)
+
+
+def test_a_run_is_of_one_row(capsys):
+    line = refuse(capsys, "describe", "--paper=003/table5", "--paper=003/table6")
+    assert "--paper: a run is one row of one paper; leave out one of 003/table5, 003/table6" in line
+    with pytest.raises(ConfigError, match="may be"):
+        find_in_paper("000/table5")
+
+
+def test_a_name_may_be_the_beginning_of_others():
+    paper, name = find_in_paper("001/cifar10")
+    assert name == "cifar10"
+    assert len([row for row in paper.rows if row.startswith(name)]) > 1
+
+
+def test_a_config_that_is_neither_file_nor_paper_is_one_line(capsys):
+    assert "is no file; write settings in one" in refuse(capsys, "fit", "--config", "{model: x}")
+
+
+def test_help_names_the_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert "a row of a paper, such as 003/table5" in " ".join(capsys.readouterr().out.split())
+
+
+# -- fedsim papers -----------------------------------------------------------------------------------------------------
+
+
+def papers(capsys, *args):
+    assert main(["papers", *args]) == 0
+    return capsys.readouterr().out
+
+
+def test_all_papers_rows_sweeps_and_tables_are_listed(capsys):
+    lines = papers(capsys).splitlines()
+    for key in list_papers():
+        file = read_paper(key)
+        assert f"{key}: {file.content['title']}" in lines
+        listed = [line.split(f"{key}/")[1].split()[0] for line in lines if re.match(rf" .* {key}/", line)]
+        assert listed == [*file.rows, *file.sweeps, *file.content["tables"]]
+
+
+def test_a_paper_is_shown_with_its_source_and_notes(capsys):
+    text = papers(capsys, "003")
+    assert "W. Zhuang et al., ACM Multimedia 2020" in text
+    assert "mAP is trapezoidal; the authors' code says so" in text
+
+
+def test_a_row_is_shown_with_its_overrides_printed_numbers_and_settings(capsys):
+    shown = yaml.safe_load(papers(capsys, "003/table5"))
+    assert list(shown) == ["rows", "tables"]
+    (row,), (table,) = shown["rows"].values(), shown["tables"].values()
+    assert row["notes"].startswith("Table 5: the federated model with batch size 64.")
+    assert row["overrides"] == {"model": {"client": {"batch_size": 64}}}
+    assert table["columns"] == ["rank1", "rank5", "rank10", "mAP"]
+    assert table["rows"][0]["scores"]["market1501"] == [80.38, 91.26, 94.12, 56.01]
+    assert table["rows"][0]["settings"] == {"model.client.batch_size": 64}
+    assert table["settings"]["trainer.max_epochs"] == 300
+    assert "market1501: [80.38, 91.26, 94.12, 56.01]" in papers(capsys, "003/table5_batch")
+
+
+def test_parts_sweeps_and_what_is_not_comparable_are_shown(capsys):
+    text = papers(capsys, "004/table4")
+    shown = yaml.safe_load(text)
+    assert "&" not in text  # written out
+    assert shown["rows"]["table4_lotteryfl"]["after"] == ["small_sets", "accounting", "resnet34", "table3_lotteryfl"]
+    assert shown["sweeps"]["table4"]["rows"][:2] == ["table6_fedcapr", "table4_lotteryfl"]
+    assert shown["tables"]["table4"]["settings"]["model.backbone.init_args.depth"] == 34
+    assert "pruned %, sent GB: dukemtmc 70.00, 1.74" in shown["tables"]["table4"]["rows"][0]["note"]
+    assert yaml.safe_load(papers(capsys, "003/figures"))["tables"]["figures"]["rows"][0]["status"] == "figure only"
+
+
+def test_every_name_can_be_shown(capsys):
+    for key in list_papers():
+        file = read_paper(key)
+        for name in (*file.rows, *file.sweeps, *file.content["tables"]):
+            assert name in papers(capsys, f"{key}/{name}")
+
+
+def test_listing_papers_does_not_import_torch():
+    code = (
+        "import sys; from fedsim.__main__ import main; codes = [main(['papers']), main(['papers', '003/table5'])]; "
+        "assert codes == [0, 0], codes; assert 'torch' not in sys.modules and 'lightning' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+FIELDS = {"title", "source", "data", "protocol", "parts", "rows", "sweeps", "digits", "columns", "mAP", "rule", "notes",
+          "test_sets", "clients", "settings", "tables"}  # fmt: skip
+
+
+def test_files_have_known_fields_only():
+    for key in list_papers():
+        paper = read_paper(key)
+        assert FIELDS - {"parts"} <= set(paper.content) <= FIELDS, key
+        known = {*paper.rows, *paper.content.get("parts", {})}
+        for name, row in paper.rows.items():
+            assert {"notes"} <= set(row) <= {"data", "protocol", "after", "notes", "overrides"}, name
+            assert set(row.get("after", ())) <= known, name
+            assert row.get("data") in (None, *paper.content["data"]), name
+        for name, sweep in paper.sweeps.items():
+            assert {"notes"} < set(sweep) <= {"notes", "rows", "parameters"}, name
+            assert set(sweep.get("rows", ())) <= set(paper.rows), name
+
+
+@pytest.mark.parametrize("key", list_papers())
+def test_files_name_rows_and_files_that_exist(key):
+    text = " ".join((FILES / f"{key}.yaml").read_text().split())
+    mentioned = re.findall(r"\b(?:configs|docs|slurm|src)/[a-z\d_/.-]+\.(?:yaml|md|py)", text)
     assert [name for name in mentioned if not (ROOT / name).exists()] == []
+    paper = read_paper(key)
+    names = set(re.findall(r"\b(?:table|figure)\d+_[a-z\d_]+|\bcontrol_[a-z]+|\bcifar10_[a-z]+", text))
+    assert names <= {*paper.rows, *paper.sweeps}
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
-def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = on_standins(fit_command(path), tmp_path)
-    if has_generated(fit_command(path)):
+@pytest.mark.parametrize("key", list_papers())
+def test_commands_in_the_comments_are_of_what_there_is(key):
+    commands = commands_in(key)
+    assert [words[0] for words in commands[:3]] == ["papers", "fit", "report"]
+    for words in commands:
+        if "--paper" in words:
+            find_in_paper(words[words.index("--paper") + 1], "sweeps" if words[0] == "sweep" else "rows")
+
+
+# -- rows run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_fits_the_data(row, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = on_standins(row, tmp_path)
+    if has_generated(row):
         write_few(tmp_path / "generated")
         words.append(f"--data.generated.root={tmp_path / 'generated'}")
     code = main(["describe", *words])
@@ -133,36 +379,31 @@ def test_the_command_in_the_header_fits_the_data(path, tmp_path, capsys, monkeyp
 
 
 def test_every_sweep_is_tested():
-    found = {str(path.relative_to(PAPERS).with_suffix("")) for path in PAPERS.glob("*/sweeps/*.yaml")}
-    assert found == {*SWEEPS, "000/sweeps/table2_and_table3"}
+    found = {f"{key}/{name}" for key in list_papers() for name in read_paper(key).sweeps}
+    assert found == set(SWEEPS)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", set(SWEEPS) - {"000/table2_and_table3"})  # which runs, below
 def test_every_draw_of_a_sweep_fits_the_data(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    sweep = read_sweep(PAPERS / f"{name}.yaml")
-    found = list(draws(sweep))
-    assert len(found) == SWEEPS[name]
-    for draw in found:
-        _, program, command, *options = command_of(sweep, draw)
-        assert [program, command] == ["fedsim", "fit"]
-        code = main(["describe", *options, *FEW, *SMALL, "--model.clients=null", f"--run_dir={tmp_path}"])
+    monkeypatch.chdir(tmp_path)
+    sweep = sweep_of(sweep_of_paper(name, []), name)
+    few = [f"--data.source={json.dumps(FEW)}", "--data.unseen=null"]
+    for draw in draws(sweep):
+        options = command_of(sweep, draw)[3:]
+        code = main(["describe", *options, *few, *SMALL, "--model.clients=null", f"--run_dir={tmp_path}"])
         assert code == 0, capsys.readouterr().err
 
 
-def test_a_batch_of_128_is_there_for_every_client_of_a_dry_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = fit_command(FOLDER / "table6_batch_128.yaml")
-    code = main(["describe", *words[1:], *SMALL, f"--run_dir={tmp_path}"])
+def test_a_batch_of_128_is_there_for_every_client_of_a_dry_run(tmp_path, capsys):
+    code = main(["describe", "--paper", "003/table6_batch_128", *SMALL, f"--run_dir={tmp_path}"])
     output = capsys.readouterr()
     assert code == 0, output.err
     assert len(re.findall(r"^\w+ +0  smallcnn", output.out, re.MULTILINE)) >= 8
 
 
 @pytest.mark.parametrize("name", ["table4_batch_32", "table7_local", "table2_by_camera"])
-def test_a_small_run_stands_beside_its_table(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = on_standins(fit_command(FOLDER / f"{name}.yaml"), tmp_path / "run")
+def test_a_small_run_stands_beside_its_table(name, tmp_path, capsys):
+    words = on_standins(f"003/{name}", tmp_path / "run")
     options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=2"]
     assert main(["fit", *words, *options]) == 0
     capsys.readouterr()
@@ -171,21 +412,34 @@ def test_a_small_run_stands_beside_its_table(name, tmp_path, capsys, monkeypatch
     assert f"\n{name.partition('_')[0]}: " in text
     assert "DRY RUN" in text
     assert "best3 is the mean over rounds 1, 2, 3" in text
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())  # complete, by itself
+    del config["run_dir"]
+    assert flat(config) == resolved(["--config", str(tmp_path / "run" / "config.yaml")])
+    assert {"config", "paper"}.isdisjoint(config)
+    assert main(["test", "--ckpt_path", str(tmp_path / "run")]) == 0
 
 
-def test_an_overlay_changes_what_its_name_says():
-    protocol = yaml.safe_load((FOLDER / "protocol.yaml").read_text())
-    assert protocol["model"]["client"]["batch_size"] == 32
-    for size in (32, 64, 128):
-        (path,) = FOLDER.glob(f"table*_batch_{size}.yaml")
-        assert yaml.safe_load(path.read_text()) == {"model": {"client": {"batch_size": size}}}
+def test_a_row_changes_what_its_name_says():
+    assert read_paper("003").content["protocol"]["model"]["client"]["batch_size"] == 32
+    for size, name in ((32, "table4"), (64, "table5"), (128, "table6")):
+        assert configs_of(f"003/{name}_batch_{size}")[-1] == {"model": {"client": {"batch_size": size}}}
 
 
-def test_the_sweep_over_methods_names_overlays_that_exist():
-    sweep = read_sweep(PAPERS / "000" / "sweeps" / "table2_and_table3.yaml")
-    overlays = [draw["config"] for draw in draws(sweep)]
-    assert len(overlays) == len(set(overlays)) == 9
-    assert {ROOT / path for path in overlays} <= set(CONFIGS)
+def test_the_sweep_over_methods_has_nine():
+    sweep = sweep_of(sweep_of_paper("000/table2_and_table3", []), "000")
+    found = [draw["paper"] for draw in draws(sweep)]
+    assert len(found) == len(set(found)) == 9
+    assert set(found) <= set(ROWS)
+
+
+def test_a_paper_is_also_the_base_of_commands_on_data(tmp_path, capsys, standins):
+    few = tmp_path / "few.yaml"
+    few.write_text(yaml.safe_dump({"data": {"source": FEW[0] | {"init_args": {"root": str(standins)}}}}))
+    datamodule.FederatedDataModule(VIPeR("data"), val="none", dry_run=True).federated  # noqa: B018 - draws the files
+    output = tmp_path / "m.csv"
+    assert main(["data", "manifest", "--paper=003", "--config", str(few), "--output", str(output)]) == 0
+    assert "1 clients" in capsys.readouterr().out
+    assert "has no data section" not in refuse(capsys, "data", "manifest", "--paper=003", "--output", str(output))
 
 
 @pytest.mark.slow
@@ -193,8 +447,7 @@ def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, 
     monkeypatch.chdir(ROOT)
     for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; draws are processes
         monkeypatch.delenv(name)
-    path = PAPERS / "000" / "sweeps" / "table2_and_table3.yaml"
-    ((_, *given),) = [words for words in commands_of(path) if "--data.dry_run=true" in words]
+    ((_, *given),) = [words for words in commands_in("000") if "--data.dry_run=true" in words]
     (position,) = [i for i, word in enumerate(given) if word == "--"]
     sets = [{"class_path": name, "init_args": {"root": "data"}} for name in ("Market1501", "VIPeR")]
     smaller = ["--model.backbone.width=4", "--data.size=[24, 12]", "--data.augmentation.crop=[20, 10]",
@@ -220,11 +473,12 @@ def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, 
 
 
 def test_backbones_of_single_clients_are_those_of_clients_that_there_are():
-    (clients,) = yaml.safe_load((ROOT / "src" / "fedsim" / "published" / "002.yaml").read_text())["clients"]
-    for path in (PAPERS / "002").glob("*.yaml"):
-        model = yaml.safe_load(path.read_text()).get("model", {})
+    paper = read_paper("002")
+    (clients,) = paper.content["clients"]
+    for name, row in paper.rows.items():
+        model = row["overrides"].get("model", {})
         overrides = model.get("clients", {})
-        assert {*overrides, *model.get("adaptive_backbones", {}).get("caps", {})} <= set(clients), path
+        assert {*overrides, *model.get("adaptive_backbones", {}).get("caps", {})} <= set(clients), name
         for override in overrides.values():
             assert set(override) == {"backbone"}
 
@@ -233,7 +487,7 @@ def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, mon
     monkeypatch.chdir(ROOT)
 
     def shown(name):
-        words = on_standins(fit_command(PAPERS / "002" / f"{name}.yaml"), tmp_path)
+        words = on_standins(f"002/{name}", tmp_path)
         assert main(["describe", *words]) == 0
         return capsys.readouterr().out
 
@@ -248,7 +502,7 @@ def test_table_7_of_paper_002_is_about_generated_images(tmp_path, capsys, monkey
     monkeypatch.chdir(ROOT)
 
     def shown(name, *options):
-        words = on_standins(fit_command(PAPERS / "002" / f"{name}.yaml"), tmp_path)
+        words = on_standins(f"002/{name}", tmp_path)
         assert main(["describe", *words, *options]) == 0
         return capsys.readouterr().out
 

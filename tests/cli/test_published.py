@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from fedsim.__main__ import main
-from fedsim.cli.report.published import doubts_about, list_papers, read_paper
+from fedsim.cli.papers.files import list_papers, read_paper
+from fedsim.cli.report.comparison import doubts_about
 from fedsim.cli.report.runs import KINDS
 from run_dirs import scores_of, write_run
 from small import refuse
@@ -86,7 +87,7 @@ TABLE_FIELDS = {"title", "columns", "add", "notes", "settings", "clients", "rows
 
 
 def test_files_have_known_fields_only(root):
-    for path in (root / "src" / "fedsim" / "published").glob("*.yaml"):
+    for path in (root / "src" / "fedsim" / "papers").glob("*.yaml"):
         for name, table in yaml.safe_load(path.read_text())["tables"].items():
             assert set(table) <= TABLE_FIELDS, f"{path.name} {name}"
             for row in table["rows"]:

@@ -14,11 +14,13 @@ from scipy import stats
 
 from fedsim.__main__ import main
 from fedsim.cli.config_files import normalise
-from fedsim.cli.sweep.file import command_of, draws, read_sweep
+from fedsim.cli.sweep.file import command_of, draws, read_sweep, sweep_of
+from fedsim.cli.sweep.made import sweep_of_method
 from fedsim.core.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
+OF_SEVERAL_METHODS = {"base", "pruned", "reference"}
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
@@ -66,7 +68,8 @@ def test_a_wrong_sweep_is_one_line_with_file_field_and_remedy(write_sweep, capsy
     assert remedy in line
 
 
-def test_wrong_calls(write_sweep, capsys, tmp_path):
+def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     for args, text in (
         ([str(write_sweep())], "give --dry-run or --local"),
         ([str(write_sweep()), "--dry-run", "--local"], "one of them"),
@@ -77,8 +80,15 @@ def test_wrong_calls(write_sweep, capsys, tmp_path):
         ([str(write_sweep()), "--dry-run", "--compare", "000"], "--compare: a dry run"),
         ([str(write_sweep()), "--local", "--", "--run_dir=x"], "--run_dir=x: leave it out"),
         ([str(write_sweep()), "--local", "--", "--ckpt_path", "x"], "--ckpt_path: leave it out"),
-        ([str(write_sweep(method="random")), "--dry-run"], "--count"),
-        (["--dry-run"], "file"),
+        (["--dry-run"], "give a file, --method NAME or --paper PAPER/SWEEP"),
+        (["--dry-run", "--method=fedpav", "--paper=003/figure4"], "one of them"),
+        ([str(write_sweep()), "--dry-run", "--method=fedpav"], "one of them"),
+        ([str(write_sweep()), "--dry-run", "--config=x"], "--config: is for --method and --paper"),
+        (["--print", "--method=fedpaf"], "--method: there is no configs/methods/fedpaf.yaml; did you mean fedpav"),
+        (["--print", "--paper=003"], "--paper: say which sweep: 003/figure4_batch_sizes, 003/figure5_local_epochs"),
+        (["--print", "--paper=003/table5"], "--paper: paper 003 has no table5; choose from figure4_batch_sizes"),
+        ([str(write_sweep()), "--print", "--local"], "one of them"),
+        ([str(write_sweep(method="random")), "--dry-run"], "--count"),  # written last
     ):
         assert main(["sweep", *args]) == 2
         assert text in capsys.readouterr().err
@@ -225,23 +235,101 @@ def test_what_is_not_pythons_is_left_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_draw_of_a_shipped_sweep_parses(path):
-    sweep = read_sweep(path)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_draw_of_a_method_s_sweep_parses(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    sweep = sweep_of(sweep_of_method(name, []), name)
     assert (sweep.metric, sweep.maximize) == ("val/mAP", True)
     for draw in draws(sweep, 5 if sweep.method == "random" else None):
         env, program, command, *options = command_of(sweep, draw)
         assert [env, program, command] == ["/usr/bin/env", "fedsim", "fit"]
         config = parse(options)
         for name, value in draw.items():
-            assert value in list(values_of(config, name.rpartition(".")[2])), name
+            found = list(values_of(config, name.rpartition(".")[2]))
+            paths = [str(part.get("class_path")).rpartition(".")[2] for part in found if isinstance(part, dict)]
+            assert value in [*found, *paths], name
         assert "SyntheticReID" in config["data"]["source"]["class_path"]
 
 
-def test_there_is_a_sweep_for_every_method():
-    files = {path.stem for path in (ROOT / "src" / "fedsim" / "methods").glob("[a-z]*.py")}
-    assert {path.stem for path in SHIPPED} >= files | {"centralised"}
-    assert {path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml")} >= files
+# -- sweeps of methods -------------------------------------------------------------------------------------------------
+
+
+def sweep_text(capsys, *args):
+    assert main(["sweep", *args, "--print"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_there_is_a_sweep_for_every_method(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = {path.stem for path in (ROOT / "src" / "fedsim" / "methods").glob("[a-z]*.py")} - OF_SEVERAL_METHODS
+    assert set(METHODS) >= files | {"centralised"}
+    for name in METHODS:
+        sweep = sweep_of(sweep_of_method(name, []), name)
+        assert (sweep.metric, sweep.maximize) == ("val/mAP", True)
+        assert len(sweep.parameters) > 1, name
+        assert len(list(draws(sweep))) == (12 if sweep.method == "grid" else 24)
+
+
+def test_ranges_stand_in_the_method_s_config(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    sweep = sweep_text(capsys, "--method", "fedprox")
+    assert sweep["method"] == "random"
+    assert sweep["run_cap"] == 24
+    assert list(sweep["parameters"]) == [
+        "model.client.optimizer.init_args.lr", "model.client.local_epochs", "model.method.init_args.mu",
+        "model.method.init_args.weighting",
+    ]  # fmt: skip
+    assert sweep["parameters"]["model.method.init_args.mu"] == {"values": [0.001, 0.01, 0.1, 1.0]}
+    files = ["quickstart", "methods/fedprox", "loggers/wandb"]
+    assert sweep["command"] == [
+        "${env}",
+        "${program}",
+        "fit",
+        *(f"--config=configs/{f}.yaml" for f in files),
+        "${args}",
+    ]
+    assert "model.client.local_epochs" not in sweep_text(capsys, "--method", "fedsgd")["parameters"]
+    assert sweep_text(capsys, "--method", "local")["method"] == "grid"
+
+
+def test_a_method_without_ranges_of_its_own_sweeps_rate_and_epochs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("# My method.\nmodel: {method: FedPav}\n")
+    sweep = sweep_text(capsys, "--method", "mine.yaml", "--config", "a.yaml", "--config", "b.yaml")
+    assert sweep["parameters"] == {
+        "model.client.optimizer.init_args.lr": {"distribution": "log_uniform_values", "min": 0.0001, "max": 0.01},
+        "model.client.local_epochs": {"values": [1, 2, 5]},
+    }
+    assert sweep["command"][3:6] == ["--config=a.yaml", "--config=b.yaml", "--config=mine.yaml"]
+    assert main(["sweep", "--method", "mine.yaml", "--print", "--", "--trainer.max_epochs=3"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["command"][-2:] == ["${args}", "--trainer.max_epochs=3"]
+    Path("mine.yaml").write_text("# sweep: a: {values: [1\n# sweep: b: 1\n")
+    assert main(["sweep", "--method", "mine.yaml", "--print"]) == 2
+    assert "mine.yaml: a line # sweep: is not OPTION: RANGE" in capsys.readouterr().err
+
+
+def test_what_is_printed_is_what_is_run(write_sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    for given in (["--method", "fedavg"], ["--paper", "003/figure4"], [str(write_sweep())]):
+        assert main(["sweep", *given, "--print"]) == 0
+        (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+        lines = []
+        for chosen in (given, [str(tmp_path / "printed.yaml")]):
+            assert main(["sweep", *chosen, "--dry-run", "--run_dir", "runs/x"]) == 0
+            lines.append(capsys.readouterr().out)
+        assert lines[0] == lines[1]
+
+
+def test_sweeps_of_a_paper_take_the_users_data_and_go_where_they_are_called(capsys):
+    assert main(["sweep", "--paper=001/figure3", "--config=mine.yaml", "--dry-run"]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 10
+    assert lines[0][3:6] == [
+        "--config=mine.yaml",
+        "--paper=001/figure3_single",
+        "--model.privacy.init_args.beta=0.0001",
+    ]
+    assert lines[0][6].startswith("--run_dir=runs/sweep-001-figure3/")
 
 
 def test_dry_run_prints_what_would_run(write_sweep, capsys, tmp_path):

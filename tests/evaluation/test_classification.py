@@ -214,7 +214,7 @@ def test_what_classification_has_not_got_is_refused(federation, tmp_path):
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 SMALL = [
-    "--config=configs/papers/001/cifar10.yaml", "--data.dry_run=true", "--model.backbone=SmallCNN",
+    "--paper=001/cifar10", "--data.dry_run=true", "--model.backbone=SmallCNN",
     "--model.backbone.width=8", "--data.size=[16, 16]", "--model.client.batch_size=8", "--model.client.local_epochs=1",
     "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false", "--data.partition=dirichlet", "--data.alpha=0.3", "--data.val=images",

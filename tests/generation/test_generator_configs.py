@@ -1,5 +1,6 @@
 """Files of configs/generators: what they say is what the parser takes, and networks are made of it."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,13 +13,15 @@ from jsonargparse import ArgumentParser
 from fedsim.__main__ import main
 from fedsim.cli.augment import command as augment
 from fedsim.cli.augment import settings as augment_settings
+from fedsim.cli.config_files import join_configs
+from fedsim.cli.papers.files import read_paper, with_paper
 from fedsim.generation.networks import Discriminator, Generator, check_size
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "generators"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 NAMING = [  # other files whose comments have commands of fedsim augment
-    ROOT / "configs" / "papers" / "002" / "table7_generated.yaml",
+    ROOT / "src" / "fedsim" / "papers" / "002.yaml",
     ROOT / "slurm" / "augment.sbatch",
     ROOT / "docs" / "augmentation.md",
 ]
@@ -31,18 +34,19 @@ def parsed(path, *options):
 
 def commands_of(path):
     """Commands of fedsim augment in a file's comments or code blocks, as lists of words after ``augment``."""
-    text = re.sub(r"^# ?", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(r"^ *# ?", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if re.match(r" *fedsim augment \w", line)]
     return [shlex.split(line, comments=True)[2:] for line in lines]
 
 
 def parse(command, *options):
     """Parse a command as ``fedsim augment`` does."""
+    options = join_configs(with_paper(options))
     if command == "fit":
-        return augment._fit_parser().parse_args(list(options))
+        return augment._fit_parser().parse_args(options)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_function_arguments({"preview": augment.preview, "write": augment.write}[command], as_group=False)
-    return parser.parse_args(list(options))
+    return parser.parse_args(options)
 
 
 def test_there_are_configs():
@@ -101,7 +105,10 @@ def test_commands_in_comments_are_options_of_the_commands(path):
         options = [word for word in words if word.strip('"') not in ("$@", "...")]
         given = parse(command, *options)
         assert given.config is not None
-        assert (ROOT / given.config).is_file() or "$" in given.config
+        if "--paper" in words:
+            assert [*map(json.loads, given.config)] == read_paper("002").configs()
+        else:
+            assert (ROOT / given.config).is_file() or "$" in given.config
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """Every method: the same bits on one rank and on two, and after a pause; what it reduces to; what it does not move."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
+import fedsim.methods
 from failing import run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.selection import RandomFraction
@@ -34,6 +37,7 @@ from fedsim.methods import (
     SubFedAvg,
     WeightedPav,
 )
+from fedsim.methods.base import Method
 from fedsim.models import Neck
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.settings import LocalTraining
@@ -78,20 +82,33 @@ METHODS = {
     "FedUReID": FedUReID(precision=0.1, update=0.3),
     "FedUReID-bottom-up": FedUReID(update=0.3),
 }
+BOUNDS = {FedAvg, Local}
+
+
+def _final_methods():
+    members = [getattr(fedsim.methods, name) for name in fedsim.methods.__all__]
+    return [cls for cls in members if issubclass(cls, Method)]
+
+
+def _as_in_its_config(cls):
+    """A method as configs/methods/NAME.yaml has it: a new one is tried without a line here."""
+    path = Path(__file__).parents[2] / "configs" / "methods" / f"{cls.__module__.rpartition('.')[2]}.yaml"
+    method = yaml.safe_load(path.read_text())["model"]["method"]
+    return cls(**(method.get("init_args", {}) if isinstance(method, dict) else {}))
+
+
+METHODS |= {
+    cls.__name__: _as_in_its_config(cls)
+    for cls in _final_methods()
+    if cls not in BOUNDS | {type(method) for method in METHODS.values()}
+}
 EPOCHS = {"SubFedAvg": 2}
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
 
 
 def test_every_method_is_tried():
-    assert {type(method) for method in METHODS.values()} | {FedAvg, Local} == set(_final_methods())
-
-
-def _final_methods():
-    import fedsim.methods
-    from fedsim.methods.base import Method
-
-    members = [getattr(fedsim.methods, name) for name in fedsim.methods.__all__]
-    return [cls for cls in members if issubclass(cls, Method)]
+    assert {type(method) for method in METHODS.values()} | BOUNDS == set(_final_methods())
+    assert _as_in_its_config(FedProx) == FedProx(mu=0.01, share_neck=False, weighting="uniform")
 
 
 # -- any number of ranks, and pauses -----------------------------------------------------------------------------------

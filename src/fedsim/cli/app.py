@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from importlib import import_module
 
 from jsonargparse import set_parsing_settings
 
-from fedsim.cli.addresses import know_old_addresses
 from fedsim.cli.commands import run_plain_command
 from fedsim.cli.config_files import normalise
 from fedsim.cli.fit import LIGHTNING_COMMANDS, FedSimCLI, rank_of_this_process, say
+from fedsim.cli.papers.files import with_paper
 from fedsim.cli.run_directory import with_own_config
 from fedsim.cli.verdicts import one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
@@ -19,6 +20,14 @@ from fedsim.federation.callbacks.tracking import end_run
 from fedsim.strategy.launch import await_rank_0
 
 __all__ = ["run_command"]
+
+_MOVED = {  # since version 0.2
+    "fedsim.selection": "fedsim.federation.selection",
+    "fedsim.privacy": "fedsim.federation.privacy",
+    "fedsim.server": "fedsim.training.server_optimizers",
+    "fedsim.callbacks": "fedsim.federation.callbacks",
+    "fedsim.method": "fedsim.methods.base",
+}
 
 
 def run_command(args: list[str]) -> int:
@@ -29,7 +38,8 @@ def run_command(args: list[str]) -> int:
         a signal ended the command.
     """
     _set_up_messages()
-    know_old_addresses()
+    for old, new in _MOVED.items():  # configs of older runs name classes where they were
+        sys.modules.setdefault(old, import_module(new))
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
     code = 1  # of a defect
@@ -62,7 +72,7 @@ def _verdict(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> None:
     command, rest = args[0], args[1:]
     if command in LIGHTNING_COMMANDS:
-        FedSimCLI([command, *with_own_config(command, normalise(rest))])
+        FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
     else:
         say(run_plain_command(command, rest))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser
 
 from fedsim.cli.augment.command import run_augment_command
@@ -13,8 +15,9 @@ from fedsim.cli.data import call, run_data_command
 from fedsim.cli.export import export
 from fedsim.cli.rank import rank
 from fedsim.cli.report import find_table, report
-from fedsim.cli.sweep.file import read_sweep
+from fedsim.cli.sweep.file import read_content, sweep_of
 from fedsim.cli.sweep.local import check_results, command_line, compare_results, plan_jobs, run_jobs, table_of
+from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 
@@ -77,39 +80,53 @@ def _report(args: list[str]) -> str:
     return report(**config)
 
 
-def _sweep(args: list[str]) -> str:
-    """Parse and run ``fedsim sweep FILE [-- OPTION...]``; the options after the hyphens are for every draw."""
-    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+def _sweep_parser() -> ArgumentParser:
     parser = ArgumentParser(
         exit_on_error=False,
         prog="fedsim sweep",
         description="Run a W&B sweep file without W&B's server. Options after -- are given to every draw.",
     )
-    parser.add_argument("file", type=str, help="a sweep in W&B's format, method grid or random; see configs/sweeps")
+    parser.add_argument("file", type=str | None, nargs="?", help="a sweep in W&B's format, method grid or random")
+    parser.add_argument("--method", type=str | None, help="instead: the sweep of a method, such as fedpav")
+    parser.add_argument("--paper", type=str | None, help="instead: a sweep of a paper, such as 003/figure4_batch_sizes")
+    parser.add_argument(
+        "--config", action="append", default=[],
+        help="of --method: the data, in the place of configs/quickstart.yaml; of --paper: what comes after its own",
+    )  # fmt: skip
+    parser.add_argument("--print", action="store_true", help="print the sweep as a file for wandb sweep")
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
     parser.add_argument("--local", action="store_true", help="run the draws one after another on this machine")
     parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
     parser.add_argument("--seed", type=int, default=0, help="of random draws")
     parser.add_argument(
-        "--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE"
+        "--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE, sweep-METHOD"
     )
     parser.add_argument(
         "--compare", nargs="+", default=[],
         help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
     )  # fmt: skip
-    config = parser.parse_args(own)
-    if config.dry_run == config.local:
+    return parser
+
+
+def _sweep(args: list[str]) -> str:
+    """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every draw."""
+    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+    config = _sweep_parser().parse_args(own)
+    if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
-            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead"
+            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
+            "--print writes one"
         )
-    if config.compare and config.dry_run:
+    if config.compare and not config.local:
         raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
-    path = Path(config.file)
-    sweep = read_sweep(path)
+    name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
+    sweep = sweep_of(content, name)
     sweep = replace(sweep, command=(*sweep.command, *_checked(common)))
+    if config.print:
+        return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for which in config.compare:
         find_table(which)  # a wrong name is reported before hours of training
-    root = Path(config.run_dir or f"runs/sweep-{path.stem}")
+    root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
     jobs = plan_jobs(sweep, root, config.count, config.seed)
     if config.dry_run:
         return "\n".join(map(command_line, jobs))
@@ -120,6 +137,18 @@ def _sweep(args: list[str]) -> str:
         sys.stdout.write(f"{compare_results(results, which)}\n\n")
     check_results(results)
     return f"{len(results)} draws in {root}"
+
+
+def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:
+    """Return name and content of the sweep that is meant."""
+    if sum(given is not None for given in (file, method, paper)) != 1:
+        raise ConfigError("fedsim sweep: give a file, --method NAME or --paper PAPER/SWEEP, one of them")
+    if file is not None and configs:
+        raise ConfigError("--config: is for --method and --paper; write it into the command of the file")
+    if file is not None:
+        return file, read_content(Path(file))
+    content = sweep_of_method(method, configs) if method is not None else sweep_of_paper(str(paper), configs)
+    return content["name"], content
 
 
 def _checked(common: list[str]) -> list[str]:

@@ -37,13 +37,15 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     """Return a config's content.
 
     Args:
-        path: the file.
+        path: the file; or the text that ``--paper`` stands for.
         sections: fields that must have fields below them if they are there, such as ``model.client``. Of some of them
             the parser would take anything else for a section whose fields are all left out.
 
     Raises:
         DataError: if it cannot be read, or a section is none.
     """
+    if path.startswith("{"):
+        return _of_a_paper(path)
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
     try:
@@ -56,6 +58,14 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
         raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
     for section in sections:
         _check_section(path, content, section)
+    return content
+
+
+def _of_a_paper(text: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"--config: {one_line(text, 80)} is no file; write settings in one, or as options") from error
     return content
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedsim.cli.config_files import read_config
+from fedsim.cli.config_files import join_configs, read_config
+from fedsim.cli.papers.files import with_paper
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -44,7 +45,7 @@ def run_data_command(args: list[str]) -> str:
         )
     if args[0] == "check" and args[1:] and not args[1].startswith("-"):
         args = ["check", "--root", *args[1:]]
-    return call(commands[args[0]], args[1:], f"data {args[0]}")
+    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"data {args[0]}")
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:
@@ -74,7 +75,7 @@ def check(root: str) -> str:
     return check_data(Path(root).expanduser())
 
 
-def prepare(config: str, cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
+def prepare(config: str | list[str], cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
     """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
 
     Can be interrupted and started again.
@@ -111,7 +112,7 @@ def convert(mat: str, protocol: str, output: str, variant: Variant = "detected")
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
-def preview(config: str | None = None, root: str | None = None, output: str = "preview.png") -> str:
+def preview(config: str | list[str] | None = None, root: str | None = None, output: str = "preview.png") -> str:
     """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
 
     Args:
@@ -134,7 +135,7 @@ def preview(config: str | None = None, root: str | None = None, output: str = "p
     return f"wrote {output}: {len(domains)} data sets"
 
 
-def manifest(config: str, output: str = "federation.csv") -> str:
+def manifest(config: str | list[str], output: str = "federation.csv") -> str:
     """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
 
     Args:
@@ -155,16 +156,17 @@ def manifest(config: str, output: str = "federation.csv") -> str:
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 
 
-def data_of(*paths: str) -> FederatedDataModule:
+def data_of(config: str | list[str]) -> FederatedDataModule:
     """Build the data module of configs' ``data`` sections.
 
     Args:
-        paths: config files; what a later one says wins.
+        config: a config file, or several; what a later one says wins.
 
     Raises:
         ConfigError: if none has such a section.
     """
     parser, found = ArgumentParser(exit_on_error=False), None
+    paths = [config] if isinstance(config, str) else config
     parser.add_class_arguments(FederatedDataModule, "data")
     for path in paths:
         if "data" in (content := read_config(path, parser.groups or ())):

@@ -22,6 +22,7 @@ import fedsim.models
 import fedsim.training.server_optimizers  # noqa: F401 - with the two above: makes short class names known to the parser
 from fedsim.cli.config_files import check_config_files
 from fedsim.cli.describe import FederatedTrainer
+from fedsim.cli.papers.files import OfAPaper
 from fedsim.cli.report import group_runs, report, score_table, traffic
 from fedsim.cli.run_directory import (
     check_rounds,
@@ -102,6 +103,7 @@ class FedSimCLI(LightningCLI):
             action="store_true",
             help="fedsim predict: also draw where the method's model has strong features, into run_dir/maps",
         )
+        parser.add_argument("--paper", action=OfAPaper)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

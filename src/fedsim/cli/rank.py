@@ -149,13 +149,13 @@ def _with_bar(blocks: Iterable[T]) -> Iterable[T]:
 
 def _as_table(ranking: Ranking) -> str:
     """Percentages, and who was counted."""
-    row = [f"{100 * ranking.__dict__[name]:.2f}" for name in METRICS]
+    row = [f"{100 * getattr(ranking, name):.2f}" for name in METRICS]
     table = tabulate([row], headers=METRICS, disable_numparse=True)
     return f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
 
 
 def _as_json(ranking: Ranking) -> str:
     """Fractions of 1."""
-    scores = {name: ranking.__dict__[name] for name in METRICS}
+    scores = {name: getattr(ranking, name) for name in METRICS}
     counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
     return json_format.dumps({**scores, **counts, "cmc": ranking.cmc}, indent=2)

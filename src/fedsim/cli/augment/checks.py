@@ -21,7 +21,7 @@ __all__ = ["check_fit", "check_pretrain", "choose_clients", "open_data"]
 
 def open_data(config: str | list[str]) -> FederatedDataModule:
     """Return the data of configs, without images that cannot be read, if they say so."""
-    data = data_of(*([config] if isinstance(config, str) else config))
+    data = data_of(config)
     data.generated = None  # what is to be made may not be there yet
     if data.on_corrupt == "skip":
         data.prepare_data()

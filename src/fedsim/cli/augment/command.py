@@ -21,6 +21,7 @@ from fedsim.cli.augment.processes import ending_on_signals, fit_in_processes
 from fedsim.cli.augment.settings import check_settings_files, keep_settings, read_settings
 from fedsim.cli.config_files import join_configs
 from fedsim.cli.data import call
+from fedsim.cli.papers.files import with_paper
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.core.seeding import derive_seed
@@ -75,7 +76,7 @@ def run_augment_command(args: list[str]) -> str:
         raise ConfigError(
             f"fedsim augment: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
         )
-    return commands[args[0]](join_configs(args[1:]))
+    return commands[args[0]](join_configs(with_paper(args[1:])))
 
 
 # -- fit ---------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """``fedsim report``: runs as tables, by a rule; how fast and how fair they are; beside published numbers."""
 
 from fedsim.cli.report.comparison import compare_with, find_table
-from fedsim.cli.report.groups import Group, group_runs
+from fedsim.cli.report.groups import Group, group_runs, traffic
+from fedsim.cli.report.layout import score_table
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import Run, read_run
-from fedsim.cli.report.scores import score_table
 from fedsim.cli.report.table import report
-from fedsim.cli.report.traffic import traffic
 
 __all__ = [
     "Group",

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
+from fedsim.cli.papers.files import Paper, read_paper
+from fedsim.cli.papers.published import Row, Table
 from fedsim.cli.report.groups import Group
 from fedsim.cli.report.layout import mean_and_spread, table_in_parts, table_of_lines
-from fedsim.cli.report.published import Paper, Row, Table, doubts_about, read_paper
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.evaluation.bounds import one_match_bounds
 
-__all__ = ["closest_table", "compare_with", "find_table", "not_comparable"]
+__all__ = ["closest_table", "compare_with", "doubts_about", "find_table", "not_comparable"]
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
 _FEW = 2
 """Groups of runs that may stand beside each column of a paper."""
 
+_CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -47,7 +51,7 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
     texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
     others = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
     warnings = list(_warnings(groups))
-    parts = [f"Paper {paper.key}: {paper.title}\n{paper.source}", *warnings, *texts, *warnings]
+    parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
 
 
@@ -58,7 +62,7 @@ def find_table(which: str) -> tuple[Paper, Table | None]:
         ConfigError: if there is no such paper or table.
     """
     key, _, name = which.removeprefix("papers/").partition("/")
-    paper = read_paper(key)
+    paper = read_paper(key, "--compare")
     found = next((table for table in paper.tables if table.name == name), None)
     if name and found is None:
         names = ", ".join(table.name for table in paper.tables)
@@ -78,6 +82,40 @@ def closest_table(paper: Paper, run: Run) -> Table:
 
 def _closest_row(table: Table, run: Run) -> Row:
     return min((row for row in table.rows if row.scores), key=lambda row: row.distance(run))
+
+
+def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
+    """Yield what a row's numbers cannot be: a test set, a mark, and why.
+
+    The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
+    rectangles do not.
+
+    Args:
+        paper: says which test sets have one match per query.
+        row: of one of its tables.
+    """
+    for name, scores in row.scores.items():
+        cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
+        if any(more < less for less, more in pairwise(cmc.values())):
+            yield name, "!", "a CMC cannot fall"
+        test_set = paper.test_sets[name]
+        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
+            continue
+        one_unit = 10.0 ** -paper.content["digits"]  # half for the bound's rounded terms, half for mAP's
+        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
+        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
+        if rectangles.holds(scores["mAP"], one_unit):
+            continue
+        mark = "~" if trapezoid.holds(scores["mAP"], one_unit) else "!"
+        yield (
+            name,
+            mark,
+            (
+                f"mAP {scores['mAP']:.{paper.content['digits']}f}, but with one match per query it lies in "
+                f"{rectangles.low:.2f} to {rectangles.high:.2f} (rectangles), "
+                f"{trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
+            ),
+        )
 
 
 def not_comparable(run: Run) -> Iterator[str]:
@@ -113,7 +151,7 @@ def _sources(run: Run) -> set[str]:
 
 def _rules(paper: Paper, group: Group, rule: Rule, is_given: bool) -> list[Rule]:
     """The last evaluation, and what else is asked for, or the paper does and the runs allow."""
-    other = rule if is_given else replace(rule, name=paper.rule)
+    other = rule if is_given else replace(rule, name=paper.content["rule"])
     if other.name == "last":
         return [other]
     if not is_given and any(not other.can_choose(run) for run in group.runs):
@@ -221,7 +259,7 @@ class _Comparison:
         cells = []
         for name in self.table.test_sets:
             scores = row.scores.get(name, {})
-            texts = [f"{scores[m]:.{self.paper.digits}f}" if m in scores else "-" for m in numbers]
+            texts = [f"{scores[m]:.{self.paper.content['digits']}f}" if m in scores else "-" for m in numbers]
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
         return _Line(label, row.model, "published", cells)
 
@@ -246,10 +284,10 @@ class _Comparison:
 
     def _cell(self, group: Group, kind: str, name: str, rule: Rule, numbers: Sequence[str]) -> str:
         found = [
-            100 * group.values(f"test/{kind}/{name}/{self.paper.mean_precision if m == 'mAP' else m}", rule)
+            100 * group.values(f"test/{kind}/{name}/{self.paper.content['mAP'] if m == 'mAP' else m}", rule)
             for m in numbers
         ]
-        return " / ".join(mean_and_spread(n, self.paper.digits) for n in found) if len(found[0]) else "-"
+        return " / ".join(mean_and_spread(n, self.paper.content["digits"]) for n in found) if len(found[0]) else "-"
 
     def _figures_only(self) -> Iterator[str]:
         for row in self.table.rows:
@@ -260,14 +298,14 @@ class _Comparison:
         yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
         for row in self.table.rows:
             yield from (f"{mark} {name}, {row.name}: {why}" for name, mark, why in doubts_about(self.paper, row))
-        yield from (f"- {note}" for note in (*self.paper.notes, *self.table.notes))
-        if "mAP" in self._numbers and self.paper.mean_precision != "mAP":
-            yield f"- mAP of the runs is {self.paper.mean_precision}"
+        yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))
+        if "mAP" in self._numbers and self.paper.content["mAP"] != "mAP":
+            yield f"- mAP of the runs is {self.paper.content['mAP']}"
         for group in self.groups:
             rules = self.rules[group]
             if rules[-1].name == "best3":
                 yield from (f"- {run.folder}: {rules[-1].describe(run)}; chosen on test data" for run in group.runs)
-            elif self.paper.rule == "best3":
+            elif self.paper.content["rule"] == "best3":
                 yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
             yield self._differences(group)
         yield from self._figures_only()

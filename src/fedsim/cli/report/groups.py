@@ -1,7 +1,8 @@
-"""Runs that differ in their seed alone: one column of a report."""
+"""Runs that differ in their seed alone: one column of a report, and what they have sent."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run, read_run
 from fedsim.core.errors import ConfigError
 
-__all__ = ["Group", "group_runs"]
+__all__ = ["Group", "group_runs", "traffic"]
+
+_WAYS = ("down", "up", "extra")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +56,21 @@ def group_runs(folders: list[Path]) -> list[Group]:
         taken = method in {group.label for group in groups}
         groups.append(Group(f"{method} {first.folder.name}" if taken else method, tuple(runs)))
     return groups
+
+
+def traffic(groups: Sequence[Group]) -> str:
+    """Return a line on what runs have sent so far, in GB (1e9 bytes), and their simulated time where there is one."""
+    parts = []
+    for group in groups:
+        summaries = [run.summary for run in group.runs]
+        gigabytes = _range([sum(s.get(f"bytes_{way}", 0) for way in _WAYS) / 1e9 for s in summaries])
+        seconds = [s["simulated_seconds"] for s in summaries if "simulated_seconds" in s]
+        simulated = f" in {_range(seconds)} simulated seconds" if seconds else ""
+        parts.append(f"{group.label} {gigabytes} GB{simulated}")
+    return f"sent by server and clients: {', '.join(parts)}"
+
+
+def _range(values: Sequence[float]) -> str:
+    """One number, or the smallest and the largest where seeds differ."""
+    texts = [f"{v:,.1f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(texts))

@@ -1,15 +1,16 @@
-"""Cells and tables that fit the terminal."""
+"""Cells, and tables that fit the terminal; the scores of one evaluation."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
+from torch import Tensor
 
-__all__ = ["mean_and_spread", "table_in_parts", "table_of_lines"]
+__all__ = ["mean_and_spread", "score_table", "table_in_parts", "table_of_lines"]
 
 _GAP = 2
 
@@ -64,3 +65,28 @@ def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], c
     rows = [[name, *cells] for name, *cells in zip(names, *(cells for _, cells in columns), strict=True)]
     headers = [corner, *(header for header, _ in columns)]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * len(columns)))
+
+
+def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
+    """Return a line per data set and kind of model, as fedsim validate and fedsim test print them.
+
+    Args:
+        scores: ``split/kind/domain/metric`` -> fraction of 1, one number each; others are left out.
+        metrics: the columns.
+    """
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for key, value in scores.items():
+        if key.count("/") == 3:
+            _, kind, domain, metric = key.split("/")
+            rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
+    table = [[domain, kind, *(_cell(values, metric) for metric in metrics)] for (domain, kind), values in rows.items()]
+    return tabulate(
+        table, headers=["data set", "model", *metrics], disable_numparse=True,
+        colalign=("left", "left", *["right"] * len(metrics)),
+    )  # fmt: skip
+
+
+def _cell(values: Mapping[str, float], metric: str) -> str:
+    """A score in percent, with its spread over random splits where there are several."""
+    spread = values.get(f"{metric}_std")
+    return f"{values[metric]:.1f}" + ("" if spread is None else f"+-{spread:.1f}")

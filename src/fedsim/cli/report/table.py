@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 from fedsim.cli.report.comparison import compare_with
 from fedsim.cli.report.convergence import convergence_table, fairness_table
-from fedsim.cli.report.figure import draw
-from fedsim.cli.report.groups import Group, group_runs
+from fedsim.cli.report.figure import draw, draw_participation
+from fedsim.cli.report.groups import Group, group_runs, traffic
 from fedsim.cli.report.layout import mean_and_spread, table_in_parts
-from fedsim.cli.report.participation import draw_participation
 from fedsim.cli.report.rules import Rule, RuleName
 from fedsim.cli.report.runs import METRICS
-from fedsim.cli.report.traffic import traffic
 from fedsim.core.errors import ConfigError, DataError
 
 __all__ = ["report"]

@@ -21,7 +21,7 @@ from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 
-__all__ = ["Draw", "Parameter", "Sweep", "command_of", "draws", "read_sweep"]
+__all__ = ["Draw", "Parameter", "Sweep", "command_of", "draws", "read_content", "read_sweep", "sweep_of"]
 
 Draw = dict[str, Any]
 """Option name, without hyphens -> value."""
@@ -94,7 +94,8 @@ class Parameter:
 class Sweep:
     """What a sweep file says."""
 
-    path: Path
+    name: str
+    """the file's"""
     method: Literal["grid", "random"]
     parameters: Mapping[str, Parameter]
     metric: str
@@ -113,13 +114,34 @@ def read_sweep(path: Path) -> Sweep:
         DataError: if it cannot be read.
         ConfigError: if a field is wrong; the message names file and field.
     """
+    return sweep_of(read_content(path), str(path))
+
+
+def read_content(path: Path) -> Any:
+    """Return what stands in a sweep file.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
     except yaml.YAMLError as error:
         raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
-    return _Reader(path).read(content)
+
+
+def sweep_of(content: object, name: str) -> Sweep:
+    """Return the sweep that a file's content describes.
+
+    Args:
+        content: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        ConfigError: if a field is wrong.
+    """
+    return _Reader(name).read(content)
 
 
 def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Draw]:
@@ -142,14 +164,14 @@ def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Dra
     elif limits:
         found = (_sample(sweep, number, seed) for number in itertools.count())
     else:
-        raise ConfigError(f"--count: {sweep.path} is a random sweep, which has no end; say how many draws")
+        raise ConfigError(f"--count: {sweep.name} is a random sweep, which has no end; say how many draws")
     yield from itertools.islice(found, min(limits, default=None))
 
 
 def command_of(sweep: Sweep, draw: Draw) -> list[str]:
     """Return a draw's command line, as W&B's agent makes it.
 
-    >>> sweep = Sweep(path=Path("s.yaml"), method="grid", parameters={}, metric="val/mAP", maximize=True,
+    >>> sweep = Sweep(name="s.yaml", method="grid", parameters={}, metric="val/mAP", maximize=True,
     ...               command=("${program}", "fit", "${args}"), program="fedsim", run_cap=None)
     >>> command_of(sweep, {"model.client.grad_clip": None, "model.client.batch_size": 8})
     ['fedsim', 'fit', '--model.client.grad_clip=None', '--model.client.batch_size=8']
@@ -186,7 +208,7 @@ def _step(value: float, parameter: Parameter) -> float:
 class _Reader:
     """Checks a sweep file; every complaint names the file and the field."""
 
-    path: Path
+    name: str
 
     def read(self, content: object) -> Sweep:
         """Return what ``content`` says."""
@@ -203,15 +225,15 @@ class _Reader:
         cap = fields.get("run_cap")
         if cap is not None and (type(cap) is not int or cap < 1):
             self._refuse("run_cap", f"{cap} is not a number of runs")
-        return Sweep(path=self.path, method=method, parameters=parameters, metric=metric, maximize=maximize,
+        return Sweep(name=self.name, method=method, parameters=parameters, metric=metric, maximize=maximize,
                      command=command, program=program, run_cap=cap)  # fmt: skip
 
     def _refuse(self, field: str, message: str) -> NoReturn:
-        raise ConfigError(f"{self.path}: {field}: {message}")
+        raise ConfigError(f"{self.name}: {field}: {message}")
 
     def _mapping(self, value: object, field: str) -> dict[str, Any]:
         if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
-            self._refuse(field, "expected names with values (see configs/sweeps)")
+            self._refuse(field, "expected names with values (see fedsim sweep --method fedpav --print)")
         return value
 
     def _check_keys(self, fields: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -305,8 +327,8 @@ class _Reader:
 
     def _check_range(self, found: Parameter, where: str) -> None:
         for field in ("q", "sigma", *(["min"] if found.distribution == "log_uniform_values" else [])):
-            if found.__dict__[field] <= 0:
-                self._refuse(f"{where}.{field}", f"{found.__dict__[field]} is not positive")
+            if getattr(found, field) <= 0:
+                self._refuse(f"{where}.{field}", f"{getattr(found, field)} is not positive")
         if found.distribution != "normal" and found.min >= found.max:
             self._refuse(f"{where}.max", f"{found.max} is not larger than min, {found.min}")
 

@@ -179,9 +179,9 @@ def _differing(results: Sequence[Result]) -> list[str]:
 
 
 def _label(draw: Draw, shown: Sequence[str]) -> str:
-    """A draw in few words: of a config file its name."""
+    """A draw in few words: of a config file, or a paper's row, its name."""
     words = [
-        Path(draw[name]).stem if name == "config" else f"{short}={_value(draw[name])}"
+        Path(draw[name]).stem if name in ("config", "paper") else f"{short}={_value(draw[name])}"
         for name, short in zip(shown, _short_names(shown), strict=True)
     ]
     return " ".join(words)

@@ -1,0 +1,1 @@
+"""Papers as data: what ``fedsim/papers/*.yaml`` holds. Nothing here imports torch: a list must not take seconds."""
