@@ -95,11 +95,9 @@ def test_which_models_are_scored_does_not_depend_on_what_is_overridden(cls):
 
 def play(method):
     """Every number that a round comes to, but for times, and the global model."""
-    model = fit(
-        make_model(method, evaluation=Evaluation(test_during_fit=True)),
-        make_data(SOURCE, val="identities", val_fraction=0.3), rounds=1, limit_val_batches=1.0, check_val_every_n_epoch=1,
-        limit_train_batches=2,
-    )  # fmt: skip
+    model = make_model(method, evaluation=Evaluation(test_during_fit=True))
+    data = make_data(SOURCE, val="identities", val_fraction=0.3)
+    fit(model, data, rounds=1, limit_train_batches=2, limit_val_batches=1.0, check_val_every_n_epoch=1)
     numbers = {name: value for name, value in model.round_metrics.items() if not name.startswith("time/")}
     numbers |= model.scores
     bits = {name: np.float64(value).tobytes() for name, value in numbers.items()}

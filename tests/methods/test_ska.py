@@ -418,3 +418,10 @@ def test_batches_are_decoded_and_augmented_once(monkeypatch):
         fit(make_model(method), make_data(augmentation=Augmentation(pad=2)), rounds=1)
         numbers.append(len(calls))
     assert numbers[0] == numbers[1] > 0
+
+
+@pytest.mark.parametrize("method", [SKA(), SKA(dual=False, unseen="avg", avg_every=2)])
+def test_the_server_recalibrates_also_in_rounds_in_which_the_method_has_no_work(method):
+    model = fit(make_model(method, bn_stats="recalibrate"), make_data(public="new0"), rounds=1)
+    assert vector(model).isfinite().all()
+    assert "norms" not in model.server.kept["smallcnn"]
