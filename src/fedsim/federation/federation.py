@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import keep_freed_memory
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.federation.assembly import assemble, axes_of, evaluator_of, round_of
+from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.compatibility import check_trainer, data_of
 from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks
@@ -39,6 +39,7 @@ from fedsim.federation.settings import (
     Settings,
     StatisticsPolicy,
 )
+from fedsim.federation.wiring import axes_of, evaluator_of, round_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
@@ -68,8 +69,7 @@ class Federation(LightningModule):
         reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
         on_bad_update: what to do with a client whose loss or weights are not finite: stop the run, or leave the client
             out of the round, as if it had not answered.
-        client_store: where private states wait between rounds: device, host, or disk (for more clients than memory
-            holds).
+        client_store: where private states wait between rounds: device, host, or disk (for very many clients).
         evaluation: how models are scored.
         threads: CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine.
         seed: of all training randomness; set by seed_everything on the command line.
@@ -153,10 +153,8 @@ class Federation(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
-        folder = Path(self.trainer.default_root_dir) / "features"
-        return [str(path) for path in self.evaluator.write_features(folder, self.maps)]
-
-    # -- assembling ----------------------------------------------------------------------------------------------------
+        files = self.evaluator.write_features(Path(self.trainer.default_root_dir) / "features", self.maps)
+        return [str(path) for path in files]
 
     def setup(self, stage: str) -> None:
         """Assemble server and clients, and read this rank's images; if a rank cannot, all stop."""

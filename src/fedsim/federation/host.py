@@ -118,7 +118,8 @@ class Host:
 
     def _check_signals(self, client: Client, upload: Upload) -> None:
         """Refuse signals that are not declared; those that are not finite make a bad update."""
-        assert upload.signals.keys() == self.method.measures.keys(), "upload must have the signals that measures names"
+        kinds = dict.fromkeys(upload.numbers, "client") | dict.fromkeys(upload.tensor_numbers, "tensor")
+        assert kinds == dict(self.method.measures), "upload must have the signals that measures names"
         names = [entry.name for entry in client.model.flat.shared_parameters]
         of_tensors = [pair for values in upload.tensor_numbers.values() for pair in zip(names, values, strict=True)]
         for name, value in [*upload.numbers.items(), *of_tensors]:

@@ -1,0 +1,86 @@
+"""Joining the assembled parts: the axes, the round that a trainer runs, and the evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from lightning import Trainer
+
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.classification import evaluator_for
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.federation.adaptive_backbones import BackboneLadder
+from fedsim.federation.aggregation import Aggregator
+from fedsim.federation.axis import Axis
+from fedsim.federation.events import RoundCallback
+from fedsim.federation.gathered import GatheringAggregator
+from fedsim.federation.host import Host
+from fedsim.federation.masked import MaskedAggregator
+from fedsim.federation.parts import Parts
+from fedsim.federation.round import Round
+from fedsim.federation.settings import Settings
+from fedsim.strategy.strategy import FederatedStrategy
+
+__all__ = ["axes_of", "evaluator_of", "make_aggregator", "round_of"]
+
+
+def axes_of(how: Settings, parts: Parts) -> list[Axis]:
+    """Return what acts around the rounds: choices that any method can be combined with.
+
+    Raises:
+        ConfigError: if they do not go together with the federation.
+    """
+    ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
+    how.privacy.prepare(how.method, parts.server, how.selection)
+    how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
+    if how.aggregation is not None:
+        how.aggregation.check(how.method, parts.server, how.bn_stats)
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
+
+
+def round_of(
+    how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer, callbacks: Sequence[RoundCallback]
+) -> Round:
+    """Return the round that a trainer runs."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, FederatedStrategy)
+    aggregator = make_aggregator(how, parts, strategy, strategy.root_device)
+    host = Host(
+        parts.clients, how.method, parts.server, aggregator, strategy, how.on_bad_update, str(trainer.precision),
+        callbacks, how.privacy,
+    )  # fmt: skip
+    return Round(how, parts, axes, host, aggregator, strategy)
+
+
+def evaluator_of(
+    how: Settings,
+    parts: Parts,
+    data: FederatedDataModule,
+    strategy: FederatedStrategy,
+    callbacks: Sequence[RoundCallback],
+) -> Evaluator:
+    """Return what scores the federation's models."""
+
+    def tell(what: str) -> None:
+        strategy.poll()
+        strategy.describe_activity(f"scoring the {what}")
+        for callback in callbacks:
+            callback.on_scoring(what)
+
+    return evaluator_for(how.evaluation)(
+        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients,
+        models=parts.models, archs=parts.archs, federated=parts.federated, placement=parts.placement,
+        strategy=strategy, open_images=data.open_test, progress=tell,
+    )  # fmt: skip
+
+
+def make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy, device: torch.device) -> Aggregator:
+    """Return the sums that the method's uploads need."""
+    common = (strategy, parts.statistics, parts.archs, how.reduction, device, how.seed)
+    if how.aggregation is not None:
+        return GatheringAggregator(how.aggregation.aggregate, *common)
+    if "uploads" in how.method.requires:
+        return GatheringAggregator(partial(how.method.aggregate, parts.server), *common)
+    return MaskedAggregator(*common) if "masks" in how.method.requires else Aggregator(*common)
