@@ -67,8 +67,7 @@ class Federation(LightningModule):
             model becomes the weighted mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics.
         reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
-        on_bad_update: what to do with a client whose loss or weights are not finite: stop the run, or leave the client
-            out of the round, as if it had not answered.
+        on_bad_update: after a loss or weights that are not finite, stop the run, or leave the client out of the round.
         client_store: where private states wait between rounds: device, host, or disk (for very many clients).
         evaluation: how models are scored.
         threads: CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine.
