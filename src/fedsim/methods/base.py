@@ -1,9 +1,9 @@
 """A federated method: a handful of hooks in the order of the round.
 
-The defaults are the plain FedAvg round, so a method's file holds only what its paper changes, in this order. Methods do
-not inherit from one another, and hold settings only: tensors that live between rounds belong to the client (its private
-state) or to the server. No hook is compared with its default: a hook that only calls its base changes nothing, and all
-else that the round must know is declared.
+The defaults are the plain FedAvg round: a method's file holds only the changes of its paper, in this order. Methods do
+not inherit from one another. They hold settings only: tensors that live between rounds belong to the client (its
+private state) or to the server. A hook that only calls its base changes nothing; all else that the round must know is
+declared, by a property or, where it is constant, by a class attribute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from fedsim.functional.weighting import size_weights, uniform_weights
-from fedsim.models.groups import Group
+from fedsim.models.groups import Group, body_groups
 from fedsim.training.messages import Download, Report, Upload
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from fedsim.training.uploads import Uploads
 
 __all__ = [
+    "BodySharing",
     "Delivered",
     "InitialState",
     "Method",
     "Need",
+    "PartSharing",
     "Payload",
     "Signal",
     "Weighting",
+    "WeightingChoice",
     "Weights",
     "has_server_step",
     "message_to",
@@ -210,6 +213,44 @@ class Method(ABC):
         The private groups and the tensors that the method keeps have been loaded already.
         """
         self.download(client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodySharing:
+    """A setting of methods that share backbone and neck."""
+
+    share_head: bool = False
+    """average the identity head, too; for clients with a common label space"""
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSharing(BodySharing):
+    """Settings of methods that share the backbone."""
+
+    share_neck: bool = True
+    """average the embedding layers before the head, too"""
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The backbone, and neck and head if they are shared."""
+        return body_groups(self.share_neck, self.share_head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightingChoice:
+    """A setting of methods that weigh clients by their images or alike."""
+
+    weighting: Weighting = "size"
+    """$n_k / n$; ``uniform`` is $1 / K$"""
+
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return aggregation weights."""
+        return weigh(self.weighting, reports)
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:

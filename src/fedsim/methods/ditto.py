@@ -21,44 +21,28 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Delivered, Method, Weighting, Weights, weigh
-from fedsim.models.groups import Group, body_groups
+from fedsim.core.checks import not_negative
+from fedsim.methods.base import BodySharing, Method, WeightingChoice
 from fedsim.training.client import Client
-from fedsim.training.messages import Report
 
 __all__ = ["Ditto"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Method):
+class Ditto(BodySharing, WeightingChoice, Method):
     """Averaging, and beside it a personal model of each client that is held near the global one."""
+
+    delivers = "personalised"
 
     lam: float = 0.1
     """$\\lambda$, weight of the pull towards the global model"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    weighting: Weighting = "size"
-    """$n_k / n$; ``uniform`` is $1 / K$"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
-        if self.lam < 0:
-            raise ConfigError(f"model.method.lam: {self.lam} is negative")
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' personal models v_k."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+        """Check the ranges."""
+        not_negative("model.method", lam=self.lam)
 
     def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
@@ -80,10 +64,6 @@ class Ditto(Method):
         """Add lambda (v_k - w^t) to the gradient."""
         change = client.model.flat.shared_change(client.received.vector)
         client.optimizer.add_to_gradients(change.mul_(self.lam))
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)
 
     def personalise(self, client: Client) -> None:
         """Load v_k."""

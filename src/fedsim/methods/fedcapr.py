@@ -5,9 +5,9 @@ code (github.com/maho666/FedCAPR) and what paper 004 says about it.
 
 | hook         | code                                                                                    |
 |--------------|-----------------------------------------------------------------------------------------|
-| before_epoch | the received model w^t, in evaluation mode, is the reference                            |
+| train        | the received model w^t, in evaluation mode, is the reference                            |
 | loss         | L_capr (paper 004, Eq. 2) + 0.13 mean(1 - cos(f, f^t)) from the second round            |
-| signals      | m_k, mean(1 - cos) of the features of the first 32 images before and after training     |
+| upload       | m_k, mean(1 - cos) of the features of the first 32 images before and after training     |
 | weights      | m_k / sum over j of m_j                                                                 |
 
 Clients cluster their images with ``model.client.cluster``, which any method can: this one adds the regulariser and the
@@ -32,16 +32,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, not_negative
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import Method, Signal, Weights
 from fedsim.methods.reference import first_features, received_features, remember_received
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Report, Upload
 
@@ -51,6 +52,9 @@ __all__ = ["FedCAPR"]
 @dataclass(frozen=True, kw_only=True)
 class FedCAPR(Method):
     """Averaging of clients whose features stay near the received model's, by how far they have moved."""
+
+    shared_groups = BODY  # there is no head
+    measures: ClassVar[Mapping[str, Signal]] = {"cdw": "client"}
 
     regulariser: float = 0.13
     """weight of the cosine distance from the received model's features"""
@@ -63,20 +67,8 @@ class FedCAPR(Method):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.regulariser < 0:
-            raise ConfigError(f"model.method.regulariser: {self.regulariser} is negative")
-        if self.reg_from < 1:
-            raise ConfigError(f"model.method.reg_from: {self.reg_from} is less than 1, the first round")
-
-    @property
-    def measures(self) -> Mapping[str, Signal]:
-        """The cosine distance, which is the weight."""
-        return {"cdw": "client"}
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; there is no head."""
-        return BODY
+        not_negative("model.method", regulariser=self.regulariser)
+        at_least("model.method", 1, ", the first round", reg_from=self.reg_from)
 
     def train(self, client: Client) -> None:
         """Train, beside the received model."""

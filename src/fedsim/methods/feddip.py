@@ -4,10 +4,10 @@ Q. Long, C. Anagnostopoulos, S. P. Parambath, D. Bi. ICDM 2023. arXiv:2309.06805
 
 | hook           | Algorithm 1, and the authors' code                                                          |
 |----------------|---------------------------------------------------------------------------------------------|
-| before_epoch   | omega'_n <- omega_G * m, omega_n <- omega'_n                                                |
+| train          | omega'_n <- omega_G * m, omega_n <- omega'_n                                                |
 | loss           | f(omega'_n) + lambda_t sum over layers z of the norm of omega'^(z)                          |
-| before_step,   | omega_n <- omega_n - eta (gradient at omega'_n): the dense weights take the step,           |
-| after_step     | then omega'_n <- omega_n * m                                                                |
+| take_step      | omega_n <- omega_n - eta (gradient at omega'_n): the dense weights take the step,           |
+|                | then omega'_n <- omega_n * m                                                                |
 | upload         | omega_n, dense                                                                              |
 | weights        | omega_G <- sum over n of (rho_n) omega_n, rho_n = n_k / n                                   |
 | server_step    | every R rounds: m <- mask of the largest weights of all layers together, s_t of them pruned,|
@@ -30,20 +30,18 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import InitialState, Method, Payload, Weighting, Weights, weigh
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
-from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
 __all__ = ["FedDIP"]
@@ -52,8 +50,10 @@ _DENSE = "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDIP(Method):
+class FedDIP(BodySharing, WeightingChoice, Method):
     """Averaging of dense models that are trained where the server's mask lets them; the server prunes more and more."""
+
+    server_every = 1
 
     rounds: int = 20
     """$T$, length of both schedules: as long as ``trainer.max_epochs``"""
@@ -67,31 +67,14 @@ class FedDIP(Method):
     """$\\lambda_{max}$, largest weight of the penalty"""
     lam_steps: int = 20
     """$Q$, steps in which the penalty's weight rises"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    weighting: Weighting = "size"
-    """$\\rho_n = n_k / n$; ``uniform`` is $1 / K$"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("rounds", "reconfig_interval", "lam_steps"):
-            if self.__dict__[name] < 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is less than 1")
-        for name in ("initial", "target"):
-            if not 0 <= self.__dict__[name] < 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1)")
-        if self.lam < 0:
-            raise ConfigError(f"model.method.lam: {self.lam} is negative")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
-
-    @property
-    def server_every(self) -> int:
-        """The server prunes in each round."""
-        return 1
+        at_least(
+            "model.method", 1, rounds=self.rounds, reconfig_interval=self.reconfig_interval, lam_steps=self.lam_steps
+        )
+        within("model.method", "[0, 1)", initial=self.initial, target=self.target)
+        not_negative("model.method", lam=self.lam)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Downloads are reduced to m."""
@@ -140,10 +123,6 @@ class FedDIP(Method):
         return Upload(torch.cat([_dense(client), statistics]))
 
     # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)
 
     def server_step(self, server: Server) -> None:
         """Renew m, if it is time to, and prune omega_G."""

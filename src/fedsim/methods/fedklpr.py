@@ -5,11 +5,11 @@ Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
 | hook          | Section III                                                                               |
 |---------------|-------------------------------------------------------------------------------------------|
 | download      | the personalised model: theta_g "adapted using each client's mask", theta_g * M_k         |
-| before_epoch  | it is also the reference, in evaluation mode                                              |
+| train         | it is also the reference, in evaluation mode                                              |
 | loss          | Eqs. (2), (9): L_capr + lambda D_KL(p_global || p_local)                     ("KLL")      |
-| after_step    | theta_k <- theta_k * M_k                                                                  |
-| train         | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
-| signals       | kl_k and PR_k                                                                             |
+| take_step     | theta_k <- theta_k * M_k                                                                  |
+| upload        | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
+| upload        | kl_k and PR_k                                                                             |
 | weights       | Eqs. (11)-(13): alpha KLAW + beta PRAW                                       ("KLPWA")    |
 | upload        | theta_k and M_k: pruned elements are left out of the mean                    ("SAS")      |
 | personalise   | theta_g * M_k                                                                             |
@@ -62,10 +62,10 @@ from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Signal, Weights, weigh
+from fedsim.methods.base import InitialState, Method, Need, Signal, Weights, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.methods.reference import first_features, received_features, remember_received
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -81,6 +81,9 @@ _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
 @dataclass(frozen=True, kw_only=True)
 class FedKLPR(Method):
     """Averaging of clients that prune themselves, by how their features have changed and how much they have pruned."""
+
+    delivers = "personalised"
+    shared_groups = BODY  # with clusters there is no head
 
     regulariser: Literal["kl", "cosine", "none"] = "kl"
     """what keeps features near the received model's: KLL, FedCAPR's cosine distance, or nothing"""
@@ -147,16 +150,6 @@ class FedKLPR(Method):
         """kl_k, the cosine distance or PR_k, whatever is used."""
         change = (_CHANGES[self.weighting],) if self.weighting in _CHANGES else ()
         return dict.fromkeys((*change, "pruned") if self.prune else change, "client")
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; with clusters there is no head."""
-        return BODY
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""

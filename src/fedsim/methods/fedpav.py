@@ -10,7 +10,7 @@ W. Zhuang, Y. Wen, X. Zhang, X. Gan, D. Yin, D. Zhou, S. Zhang, S. Yi. ACM Multi
 | upload          | lines 21-22: store v, return w                                               |
 | weights         | line 9: w^{t+1} <- sum over k in C_t of (n_k / n) w_k^{t+1}                   |
 |                 | Algorithm 3 (Cosine Distance Weight, ``weighting: cdw``)                     |
-| signals         | lines 22-28: m_k, how far logits of a batch have turned in training          |
+| upload          | lines 22-28: m_k, how far logits of a batch have turned in training          |
 | weights         | lines 8-9: w^{t+1} <- sum over k in C_t of (m_k / m) w_k^{t+1}                |
 |                 | Algorithm 2 (Knowledge Distillation, ``distillation``)                       |
 | upload          | line 25: l_k, features of the public images                                  |
@@ -51,12 +51,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, positive
 from fedsim.core.seeding import torch_generator
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
 from fedsim.methods.base import Method, Need, Payload, Signal, Weights, has_server_step, weigh
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 from fedsim.training.public import PublicImages
@@ -88,11 +88,10 @@ class Distillation:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name, least in (("every", 1), ("epochs", 1), ("batch_size", 2)):
-            if self.__dict__[name] < least:
-                raise ConfigError(f"model.method.distillation.{name}: {self.__dict__[name]} is less than {least}")
-        if self.lr <= 0:
-            raise ConfigError(f"model.method.distillation.lr: {self.lr} is not positive")
+        where = "model.method.distillation"
+        at_least(where, 1, every=self.every, epochs=self.epochs)
+        at_least(where, 2, batch_size=self.batch_size)
+        positive(where, lr=self.lr)
 
     def batches(self, public: PublicImages, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through the round's public images: (index [b], images [b, 3, H, W])."""
@@ -102,6 +101,8 @@ class Distillation:
 @dataclass(frozen=True, kw_only=True)
 class FedPav(Method):
     """Backbone and neck are averaged; every client keeps its identity head."""
+
+    shared_groups = BODY
 
     weighting: Literal["size", "uniform", "cdw"] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
@@ -125,11 +126,6 @@ class FedPav(Method):
     def server_every(self) -> int:
         """The server distils."""
         return 0 if self.distillation is None else self.distillation.every
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck."""
-        return BODY
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Features of the public images, in rounds that distil."""

@@ -10,7 +10,7 @@ G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
 | train           | Eqs. (3), (9), (11)-(13): L^C + L^E + L^R on two views of each batch                      |
 | upload          | the embedding network, omega^f; kept for the next expert                                  |
 | (selection)     | N_S: ceil(S N) of the clients, ``model.selection: RandomFraction``                        |
-| signals         | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
+| upload          | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
 | weights         | Eq. (8), last line: theta_{k+1} <- (1 / ceil(S N)) sum over m in N_S of omega_m           |
 |                 | Eq. (14), noise on the mean: ``model.privacy``                                             |
 
@@ -57,11 +57,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import Method, Need, Signal, Weights, weigh
+from fedsim.methods.base import Method, Need, PartSharing, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -73,7 +73,7 @@ _EXPERT = "expert"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReID(Method):
+class FedReID(PartSharing, Method):
     """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
 
     expert: bool = True
@@ -89,24 +89,14 @@ class FedReID(Method):
     """whether the two models see views of a batch that are augmented apart, or the same (the authors' code)"""
     aggregated: float = 1.0
     """$S$ in Eq. (5), where all that ``model.selection`` selects train and a part of them is averaged"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space (the paper's CIFAR-10)"""
     share_neck: bool = False
-    """whether the embedding layers before the head are averaged"""
+    """average the embedding layers before the head, too"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_temperature(self.temperature)
-        if not 0 < self.start_mix <= 1:
-            raise ConfigError(f"model.method.start_mix: {self.start_mix} is not in (0, 1]")
-        if not 0 < self.aggregated <= 1:
-            raise ConfigError(f"model.method.aggregated: {self.aggregated} is not in (0, 1]")
+        positive("model.method", temperature=self.temperature)
+        within("model.method", "(0, 1]", start_mix=self.start_mix, aggregated=self.aggregated)
         body_groups(self.share_neck, self.share_head)
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The trunk, and what is shared of neck and head."""
-        return body_groups(self.share_neck, self.share_head)
 
     @property
     def requires(self) -> frozenset[Need]:
@@ -173,6 +163,9 @@ class FedReID(Method):
 class FedReIDFineTune(Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
+    requires = frozenset({"identities"})  # for soft labels
+    shared_groups = frozenset[Group]()
+
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     mapping_epochs: int = 5
@@ -180,19 +173,8 @@ class FedReIDFineTune(Method):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_temperature(self.temperature)
-        if self.mapping_epochs < 1:
-            raise ConfigError(f"model.method.mapping_epochs: {self.mapping_epochs} is less than 1")
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Identities, for soft labels."""
-        return frozenset({"identities"})
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The empty set."""
-        return frozenset()
+        positive("model.method", temperature=self.temperature)
+        at_least("model.method", 1, mapping_epochs=self.mapping_epochs)
 
     def train(self, client: Client) -> None:
         """Train on labels and on the expert's soft labels."""
@@ -227,8 +209,3 @@ class FedReIDFineTune(Method):
         backbone.train()
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-
-
-def _check_temperature(value: float) -> None:
-    if value <= 0:
-        raise ConfigError(f"model.method.temperature: {value} is not positive")

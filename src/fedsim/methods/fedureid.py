@@ -26,14 +26,13 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Method, Weights, weigh
-from fedsim.models.groups import BODY, Group
+from fedsim.core.checks import within
+from fedsim.methods.base import Method
+from fedsim.models.groups import BODY
 from fedsim.training.client import Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Upload
 
 __all__ = ["FedUReID"]
 
@@ -41,6 +40,9 @@ __all__ = ["FedUReID"]
 @dataclass(frozen=True, kw_only=True)
 class FedUReID(Method):
     """Averaging of clients that begin with a mixture of two models, and end when they know their clusters."""
+
+    shared_groups = BODY  # the memory is no part of the model
+    has_own_models = True
 
     dynamic: bool = True
     """whether local training ends early; reads a number from the device after each batch"""
@@ -51,19 +53,7 @@ class FedUReID(Method):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("precision", "update"):
-            if not 0 <= self.__dict__[name] <= 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1]")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; the memory is no part of the model."""
-        return BODY
-
-    @property
-    def has_own_models(self) -> bool:
-        """Clients mix the global model with their last one."""
-        return True
+        within("model.method", "[0, 1]", precision=self.precision, update=self.update)
 
     def download(self, client: Client) -> None:
         """Mix the global model with the client's last one."""
@@ -88,7 +78,3 @@ class FedUReID(Method):
         if self.update > 0:
             client.keep("previous", client.model.shared)
         return super().upload(client)
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh("size", reports)

@@ -8,7 +8,7 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | download            | theta_k <- theta_g * M_k                                                               |
 | train               | if acc(theta_k) > acc_threshold and r_k > r_target: prune p of what is left,           |
 |                     | theta_k <- theta_0 * M_k; then local training                                          |
-| step                | theta_k <- theta_k * M_k                                                               |
+| take_step           | theta_k <- theta_k * M_k                                                               |
 | upload, weights     | theta_g <- per element, the plain mean over the clients that have it; others stay      |
 | personalise         | theta_g * M_k                                                                          |
 
@@ -37,9 +37,8 @@ import torch
 from torch import Tensor
 
 from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, weigh
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Weights, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -49,8 +48,11 @@ __all__ = ["LotteryFL"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LotteryFL(Method):
+class LotteryFL(BodySharing, Method):
     """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
+
+    delivers = "personalised"
+    requires = frozenset({"masks"})
 
     target: float = 0.7
     """$1 - r_{target}$, share of the prunable weights to be pruned in the end"""
@@ -60,27 +62,10 @@ class LotteryFL(Method):
     """$acc_{threshold}$, accuracy on the client's training images above which it prunes"""
     accuracy_images: int | None = None
     """so many random images for that; null: all"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Clients prune."""
-        return frozenset({"masks"})
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Clients keep theta_0, the first model that they have got."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
@@ -44,12 +45,10 @@ def check_pruning(target: float, step: float, accuracy_images: int | None) -> No
         step: share that is pruned at a time.
         accuracy_images: see :func:`own_accuracy`.
     """
-    if not 0 <= target < 1:
-        raise ConfigError(f"model.method.target: {target} is not in [0, 1)")
+    within("model.method", "[0, 1)", target=target)
     if not 0 < step < 1:
         raise ConfigError(f"model.method.step: {step} is not between 0 and 1")
-    if accuracy_images is not None and accuracy_images < 1:
-        raise ConfigError(f"model.method.accuracy_images: {accuracy_images} is less than 1; null takes all")
+    at_least("model.method", 1, "; null takes all", accuracy_images=accuracy_images)
 
 
 def prunable_entries(model: FlatModel, spare_stem: bool = False) -> list[Entry]:

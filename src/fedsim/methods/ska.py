@@ -4,7 +4,7 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 
 | hook            | Algorithm 1                                                                              |
 |-----------------|------------------------------------------------------------------------------------------|
-| initial_kept    | line 1: w_{0,ls} and w_{0,lg} are equal                                                  |
+| initial_state   | line 1: w_{0,ls} and w_{0,lg} are equal                                                  |
 | download        | SelectUpdate, lines 26-30: lg takes all of w_t, ls all but normalisation layers          |
 | loss            | LocalUpdate, lines 13-14: a step of lg and one of ls, each on its own cross-entropy      |
 | upload          | SelectAgg, lines 18-22: normalisation layers of lg, the others of ls                     |
@@ -12,7 +12,7 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 | personalise     | line 8: w_ls^k, after line 7                                                             |
 |                 | Table 6, ``unseen``: what scores unseen domains where the server has no normalisation    |
 | upload          | ``avg``: "average local specific normalisation layers at the end of model training"      |
-| generalise      | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
+| server_tensors  | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
 
 ``dual: false`` leaves lg out ("LSN"): normalisation layers never leave their clients, and this is FedBN.
 
@@ -49,6 +49,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, has_server_step, weigh
 from fedsim.models.groups import TRUNK, Group
@@ -87,8 +88,7 @@ class SKA(Method):
             )
         if self.dual and self.unseen != "dual":
             raise ConfigError(f"model.method.unseen: {self.unseen} is for dual: false; leave it out")
-        if self.avg_every < 1:
-            raise ConfigError(f"model.method.avg_every: {self.avg_every} is less than 1")
+        at_least("model.method", 1, avg_every=self.avg_every)
 
     @property
     def specific_groups(self) -> frozenset[Group]:

@@ -5,10 +5,10 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | hook            | Algorithm 1 (Un), and the authors' code                                                    |
 |-----------------|--------------------------------------------------------------------------------------------|
 | download        | theta_k <- theta_g * m_k                                                                   |
-| before_epoch    | m^fe: the mask that pruning would give at the end of the first epoch                       |
+| train           | m^fe: the mask that pruning would give at the end of the first epoch                       |
 | train           | m^le: the same at the end of the last epoch; m_k <- m^le, theta_k <- theta_k * m_k if      |
 |                 | the distance of m^fe and m^le > epsilon, r_k < r_target, and acc(theta_k * m^le) > acc_th  |
-| after_step      | theta_k <- theta_k * m_k                                                                   |
+| take_step       | theta_k <- theta_k * m_k                                                                   |
 | upload, weights | theta_g <- per element, the plain mean over the clients that have it; others stay          |
 | personalise     | theta_g * m_k                                                                              |
 
@@ -35,9 +35,8 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
 from fedsim.functional.recovery import try_mask
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Weights, run_epoch, weigh
+from fedsim.methods.base import BodySharing, InitialState, Method, Weights, run_epoch, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -49,8 +48,11 @@ _LAST_STEP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubFedAvg(Method):
+class SubFedAvg(BodySharing, Method):
     """Averaging of clients that prune their models after training, as long as masks still move and accuracy allows."""
+
+    delivers = "personalised"
+    requires = frozenset({"masks"})
 
     target: float = 0.7
     """$r_{target}$, share of the prunable weights to be pruned in the end"""
@@ -62,27 +64,10 @@ class SubFedAvg(Method):
     """$acc_{th}$, accuracy on the client's training images that a pruned model must exceed"""
     accuracy_images: int | None = None
     """so many random images for that; null: all"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Clients prune."""
-        return frozenset({"masks"})
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return m_k: ones."""

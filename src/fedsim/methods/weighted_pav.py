@@ -9,7 +9,7 @@ Waref et al. Journal of Cloud Computing 14:24, 2025 (paper 002).
 | (objective)   | Eq. (9): ``objective``                                                               |
 | (data)        | Table 7: ``data.generated``, images of each client's generator: ``fedsim augment``   |
 | download      | the global model of the client's architecture, with its own embedding and classifier |
-| signals       | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
+| upload        | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
 | weights       | Eqs. (10), (13): w_i = m_i / sum over j in P_t of m_j; or Eq. (2)                    |
 | upload        | Eq. (14), FedPav: the feature extractor                                              |
 
