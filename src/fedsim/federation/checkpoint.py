@@ -69,11 +69,7 @@ def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_content(
-    method: Method,
-    models: Mapping[str, FlatModel],
-    classes: Mapping[str, int],
-    hosts: Mapping[str, int],
-    threads: int,
+    method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int], hosts: Mapping[str, int], threads: int
 ) -> dict[str, Any]:
     """Return fedsim's part of a checkpoint, in plain types.
 
@@ -97,12 +93,9 @@ def describe_content(
 
 
 def check_content(
-    content: Mapping[str, Any],
-    method: Method,
-    models: Mapping[str, FlatModel],
-    classes: Mapping[str, int],
+    content: Mapping[str, Any], method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int]
 ) -> None:
-    """See whether a checkpoint fits a federation.
+    """Check that a checkpoint fits a federation.
 
     Args:
         content: fedsim's part of it.

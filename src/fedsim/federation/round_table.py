@@ -53,11 +53,7 @@ class RoundTable:
     """
 
     def __init__(
-        self,
-        clients: Sequence[str],
-        columns: Columns,
-        world_size: int,
-        num_tensors: Mapping[str, int] | None = None,
+        self, clients: Sequence[str], columns: Columns, world_size: int, num_tensors: Mapping[str, int] | None = None
     ) -> None:
         self._columns = columns
         self._num_tensors = num_tensors or {}

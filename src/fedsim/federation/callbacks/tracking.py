@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
@@ -26,10 +26,8 @@ from fedsim.core.files import replacing
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
+from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
-
-if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
 
 __all__ = ["RUN_ID_FILE", "Tracking", "code_version", "end_run", "join_run", "public_config"]
 
@@ -83,7 +81,7 @@ class Tracking(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         for run in _runs(trainer):
             clients = {name: report.numbers for name, report in federation.reports.items()}
             few = len(federation.parts.names) <= MAX_NAMES
@@ -93,7 +91,7 @@ class Tracking(Callback):
         """Log the evaluation's table and CMC curves."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         for run in _runs(trainer):
             round_ = trainer.current_epoch + 1
             scores = _table(federation.scores, round_)
@@ -194,7 +192,7 @@ def _runs(trainer: Trainer) -> list[Any]:
 
 def _mark_preempted(trainer: Trainer, pl_module: LightningModule) -> None:
     """A sweep's server gives a preempted run to the next agent, which continues it."""
-    federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+    federation = federation_of(pl_module)
     if was_stopped(trainer) and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
         for run in _runs(trainer):
             run.mark_preempting()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,7 +41,7 @@ class ScoredBatch(NamedTuple):
 
 
 class PseudoLabels:
-    """What a client trains on in a local epoch: its proxies take the place of a head, and move with each batch.
+    """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
 
     Args:
         labels: [n * r] int64 proxy of each copy of each image, -1: none, on the CPU. Copy c of image i is c * n + i.
@@ -59,11 +59,8 @@ class PseudoLabels:
         momentum: float,
         draw: Callable[[torch.Generator], list[Tensor]],
     ) -> None:
-        self.labels = labels
-        self.proxies = proxies
-        self.loss = loss
-        self.momentum = momentum
-        self.batches = draw
+        self.labels, self.proxies = labels, proxies
+        self.loss, self.momentum, self.batches = loss, momentum, draw
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """of the images that are in clusters"""
@@ -127,40 +124,21 @@ def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
 class Labelled(Protocol):
     """The view that a label source has of its client."""
 
-    @property
-    def client_name(self) -> str:
-        """Its name."""
-
-    @property
-    def round(self) -> int:
-        """The current round, from 0."""
-
-    @property
-    def training_settings(self) -> LocalTraining:
-        """How it trains."""
-
-    @property
-    def objective(self) -> Objective:
-        """The supervised loss."""
-
-    @property
-    def labels(self) -> Tensor:
-        """[n] int64 identities."""
-
-    @property
-    def cameras(self) -> Tensor:
-        """[n] int64."""
-
-    @property
-    def model(self) -> FlatModel:
-        """Its model."""
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """What it remembers."""
+    client_name: str
+    round: int
+    """the current one, from 0"""
+    training_settings: LocalTraining
+    objective: Objective
+    labels: Tensor
+    """[n] int64 identities"""
+    cameras: Tensor
+    """[n] int64"""
+    model: FlatModel
+    kept: dict[str, Tensor]
+    """tensors that it keeps between rounds, by name"""
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Remember a tensor."""
+        """Keep a tensor between rounds."""
 
     def plain_features(self) -> Tensor:
         """Return the features [n, D] of all images without augmentation."""
