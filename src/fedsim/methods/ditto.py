@@ -11,12 +11,12 @@ T. Li, S. Hu, A. Beirami, V. Smith. ICML 2021. arXiv:2012.04221.
 
 Deviations and silences:
 
-- v_k is a whole model: backbone, neck, running statistics, and a head of its own. The pull towards w^t acts on shared
-  parameters. v_k begins as the model that the client first receives, with its first head.
-- The personal model trains after the other and as long (E local epochs), on further random batches, with the client's
-  optimizer, which starts anew. So a round takes twice as long; the log counts the first half.
+- v_k is a whole model with its own running statistics and head. The pull towards w^t acts on shared parameters. v_k
+  begins as the first model that the client receives, with its first head.
+- The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
+  client. So a round takes twice as long; the log counts the first half.
 - A client that has not taken part yet is scored with the global model.
-- lambda = 0 is local training beside FedAvg; the best one depends on the data, and the paper tunes it for each.
+- lambda = 0 is local training beside FedAvg; the paper tunes lambda for each data set.
 """
 
 from __future__ import annotations

@@ -17,15 +17,14 @@ Deviations and silences:
 
 - The code adds the regulariser after its loop over cameras, so that only images of the batch's last camera count:
   ``reg_last_camera_only``. Here all count.
-- The code rounds weights down to thousandths, so that small changes weigh 0, and a round of small changes divides 0 by
-  0: ``quantise``. Here nothing is rounded, and if all weights are 0 they are uniform.
-- Clients of the code also upload the centroids of their clusters, which nobody uses. Here they do not.
-- The code trains 50 local epochs in the last of 20 rounds, and reports the best epoch of the local model by test
-  rank-1. The first is ``model.client.long_round``. ``fedsim report --rule oracle`` chooses so among evaluated rounds;
-  local epochs are not evaluated one by one.
-- The published snapshot of the code has L_cam and the replication of images switched off; the paper lists both as
-  contributions, and the numbers of which setting were printed is unknown.
-- FedUCA (MMSP 2022; no code is public) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
+- The code rounds weights down to thousandths; a round of small changes then divides 0 by 0: ``quantise``. Here nothing
+  is rounded, and if all weights are 0 they are uniform.
+- The code's clients also upload the centroids of their clusters, which nobody uses. Here they do not.
+- The code trains 50 local epochs in the last of 20 rounds (``model.client.long_round``), and reports the best epoch of
+  the local model by test rank-1. ``fedsim report --rule oracle`` chooses so among evaluated rounds, not local epochs.
+- The published code has L_cam and the replication of images switched off; the paper lists both as contributions. It is
+  unknown which setting the printed numbers have.
+- FedUCA (MMSP 2022; no public code) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ lambda_t rises from 0 to ``lam`` in ``lam_steps`` equal steps over T rounds.
 
 Deviations and silences:
 
-- t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, and the
-  last one s_{T-1}; a round from which nobody returns leaves the mask as it is, for R more rounds. This is what the
-  bytes and the 69.99 % in Tables III and IV of paper 004 come to.
-- Pruned weights come back if they have grown by the next mask: they begin each round at 0, and are trained densely.
-- Prunable are convolutions and linear layers that are shared. With s_0 > 0 the first mask takes the smallest initial
-  weights of all layers together; the authors draw it, with a share for each layer (ERK).
-- The penalty acts on prunable weights of the masked model, on which the gradient is taken.
+- t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, the last
+  one s_{T-1}. A round from which nobody returns leaves the mask for R more rounds. This matches the bytes and the
+  69.99 % in Tables III and IV of paper 004.
+- Pruned weights begin each round at 0 and train densely: they come back if they have grown by the next mask.
+- Prunable are shared convolutions and linear layers. With s_0 > 0 the first mask prunes the smallest initial weights of
+  all layers together; the authors draw it, with a share for each layer (ERK).
+- The penalty acts on prunable weights of the masked model, at which the gradient is taken.
 - A client's own head, norms and biases train as always.
-- The paper's clients take SGD with rate 0.1 and factor 0.998 per round, and weight decay 5e-4.
+- The paper's clients take SGD with rate 0.1, factor 0.998 per round, and weight decay 5e-4.
 """
 
 from __future__ import annotations

@@ -14,36 +14,35 @@ Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
 | upload        | theta_k and M_k: pruned elements are left out of the mean                    ("SAS")      |
 | personalise   | theta_g * M_k                                                                             |
 
-L_capr is that of ``model.client.cluster``; on clients that know identities the supervised loss takes its place. Every
-row of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
+L_capr is the loss of ``model.client.cluster``; clients that know identities have the supervised loss instead. Every row
+of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
 
 Deviations and silences:
 
-- The "feature distribution" is the softmax of the neck's features as they are, at temperature 1. On features of unit
-  length (``unit_features``) the divergence is the cosine distance divided by the number of features: with lambda =
-  0.13, which FedCAPR has for the cosine distance itself, the loss is then dead.
-- Direction of Eq. (9): the paper's prose compares "local and personalized model distributions"; here D_KL(p || q) has p
-  of the received model. ``reverse`` swaps them. As in FedCAPR's code it begins with the second round.
-- Larger change, larger weight: Eqs. (10) and (11); the list of contributions says the opposite. kl_k is measured on the
-  first 32 training images, before pruning, whose damage is no knowledge.
-- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0, and KLAW is the weight. ``praw``
-  alone is uniform until then.
-- Magnitudes of all shared convolutions and linear layers are compared together, which the paper does not say; of each
-  layer ``floor`` of the weights stay. Once pruned, an element stays so.
-- "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials of 0.9 % of
-  all prunable weights each, until one is rejected or the target is reached.
-- CRR's thresholds are lost in print: accuracy at least 0.5, within 0.02 of the mean of the client's two rounds before
-  (stage 1, once a round), and a loss of less than 0.01 against the model before its first trial (stage 2). Without CRR
-  a round prunes its whole step.
-- The accuracy is that on the client's training images: of the nearest proxy's cluster against the image's own, with
-  proxies as the last batch has left them, or of the head. In this family of code "training accuracy" is rank-1 on the
-  test set, which we do not look at. In its first two rounds a client does not prune.
-- A rejected trial leaves weights and mask to the bit as they were.
+- The "feature distribution" is the softmax of the neck's features at temperature 1. With ``unit_features`` the
+  divergence is the cosine distance over the number of features: too small for FedCAPR's lambda = 0.13.
+- Eq. (9): the prose compares "local and personalized model distributions"; here D_KL(p || q) has p of the received
+  model. ``reverse`` swaps them. The term begins with the second round, as in FedCAPR's code.
+- A larger change gives a larger weight, by Eqs. (10) and (11); the list of contributions says the opposite. kl_k is
+  measured on the first 32 training images, before pruning.
+- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0: then KLAW is the weight, and
+  ``praw`` alone is uniform.
+- The paper does not say that magnitudes of all shared convolutions and linear layers are compared together. Here they
+  are; of each layer ``floor`` of the weights stay. A pruned element stays pruned.
+- "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials, each of 0.9 %
+  of all prunable weights, until one is rejected or the target is reached.
+- CRR's thresholds are lost in print. Stage 1, once a round: accuracy at least 0.5, and within 0.02 of the mean of the
+  client's two rounds before. Stage 2: a loss of less than 0.01 against the model before its first trial. Without CRR a
+  round prunes its whole step.
+- Accuracy is measured on the client's training images: the cluster of the nearest proxy against the image's own, with
+  the proxies after the last batch; or the head's. In this family of code "training accuracy" is rank-1 on the test set,
+  which clients do not see. A client does not prune in its first two rounds.
+- A rejected trial restores weights and mask to the bit.
 - Elements that all clients have pruned keep their global value; without SAS they become 0. Running statistics are
   averaged and never masked.
 
-Measured, in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
-identities (``benchmarks/fedklpr.py``). In six rounds it prunes less than they do, and loses nothing.
+Measured in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
+identities (``benchmarks/fedklpr.py``). In six rounds it prunes less than they do, and loses no accuracy.
 """
 
 from __future__ import annotations

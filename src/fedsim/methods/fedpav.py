@@ -20,24 +20,24 @@ Algorithm 5 is both at once.
 
 Deviations and silences:
 
-- Paper: n is the "total size of datasets". If that covered all clients, the weights would not sum to 1 when K < N. Here
-  n = sum of n_k over C_t, as in the authors' code.
-- The authors' code never averages BatchNorm's running statistics: each round the server silently keeps those of one
-  random client. ``bn_stats: first`` reproduces that; fedsim's default is ``mean``.
+- Paper: n is the "total size of datasets". Over all clients, weights would not sum to 1 when K < N. Here n = sum of n_k
+  over C_t, as in the authors' code.
+- The authors' code never averages BatchNorm's running statistics: the server keeps those of one random client.
+  ``bn_stats: first`` does the same; fedsim's default is ``mean``.
 - The authors' code also sends ResNet-50's unused ImageNet classifier (8.2 MB per direction); here it does not exist.
 - Algorithm 3, line 8, prints m <- sum of 1 / m_k: weights that do not sum to 1. Here m = sum of m_k, as in the code.
 - The code computes m_k in training mode: an augmented batch, dropout, statistics of the batch. Dropout of one half
-  alone gives a distance of a half, so weights come close to uniform ones: compare with ``weighting: uniform``.
-  ``cdw_mode: eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the
-  batch also shifts the running statistics of the server's model; here it moves nothing. If all m_k vanish, weights are
-  uniform. The batch has 32 images, B in the paper, or all if the client has fewer.
-- Algorithm 2 does not say what the loss of line 12 is, nor for how long: mean squared error on the neck's features,
-  one epoch, SGD with Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper).
-  The student is in training mode. The paper distils in every round, the code in every 10th (``every: 10``).
+  alone gives a distance of a half, so weights are nearly uniform: compare with ``weighting: uniform``. ``cdw_mode:
+  eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the batch also
+  shifts the running statistics of the server's model; here it does not. If all m_k vanish, weights are uniform. The
+  batch has 32 images, B in the paper, or all if the client has fewer.
+- Algorithm 2 gives neither loss nor duration of line 12: mean squared error on the neck's features, one epoch, SGD with
+  Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper). The student is in
+  training mode. The paper distils in every round, the code in every 10th (``every: 10``).
 - The code leaves the teachers in training mode, and normalises their features, but not the student's (``target_norm:
   teacher``). Here teachers are in evaluation mode.
-- Public images are sent to all clients once, which is not counted as traffic of a round. CUHK02, the paper's, contains
-  the people of CUHK01, which is one of its clients: unlabelled, but not unseen.
+- All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's, contains the
+  people of CUHK01, one of its clients: unlabelled, but not unseen.
 """
 
 from __future__ import annotations

@@ -14,36 +14,35 @@ G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
 | weights         | Eq. (8), last line: theta_{k+1} <- (1 / ceil(S N)) sum over m in N_S of omega_m           |
 |                 | Eq. (14), noise on the mean: ``model.privacy``                                             |
 
-The embedding network is the trunk, the mapping network neck and head. ``share_neck`` and ``share_head`` average those,
-too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
+The embedding network is the backbone, the mapping network neck and head. ``share_neck`` and ``share_head`` average
+these, too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
 
-:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: a client's own training from the global
-model, which is also its expert. ``model.backbone.weights`` names that model, as ``fedsim export`` writes it. Nothing is
-shared, so clients may be others than those of the federation: this is also how a new one adapts.
+:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: a client trains from the global model,
+which is also its expert. ``model.backbone.weights`` names that model, as ``fedsim export`` writes it. Nothing is
+shared, so a new client can adapt in the same way.
 
 Deviations and silences:
 
-- The expert of round k+1 is the local client model's end in round k, not the last expert's: the expert is thrown away.
-  So a client keeps a trunk between rounds. One that skips rounds goes on from its last one; in a client's first round
-  both models begin as the server's.
-- The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So the two models share
-  nothing in the backward pass, and each steps by its own optimizer; of SGD a joint one would do the same. ``grad_clip``
-  bounds each on its own. Label smoothing and triplet, which the paper has not, enter L^C and L^E.
+- The expert of round k+1 starts from the end of the local client model in round k; the last expert is thrown away. So a
+  client keeps a backbone between rounds, also over rounds that it skips. In its first round both models start from the
+  server's.
+- The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So each model has its
+  own optimizer; with SGD a joint one would do the same. ``grad_clip`` bounds each on its own. Label smoothing and
+  triplet, which the paper has not, enter L^C and L^E.
 - t_max is 1 "local step" in the paper and an epoch in its code: ``local_epochs``. ``local_steps`` counts steps.
-- Eq. (8), first line, sums gradients, which is the last line's mean for plain SGD only; with momentum it is the mean.
-- The text lets all clients train and aggregates some (``aggregated``); the code draws before training, which saves the
-  rest's work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
-  ``bn_stats: first`` may take the statistics of a client that is not.
-- The text has a ReLU in the mapping network, the code a LeakyReLU: ``model.neck.activation``.
-- The code is another algorithm. The client model starts from half of the received one and half of its own last
-  (``start_mix: 0.5``), the expert from the received one (``expert_from: global``), and both see the same images
-  (``views: same``). It also sends all clients' mapping networks to everybody, though each is used by its owner only:
-  here they stay at home.
-- Table 6 says no more than "local data for training and a global model as the expert". The exported model has no
-  mapping network; those that clients have at home belong to their own trunks, and a new client has none. So before its
-  first round every client trains one on the trunk as it is, frozen and in evaluation mode, for ``mapping_epochs``.
-  Model and expert start from the two together; from then on the expert is frozen, in evaluation mode, and the loss is
-  L^C + L^R. How long this training lasts is not said either.
+- Eq. (8), first line, sums gradients: this is the last line's mean for plain SGD only. With momentum it is the mean.
+- In the text all clients train and some are aggregated (``aggregated``); the code draws before training, which saves
+  work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
+  ``bn_stats: first`` may take the statistics of a client that is not aggregated.
+- The mapping network has a ReLU in the text, a LeakyReLU in the code: ``model.neck.activation``.
+- The code is another algorithm. Its client model starts from half of the received model and half of its own last one
+  (``start_mix: 0.5``), its expert from the received one (``expert_from: global``); both see the same images
+  (``views: same``). It also sends all mapping networks to everybody, though only their owners use them: here they stay
+  at home.
+- Table 6 only says "local data for training and a global model as the expert". The exported model has no mapping
+  network, and those of the clients fit their own backbones. So before its first round every client trains one on the
+  frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
+  the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
 - The log counts the local client model.
 """
 

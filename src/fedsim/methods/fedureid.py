@@ -16,11 +16,11 @@ which takes the number of identities from the labels; here it is a constant of t
 
 Deviations and silences:
 
-- Clusters merge before a client's local training, by the features of the model that it begins with; in the code after
-  it, by those of the trained one. A client that is not called does not merge.
+- Clusters merge before local training, by the features of the start model; in the code after it, by those of the
+  trained one. A client that is not called does not merge.
 - The code's first round has 20 local epochs at rate 0.1, the others one at 0.01: ``model.client.long_round`` and
-  ``schedule``. With ``dynamic`` fewer are run: up to the first batch whose images all are nearest to their clusters, or
-  with which the epoch's share of such images exceeds 0.95.
+  ``schedule``. ``dynamic`` ends them early: at the first batch whose images all are nearest to their clusters, or with
+  which the epoch's share of such images exceeds 0.95.
 - alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
 """
 

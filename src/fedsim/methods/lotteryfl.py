@@ -17,12 +17,12 @@ Layer by layer, the p smallest of the weights that are left go, before the clien
 Deviations and silences:
 
 - The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
-  Where clients cluster their images it is that of the clusters' proxies, before training; with ``bottom_up`` these are
-  then empty, and the client hardly ever prunes.
-- Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
-  norms included. Norms, biases and the client's head are never pruned.
-- A rewound client goes back to theta_0 in all shared parameters. Running statistics and its head stay.
-- With pretrained weights a rewind throws away all that the federation has learnt, on this client, each time it prunes.
+  With ``cluster`` it is that of the proxies before training; with ``bottom_up`` these are then empty, and the client
+  hardly ever prunes.
+- Prunable are shared convolutions and linear layers; the code takes all that is called "weight", gains of norms
+  included. Norms, biases and the client's head are never pruned.
+- A rewound client goes back to theta_0 in all shared parameters, but keeps running statistics and head. With pretrained
+  weights a rewind throws away all that the federation has learnt, on this client.
 - The last step prunes just enough to reach the target. Of each layer one weight stays at least.
 - Masks hold after each step; the code sets gradients of weights below 1e-6 to zero, which momentum and weight decay
   of other optimizers undo.

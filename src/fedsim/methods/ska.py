@@ -18,26 +18,25 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 
 Deviations and silences:
 
-- ls and lg are whole models of the same start with a neck and a head each, which never leave the client. lg's head
+- ls and lg are whole models of the same start; each has a neck and a head, which never leave the client. lg's head
   begins as a copy of ls's; the paper does not say.
-- While they train the two share nothing but the batches: the same images, augmented once. Dropout has a stream for
-  each, and lg's draws from torch's global stream are undone: ls has the same bits with lg and without; Table 4 prints
-  equal numbers. The log counts ls.
+- The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and lg's
+  draws from torch's global stream are undone: ls has the same bits with and without lg; Table 4 prints equal numbers.
+  The log counts ls.
 - A normalisation layer is affine parameters and running statistics, decided by the module's class, also in ResNet's
-  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in the attentive
-  normalisation the attention is part of the layer. The paper does not say whether SE's and CBAM's are local.
-- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``.
-  ``before_aggregation`` is the model as it was trained; the client then keeps a whole trunk.
-- All clients take part in the paper. One that does not keeps its normalisation layers; those of one that never did are
-  the initial ones.
-- ``avg`` is the plain mean over the clients of the round in which it is made, every ``avg_every`` rounds; before the
-  first, unseen domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
+  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in attentive
+  normalisation they are part of the layer. The paper does not say whether SE's and CBAM's are local.
+- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``. With
+  ``before_aggregation`` it is the trained model; the client then keeps a whole backbone.
+- In the paper all clients take part. A client that does not keeps its normalisation layers, at first the initial ones.
+- ``avg`` is the plain mean over the clients of a round, every ``avg_every`` rounds; before the first mean, unseen
+  domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
 - Necks are private, so the server has a model only for ``evaluation.layer: pool``, which the paper uses. On ``neck``
   features, unseen domains are scored by the clients' own models, or by all together (``concat``).
 - Table 4's "Baseline" and "+AN" are FedAvg with private necks.
 
-Measured, in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and what SKA costs beside FedAvg
-with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, but not one byte.
+Measured in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and the cost of SKA beside FedAvg
+with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, no more bytes.
 """
 
 from __future__ import annotations
