@@ -12,6 +12,8 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | upload, weights     | theta_g <- per element, the plain mean over the clients that have it; others stay      |
 | personalise         | theta_g * M_k                                                                          |
 
+Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
+
 Layer by layer, the p smallest of the weights that are left go, before the client trains.
 
 Deviations and silences:
@@ -30,29 +32,24 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
-from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Weights, weigh
-from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload
+from fedsim.methods.pruned import OwnMask, check_pruning, full_mask, own_accuracy, prunable_layers, zero_pruned
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["LotteryFL"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LotteryFL(BodySharing, Method):
+class LotteryFL(OwnMask, BodySharing, Method):
     """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
-
-    delivers = "personalised"
-    requires = frozenset({"masks"})
 
     target: float = 0.7
     """$1 - r_{target}$, share of the prunable weights to be pruned in the end"""
@@ -75,13 +72,6 @@ class LotteryFL(BodySharing, Method):
         """Return M_k, ones, and theta_0."""
         return InitialState({"mask": full_mask(model)}, {"initial": model.shared[: model.flat.num_shared_parameters]})
 
-    # -- on the client -------------------------------------------------------------------------------------------------
-
-    def download(self, client: Client) -> None:
-        """Load theta_g * M_k."""
-        super().download(client)
-        zero_pruned(client)
-
     def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
         mask = self._next_mask(client)
@@ -99,18 +89,3 @@ class LotteryFL(BodySharing, Method):
             return mask
         share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
         return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step, and apply M_k."""
-        if client.step(loss):
-            zero_pruned(client)
-
-    def upload(self, client: Client) -> Upload:
-        """Return theta_k and M_k."""
-        return upload_masked(client)
-
-    # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the same for all: a plain mean over those that have an element."""
-        return weigh("uniform", reports)

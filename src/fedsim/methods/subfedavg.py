@@ -12,6 +12,8 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | upload, weights | theta_g <- per element, the plain mean over the clients that have it; others stay          |
 | personalise     | theta_g * m_k                                                                              |
 
+Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
+
 Layer by layer, both masks take the r smallest of the weights that are left.
 
 Deviations and silences:
@@ -27,7 +29,6 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,11 +36,9 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
 from fedsim.functional.recovery import try_mask
-from fedsim.methods.base import BodySharing, InitialState, Method, Weights, run_epoch, weigh
-from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
+from fedsim.methods.base import BodySharing, Method, run_epoch
+from fedsim.methods.pruned import OwnMask, check_pruning, own_accuracy, prunable_layers
 from fedsim.training.client import Client
-from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
 
 __all__ = ["SubFedAvg"]
 
@@ -48,11 +47,8 @@ _LAST_STEP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubFedAvg(BodySharing, Method):
+class SubFedAvg(OwnMask, BodySharing, Method):
     """Averaging of clients that prune their models after training, as long as masks still move and accuracy allows."""
-
-    delivers = "personalised"
-    requires = frozenset({"masks"})
 
     target: float = 0.7
     """$r_{target}$, share of the prunable weights to be pruned in the end"""
@@ -68,17 +64,6 @@ class SubFedAvg(BodySharing, Method):
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
-
-    def initial_state(self, model: FlatModel) -> InitialState:
-        """Return m_k: ones."""
-        return InitialState({"mask": full_mask(model)})
-
-    # -- on the client -------------------------------------------------------------------------------------------------
-
-    def download(self, client: Client) -> None:
-        """Load theta_g * m_k."""
-        super().download(client)
-        zero_pruned(client)
 
     def train(self, client: Client) -> None:
         """Train, then prune if masks still differ and the pruned model is good enough."""
@@ -109,18 +94,3 @@ class SubFedAvg(BodySharing, Method):
         is_near = pruned + self.step * (1 - pruned) > self.target
         share = min(self.step, _LAST_STEP) if is_near else self.step
         return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step, and apply m_k."""
-        if client.step(loss):
-            zero_pruned(client)
-
-    def upload(self, client: Client) -> Upload:
-        """Return theta_k and m_k."""
-        return upload_masked(client)
-
-    # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the same for all: a plain mean over those that have an element."""
-        return weigh("uniform", reports)
