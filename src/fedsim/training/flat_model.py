@@ -1,4 +1,4 @@
-"""The model of one architecture that lives on a rank's device; clients are loaded into it one after another."""
+"""The resident model of an architecture on a rank's device; clients are loaded into it one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a model says about a batch."""
+    """A model's output for a batch."""
 
     features: Features
     logits: Tensor
@@ -41,8 +41,8 @@ class Output(NamedTuple):
 class FlatModel:
     """A resident model, its flat buffer, the place of its guests' identity heads, and their optimizers.
 
-    The buffer is [shared | private | own head]: what is loaded for a client is one copy into each of its two parts, and
-    what it sends is one slice. The own head is absent where heads are shared and belong to the model.
+    The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
+    one slice. Shared heads belong to the model; then there is no own head.
 
     Args:
         arch: name of the architecture.
@@ -154,13 +154,13 @@ class FlatModel:
     # -- further models ------------------------------------------------------------------------------------------------
 
     def replica(self, role: str) -> FlatModel:
-        """Return a further model of this architecture beside this one, seated for the same client.
+        """Return a second model of this architecture, seated for the same client.
 
-        It is made when a rank first needs it, one for each role, and has a buffer, a head and optimizers of its own.
-        Its weights and its mode, training or evaluation, are what the last client left: set both in each visit.
+        It is made at the first call, one for each role, and has a buffer, a head and optimizers of its own. Its weights
+        and its mode, training or evaluation, are those of the last client: set both in each visit.
 
         Args:
-            role: what it is for, for example ``global`` or ``previous``.
+            role: its purpose, for example ``global`` or ``previous``.
         """
         if role not in self._replicas:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)

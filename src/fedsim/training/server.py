@@ -103,14 +103,14 @@ class Server(nn.Module):
 
         Args:
             optimizer: the server optimizer's step.
-            means: architecture -> weighted mean of the uploads [num_shared], float32; architectures in which nobody
-                returned an update are missing and keep their vector.
-            exact: architecture -> the part of the vector that simply becomes the mean: running statistics, which no
-                optimizer should touch, or all of it for plain averaging.
-            sizes: architecture -> how far the parameters move towards the mean, where it is not 1; statistics always
+            means: architecture -> weighted mean of the uploads [num_shared], float32; architectures without an update
+                are missing and keep their vector.
+            exact: architecture -> the part of the vector that becomes the mean: running statistics, or all of it for
+                plain averaging.
+            sizes: architecture -> step size of the parameters towards the mean, where it is not 1; statistics always
                 become their mean.
-            untouched: architecture -> the parameters without a mean, bool [num_shared_parameters], where there are
-                any: they stay, whatever the optimizer's momentum says.
+            untouched: architecture -> parameters without a mean, bool [num_shared_parameters], if there are any: they
+                stay, also under momentum.
         """
         held = {arch: mask.nonzero()[:, 0] for arch, mask in (untouched or {}).items()}
         before = {arch: self.vector(arch)[index] for arch, index in held.items()}

@@ -81,13 +81,13 @@ class PseudoLabels:
 
 
 def grow_clusters(features: Tensor | None, last: Tensor | None, num_images: int, how: BottomUp) -> Tensor:
-    """Return the cluster of each image [n] int64: at first each its own, then some of the last ones merged.
+    """Return the cluster of each image [n] int64: one for each image at first, then some of the ``last`` [n] merged.
 
     Args:
-        features: [n, D]; None in a client's first round.
-        last: [n] the clusters of its last round; None in its first.
+        features: [n, D]; None in a client's first round, as is ``last``.
+        last: the clusters of its last round.
         num_images: n.
-        how: how many merge.
+        how: says how many clusters merge.
     """
     if features is None or last is None:
         return torch.arange(num_images)
@@ -145,11 +145,7 @@ class Labelled(Protocol):
 
 
 class LabelSource(ABC):
-    """The labels of a client's images during one visit.
-
-    Args:
-        client: whose images they are.
-    """
+    """The labels of a client's images during one visit."""
 
     pseudo: PseudoLabels | None = None
     """of the current local epoch, where labels are clusters"""
