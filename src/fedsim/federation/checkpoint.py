@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
-    """Return what a federation adds to Lightning's checkpoint.
+    """Return the federation's additions to Lightning's checkpoint.
 
     Args:
         parts: of the federation.
-        axes: whose states are saved.
+        axes: with states to save.
         threads: CPU threads per rank.
     """
     content = describe_content(parts.method, parts.models, parts.num_classes, parts.placement.ranks, threads)
@@ -38,12 +38,12 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], threads: int) -> None:
-    """Load what :func:`save` has saved.
+    """Load the additions of :func:`save`.
 
     Args:
         checkpoint: Lightning's dictionary.
-        parts: of this federation; its clients' states are replaced.
-        axes: whose states are restored.
+        parts: of this federation; the states of its clients are replaced.
+        axes: with states to restore.
         threads: CPU threads per rank.
 
     Raises:
@@ -77,7 +77,7 @@ def describe_content(
         method: of the run.
         models: architecture -> model.
         classes: client -> number of identities, for all clients.
-        hosts: client -> rank in whose files its private state is.
+        hosts: client -> rank whose files hold its private state.
         threads: CPU threads per rank.
     """
     return {

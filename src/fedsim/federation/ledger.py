@@ -80,11 +80,11 @@ class Ledger(Axis):
     """Counts the bytes of a run, alike on all ranks.
 
     Args:
-        method: says what is sent beside the shared tensors.
-        server: which has a model of each architecture.
+        method: declares the tensors beside the shared ones.
+        server: with a model of each architecture.
         archs: client -> architecture, for all clients.
-        hardware: of the clients, for simulated seconds; None: there are none.
-        accounting: what counts.
+        hardware: of the clients, for simulated seconds; None: no simulation.
+        accounting: rules of the count.
     """
 
     key = "ledger"
@@ -113,7 +113,7 @@ class Ledger(Axis):
         Section 3.5)"""
 
     def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
-        """Return what clients receive and send in round ``round_``, from 0, if they answer and nothing is pruned."""
+        """Return the clients' traffic in round ``round_``, from 0, if they answer and nothing is pruned."""
         of_arch = {arch: self._of_arch(arch, round_) for arch in sorted({self._archs[name] for name in clients})}
         if round_ == 0 and not self._accounting.first_download:
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
@@ -170,7 +170,7 @@ class Ledger(Axis):
         )
 
     def _note_server_masks(self) -> None:
-        """See what the server sends in the next round, where it prunes."""
+        """Count the elements that the server sends in the next round, if it prunes."""
         for arch in self._server.models:
             mask = self._server_mask(arch)
             if mask is not None:
@@ -182,11 +182,11 @@ class Ledger(Axis):
         return None if name is None else self._server.kept[arch][name]
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
-        """Return how long a round takes on the clients' hardware: as long as its slowest client.
+        """Return the seconds of a round on the clients' hardware: those of its slowest client.
 
         Args:
             traffic: client -> its bytes.
-            images: client -> images that it trains on; whoever is missing trains on none.
+            images: client -> images that it trains on; missing clients train on none.
         """
         if self._hardware is None:
             return None

@@ -32,7 +32,7 @@ class FedBN(WeightingChoice, Method):
     """Averaging of everything but normalisation layers."""
 
     share_head: bool = False
-    """whether head and neck are averaged, too, without the neck's normalisation; for a common label space"""
+    """average head and neck, too, but not the neck's normalisation; for clients with a common label space"""
     weighting: Weighting = "uniform"
     """$1 / K$; ``size`` is $n_k / n$"""
 

@@ -56,17 +56,17 @@ class FedDIP(BodySharing, WeightingChoice, Method):
     server_every = 1
 
     rounds: int = 20
-    """$T$, length of both schedules: as long as ``trainer.max_epochs``"""
+    """$T$, length of both schedules; set it to ``trainer.max_epochs``"""
     initial: float = 0.0
-    """$s_0$, share of the prunable weights that is pruned at first; the authors' code takes 0.5"""
+    """$s_0$, share of the prunable weights that is pruned at the start; 0.5 in the authors' code"""
     target: float = 0.7
-    """$s_T$, the same in the end"""
+    """$s_T$, share that is pruned at the end"""
     reconfig_interval: int = 5
-    """$R$, rounds from one mask to the next"""
+    """$R$, rounds between two masks"""
     lam: float = 1e-3
     """$\\lambda_{max}$, largest weight of the penalty"""
     lam_steps: int = 20
-    """$Q$, steps in which the penalty's weight rises"""
+    """$Q$, number of steps in which the penalty's weight rises"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -56,6 +56,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
@@ -72,9 +73,9 @@ from fedsim.training.messages import Report, Upload
 __all__ = ["FedKLPR"]
 
 _HISTORY = 3
-"""accuracies that stage 1 looks at"""
+"""number of accuracies in stage 1"""
 _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
-"""weighting -> the signal that says how features have changed; the others need none"""
+"""weighting -> signal of the change of features; the other weightings need none"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +86,15 @@ class FedKLPR(Method):
     shared_groups = BODY  # with clusters there is no head
 
     regulariser: Literal["kl", "cosine", "none"] = "kl"
-    """what keeps features near the received model's: KLL, FedCAPR's cosine distance, or nothing"""
+    """term that keeps features near the received model's: KLL, FedCAPR's cosine distance, or none"""
     lam: float = 0.13
     """$lambda$, its weight"""
     reg_from: int = 2
     """the first round with the regulariser, from 1"""
     temperature: float = 1.0
-    """of the feature distributions"""
+    """temperature of the feature distributions"""
     unit_features: bool = False
-    """scale features to unit length before that"""
+    """scale features to unit length before the softmax"""
     reverse: bool = False
     """D_KL(p_local || p_global) in Eq. (9)"""
     weighting: Literal["klpwa", "klaw", "praw", "cdw", "size"] = "klpwa"
@@ -101,42 +102,37 @@ class FedKLPR(Method):
     alpha: float = 0.5
     """$alpha$, share of KLAW in Eq. (13); $beta$ is the rest"""
     prune: bool = True
-    """whether clients prune at all"""
+    """whether clients prune"""
     sas: bool = True
-    """leave pruned elements out of the mean; else they enter it as zeros"""
+    """leave pruned elements out of the mean; false: they enter it as zeros"""
     crr: bool = True
-    """prune only what the model recovers from; else in every round"""
+    """prune only if the accuracy allows it; false: in every round"""
     target: float = 0.7
-    """share of the prunable weights to be pruned in the end"""
+    """share of the prunable weights that is pruned in the end"""
     step: float = 0.09
     """largest share that a round prunes"""
     trials: int = 10
-    """"evaluation epochs": trials that a round's share is divided into"""
+    """largest number of trials in a round ("evaluation epochs"); each prunes ``step / trials``"""
     floor: float = 0.05
     """share of each layer that is never pruned"""
     min_accuracy: float = 0.5
     """$A_target$ of stage 1"""
     plateau: float = 0.02
-    """largest change of accuracy from the rounds before in stage 1"""
+    """largest change of accuracy against the rounds before in stage 1"""
     tolerance: float = 0.01
-    """loss of accuracy by pruning that stage 2 does not accept any more"""
+    """smallest loss of accuracy for which stage 2 rejects a trial"""
     accuracy_images: int | None = None
-    """so many random images to measure accuracy on; null: all. With clusters it is always all"""
+    """number of random images to measure accuracy on; null: all. With clusters it is always all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name, is_right in {
-            "lam": self.lam >= 0,
-            "reg_from": self.reg_from >= 1,
-            "temperature": self.temperature > 0,
-            "alpha": 0 <= self.alpha <= 1,
-            "trials": self.trials >= 1,
-            "floor": 0 <= self.floor <= 1,
-        }.items():
-            if not is_right:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is out of its range")
+        where = "model.method"
+        not_negative(where, lam=self.lam)
+        at_least(where, 1, reg_from=self.reg_from, trials=self.trials)
+        positive(where, temperature=self.temperature)
+        within(where, "[0, 1]", alpha=self.alpha, floor=self.floor)
         if self.weighting in ("klpwa", "praw") and not self.prune:
-            raise ConfigError(f"model.method.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
+            raise ConfigError(f"{where}.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
@@ -237,9 +233,7 @@ class FedKLPR(Method):
         if self.weighting == "size":
             return weigh("size", reports)
         if self.weighting == "praw":
-            return Weights(
-                normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})
-            )  # Eq. (12)
+            return Weights(normalise({k: report.signals["pruned"] ** 2 for k, report in reports.items()}))  # Eq. (12)
         changes = {client: report.signals[_CHANGES[self.weighting]] for client, report in reports.items()}
         if self.weighting != "klpwa":
             return Weights(normalise(changes))  # Eq. (11)

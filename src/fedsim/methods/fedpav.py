@@ -74,17 +74,17 @@ class Distillation:
     """Fine-tuning of the global model on public images, with the clients' features as targets."""
 
     every: int = 1
-    """rounds from one to the next: 1 in the paper, 10 in its code"""
+    """rounds between two distillations: 1 in the paper, 10 in its code"""
     epochs: int = 1
     """passes over the public images"""
     lr: float = 5e-4
-    """of the fine-tuning"""
+    """learning rate of the fine-tuning"""
     batch_size: int = 32
-    """of the fine-tuning, and of the clients' passes over the public images"""
+    """images per batch, on the server and on the clients"""
     target_norm: Literal["none", "teacher", "both"] = "both"
-    """whose features are scaled to unit length: nobody's, the clients', or the server's, too"""
+    """features that are scaled to unit length: none, the clients', or also the server's"""
     view: Literal["eval", "seeded_train"] = "eval"
-    """public images as they are, or augmented as in training, for clients and server alike"""
+    """public images as they are, or augmented as in training, alike for clients and server"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -107,9 +107,9 @@ class FedPav(Method):
     weighting: Literal["size", "uniform", "cdw"] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
     cdw_mode: Literal["train", "eval"] = "train"
-    """of the models whose logits ``cdw`` compares: as in the authors' code, or as they are scored"""
+    """mode of the models whose logits ``cdw`` compares: as in the authors' code, or as in an evaluation"""
     distillation: Distillation | None = None
-    """knowledge distillation on public images (Algorithm 2), which ``data.public`` names; null: none"""
+    """knowledge distillation on the images of ``data.public`` (Algorithm 2); null: none"""
 
     @property
     def measures(self) -> Mapping[str, Signal]:

@@ -76,18 +76,18 @@ class FedReID(PartSharing, Method):
     """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
 
     expert: bool = True
-    """whether clients have an expert (Figure 4 d); it costs a second local training"""
+    """whether clients have an expert (Figure 4 d), which costs a second local training"""
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     expert_from: Literal["previous", "global"] = "previous"
-    """what the expert starts from: Eq. (10), or the received model (the authors' code)"""
+    """start of the expert: Eq. (10), or the received model (the authors' code)"""
     start_mix: float = 1.0
-    """share of the received model in what the client model starts from, the rest is its own last one: 1 in Eq. (7), 0.5
-    in the authors' code"""
+    """share of the received model in the start of the client model; the rest is its own last one. 1 in Eq. (7), 0.5 in
+    the authors' code"""
     views: Literal["separate", "same"] = "separate"
-    """whether the two models see views of a batch that are augmented apart, or the same (the authors' code)"""
+    """``separate``: each model sees its own augmentation of a batch; ``same``: both see one (the authors' code)"""
     aggregated: float = 1.0
-    """$S$ in Eq. (5), where all that ``model.selection`` selects train and a part of them is averaged"""
+    """$S$ in Eq. (5): share of the selected clients whose models are averaged, though all train"""
     share_neck: bool = False
     """average the embedding layers before the head, too"""
 
@@ -168,7 +168,7 @@ class FedReIDFineTune(Method):
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     mapping_epochs: int = 5
-    """passes over the images, before the first round's own, that train the expert's neck and head; paper silent"""
+    """passes over the images before the first round, which train the expert's neck and head; no number in the paper"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -45,9 +45,9 @@ class FedUReID(Method):
     has_own_models = True
 
     dynamic: bool = True
-    """whether local training ends early; reads a number from the device after each batch"""
+    """whether local training may end early; waits for the device after each batch"""
     precision: float = 0.95
-    """the epoch's share of right images that ends it"""
+    """share of the epoch's images, nearest to their own clusters, that ends local training"""
     update: float = 0.0
     """alpha, weight of the client's own last model"""
 

@@ -52,13 +52,13 @@ class LotteryFL(OwnMask, BodySharing, Method):
     """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
 
     target: float = 0.7
-    """$1 - r_{target}$, share of the prunable weights to be pruned in the end"""
+    """$1 - r_{target}$, share of the prunable weights that is pruned in the end"""
     step: float = 0.1
-    """$p$, share of each layer's remaining weights that is pruned at a time"""
+    """$p$, share of each layer's remaining weights that is pruned at once"""
     start_accuracy: float = 0.2
     """$acc_{threshold}$, accuracy on the client's training images above which it prunes"""
     accuracy_images: int | None = None
-    """so many random images for that; null: all"""
+    """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -67,16 +67,16 @@ class SKA(Method):
     """Averaging of trunks whose normalisation layers are a client's own, and of others that are trained beside them."""
 
     dual: bool = True
-    """whether a generalised model lg gives the server normalisation layers; costs a second local training"""
+    """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
     attn_local: bool = True
-    """whether attention modules are treated as normalisation layers; else as convolutions"""
+    """treat attention modules as normalisation layers; false: as convolutions"""
     personal: Literal["after", "before_aggregation"] = "after"
-    """a client's own model: with the server's convolutions, or with its own"""
+    """convolutions of a client's own model: the server's, or those that it has trained"""
     unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
-    """the normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of
-    the clients', all clients' models with their features side by side, or the initial ones"""
+    """normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of the
+    clients', the initial ones, or all clients' models with their features side by side (``concat``)"""
     avg_every: int = 1
-    """rounds from one mean of ``unseen: avg`` to the next, which costs an upload; the paper's is at the end"""
+    """rounds between two means of ``unseen: avg``; each costs an upload. The paper has one, at the end"""
 
     def __post_init__(self) -> None:
         """Check that somebody scores unseen domains."""

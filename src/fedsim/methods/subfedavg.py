@@ -51,15 +51,15 @@ class SubFedAvg(OwnMask, BodySharing, Method):
     """Averaging of clients that prune their models after training, as long as masks still move and accuracy allows."""
 
     target: float = 0.7
-    """$r_{target}$, share of the prunable weights to be pruned in the end"""
+    """$r_{target}$, share of the prunable weights that is pruned in the end"""
     step: float = 0.1
-    """$r$, share of each layer's remaining weights that is pruned at a time"""
+    """$r$, share of each layer's remaining weights that is pruned at once"""
     min_distance: float = 1e-4
     """$\\epsilon$, masks of the first and the last epoch must differ in more than this share of the weights"""
     min_accuracy: float = 0.5
     """$acc_{th}$, accuracy on the client's training images that a pruned model must exceed"""
     accuracy_images: int | None = None
-    """so many random images for that; null: all"""
+    """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -55,9 +55,9 @@ class WeightedPav(Method):
     weighting: Literal["cdw_param", "performance"] = "cdw_param"
     """``cdw_param`` is Eqs. (10) and (13), the cosine distance of parameters; ``performance`` is Eq. (2)"""
     invert: bool = False
-    """of ``cdw_param``: weigh by $1 / m_i$, so that small changes count for more"""
+    """weigh by $1 / m_i$, so that small changes count more; only with ``cdw_param``"""
     share_neck: bool = False
-    """whether the embedding is averaged, too"""
+    """average the embedding, too"""
 
     def __post_init__(self) -> None:
         """Check that the settings go together."""
