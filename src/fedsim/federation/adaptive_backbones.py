@@ -94,12 +94,7 @@ def next_rungs(
 
 
 class BackboneLadder(Axis):
-    """Which client stands on which rung, alike on all ranks.
-
-    Args:
-        settings: of the run.
-        parts: of the federation; its architectures are changed in place.
-        selection: whose rewards count.
+    """The rung of each client, alike on all ranks; it changes the architectures of ``parts`` in place.
 
     Raises:
         ConfigError: if settings do not go together.
@@ -163,7 +158,7 @@ class BackboneLadder(Axis):
         """Restore :meth:`state_dict`, before the clients' private states, which have the layout of their architecture.
 
         Raises:
-            ConfigError: if clients of the checkpoint cannot have moved.
+            ConfigError: if the checkpoint's run had no ladder.
         """
         if not state:
             raise ConfigError(OTHER_LADDER)

@@ -157,9 +157,7 @@ class Aggregator:
     def means(self, weights: Mapping[str, Weights], reports: Mapping[str, Report]) -> dict[str, Tensor]:  # noqa: ARG002 - sums need none
         """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
 
-        Args:
-            weights: by architecture, for all ranks' clients.
-            reports: of the same clients.
+        ``weights``, by architecture, and ``reports`` are those of all ranks' clients.
         """
         for arch, early in (self._weights or {}).items():
             assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
@@ -169,11 +167,7 @@ class Aggregator:
         return {arch: self._mean(arch) for arch in sorted(weights)}
 
     def answers(self, reports: Mapping[str, Report]) -> dict[str, Answers]:
-        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor.
-
-        Args:
-            reports: of all clients whose updates count.
-        """
+        """Return the means of the extra tensors, and the reports, by architecture: one collective for each tensor."""
         found = {}
         for arch in sorted({self.archs[name] for name in reports}):
             extras = {}

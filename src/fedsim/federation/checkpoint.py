@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
-    """Return the federation's additions to Lightning's checkpoint.
-
-    Args:
-        parts: of the federation.
-        axes: with states to save.
-        threads: CPU threads per rank.
-    """
+    """Return the federation's additions to Lightning's checkpoint, with the states of ``axes``."""
     content = describe_content(parts.method, parts.models, parts.num_classes, parts.placement.ranks, threads)
     states = {axis.key: axis.state_dict() for axis in axes if axis.key}
     private = ((name, parts.store.read(name)) for name in parts.store.clients())
@@ -38,13 +32,7 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], threads: int) -> None:
-    """Load the additions of :func:`save`.
-
-    Args:
-        checkpoint: Lightning's dictionary.
-        parts: of this federation; the states of its clients are replaced.
-        axes: with states to restore.
-        threads: CPU threads per rank.
+    """Load the additions of :func:`save` into the server, the clients and ``axes``.
 
     Raises:
         ConfigError: if the checkpoint is of another method, federation or model.
@@ -97,14 +85,10 @@ def check_content(
 ) -> None:
     """Check that a checkpoint fits a federation.
 
-    Args:
-        content: fedsim's part of it.
-        method: of this run.
-        models: architecture -> model.
-        classes: client -> number of identities, for all clients.
+    The arguments are those of :func:`describe_content`, and its result in the checkpoint.
 
     Raises:
-        ConfigError: naming what differs: method, clients, or the first tensor.
+        ConfigError: naming the difference: method, clients, or the first tensor.
     """
     name = type(method).__name__
     if content["method"] != name:

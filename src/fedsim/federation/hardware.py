@@ -48,11 +48,7 @@ class Hardware:
     def seconds(self, client: str, received: int, images: float, sent: int) -> float:
         """Return the seconds of a client's round: latency, download, training, upload.
 
-        Args:
-            client: its name.
-            received: bytes.
-            images: images trained on, over all local epochs.
-            sent: bytes.
+        ``received`` and ``sent`` are bytes; ``images`` are those of all local epochs.
         """
         own = self._of(client)
         training = images / own.images_per_second

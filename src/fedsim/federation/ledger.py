@@ -148,13 +148,7 @@ class Ledger(Axis):
         return "masks" in self._method.requires or self._server_mask(arch) is not None
 
     def _encoded(self, name: str, traffic: Traffic, report: Report | None) -> Traffic:
-        """Return the traffic of a client that has pruned, or for which the server has.
-
-        Args:
-            name: of the client.
-            traffic: of a client that has not pruned.
-            report: of the client; None: its upload did not arrive.
-        """
+        """Return a client's traffic after pruning, given that without; without a report its upload did not arrive."""
         method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
         if not self.prunes(self._archs[name]):
             return traffic
@@ -184,9 +178,7 @@ class Ledger(Axis):
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
         """Return the seconds of a round on the clients' hardware: those of its slowest client.
 
-        Args:
-            traffic: client -> its bytes.
-            images: client -> images that it trains on; missing clients train on none.
+        ``traffic`` and ``images``, the number that it trains on, are by client; a missing client trains on none.
         """
         if self._hardware is None:
             return None

@@ -42,19 +42,16 @@ class Privacy(Axis):
             ConfigError: if it breaks the promise of this class.
         """
 
-    def received(self, client: Client, server: Server, download: Download) -> Download:  # noqa: ARG002 - a hook's
+    def received(self, client: Client, server: Server, download: Download) -> Download:
         """Return the message that ``client`` receives instead of ``download``."""
         return download
 
-    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
+    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
         """Return the message that leaves the client instead of ``upload``."""
         return upload
 
     def aggregated(
-        self,
-        server: Server,  # noqa: ARG002 - a hook's
-        means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+        self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
         """Return the vectors that the server steps towards instead of the means, alike on every rank.
 
@@ -97,10 +94,7 @@ class WhiteNoise(Privacy):
         return replace(download, vector=download.vector + noise)
 
     def aggregated(
-        self,
-        server: Server,
-        means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+        self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
         """Eq. (14)."""
         if not self.in_aggregation or self.beta == 0:
@@ -190,7 +184,7 @@ class DifferentialPrivacy(Privacy):
             result[arch] = server.vector(arch) + total / expected
         return result
 
-    def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:  # noqa: ARG002 - it holds for all
+    def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:
         """Return the epsilon that the rounds up to ``round_``, from 0, have spent."""
         # two clipped changes are up to 2 * clip apart, so the noise of mode local counts half
         multiplier = self.noise_multiplier / (2 if self.mode == "local" else 1)
@@ -204,9 +198,7 @@ class DifferentialPrivacy(Privacy):
 def clip_norm(change: Tensor, bound: float) -> Tensor:
     """Scale ``change`` to an L2 norm of at most ``bound``, if it is longer.
 
-    Args:
-        change: float32 [n]; a value that is not finite stays visible as NaN.
-        bound: positive.
+    A value that is not finite stays visible as NaN.
 
     >>> clip_norm(torch.tensor([3.0, 4.0]), 1.0)
     tensor([0.6000, 0.8000])
@@ -229,8 +221,8 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
         noise_multiplier: standard deviation of the noise over the sensitivity.
         rounds: how often noise was added.
         delta: of the guarantee.
-        probability: with which each client takes part in a round, independently of everything else; None: always, or
-            in a way from which no amplification follows.
+        probability: of each client to take part in a round, independently of all else; None: always, or in a way that
+            gives no amplification.
 
     Raises:
         ConfigError: if dp-accounting is not installed.

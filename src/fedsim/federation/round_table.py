@@ -86,12 +86,7 @@ class RoundTable:
     ) -> None:
         """Write the row of a client that has trained on ``rank``.
 
-        Args:
-            client: its name.
-            rank: on which it has trained.
-            outcome: of its visit.
-            numbers: by the names of the columns; a missing one becomes NaN.
-            tensors: by name, numbers for each shared parameter tensor.
+        ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
         """
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
@@ -129,13 +124,7 @@ class RoundTable:
                 log.warning("round %d leaves out %s: %s", round_ + 1, ", ".join(skipped), reason.why)
 
     def report(self, client: str, num_images: int, speed: float | None = None) -> Report:
-        """Return the report of a client whose update counts.
-
-        Args:
-            client: its name.
-            num_images: its training images.
-            speed: of its device, in images per second; None: not known.
-        """
+        """Return the report of a client whose update counts; ``speed`` is its device's, in images per second."""
         row = self._row_of[client]
         loss, correct, images, seconds, _, *others = self._table[row].tolist()
         numbers = dict(zip(self._columns.names, others, strict=True))
@@ -156,10 +145,8 @@ class RoundTable:
     def metrics(self, shares: Mapping[str, float], reports: Mapping[str, Report], wall: float) -> dict[str, float]:
         """Return the numbers about training for the log.
 
-        Args:
-            shares: client -> weight, of the clients whose updates count.
-            reports: of the same.
-            wall: seconds of the whole round.
+        ``shares``, the weights, and ``reports`` are those of the clients whose updates count; ``wall`` is the duration
+        of the round in seconds.
         """
         loss, correct, images, *_ = self._table[:, : len(_COMMON)].sum(0).tolist()
         skipped = float(self._skipped.count_nonzero())

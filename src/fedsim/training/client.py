@@ -286,7 +286,7 @@ class Client(LightningModule):
     # -- what survives between rounds ----------------------------------------------------------------------------------
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Remember a copy of ``tensor`` between rounds and in checkpoints.
+        """Keep a copy of ``tensor`` between rounds and in checkpoints.
 
         Raises:
             ValueError: if name or type of the tensor cannot be stored.

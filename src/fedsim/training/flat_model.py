@@ -99,23 +99,16 @@ class FlatModel:
         return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Load the server's own model.
-
-        Args:
-            vector: [num_shared] the global model.
-            tensors: private tensors that the server has, too, by name.
-        """
+        """Load the global model [num_shared], and private tensors that the server has, too, by name."""
         self.shared.copy_(vector)
         for entry in self.flat.entries:
             if entry.name in tensors:
                 self.flat.buffer[entry.span].copy_(tensors[entry.name].flatten())
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
-        """Return what :attr:`private` is for a client that has not trained yet; a new tensor on the CPU.
+        """Return :attr:`private` for a client that has not trained yet: a new tensor on the CPU.
 
-        Args:
-            num_classes: Z of the client.
-            generator: of its head's weights.
+        ``num_classes`` is its Z; ``generator`` draws the weights of its head.
         """
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
@@ -210,11 +203,9 @@ class FlatModel:
         return self.serves("pool")
 
     def serves(self, layer: Literal["neck", "pool", "head"], known: Container[str] = ()) -> bool:
-        """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.
+        """Whether all tensors for the output of ``layer`` are shared, or ``known`` to the server by name.
 
-        Args:
-            layer: the feature, or the classes.
-            known: names of private tensors that the server has, too.
+        Pooled features need no neck.
         """
         if layer == "head" and self.has_own_heads:
             return False

@@ -130,11 +130,8 @@ class LocalOptimizer:
     def add_to_gradients(self, vector: Tensor) -> None:
         """Add to the gradients of the parameters that lie in the first ``len(vector)`` elements of the flat buffer.
 
-        Parameters without a gradient, and frozen ones, stay as they are.
-
-        Args:
-            vector: [n] in the order of the buffer, for example of its shared parameters; what it holds between
-                parameters does not matter.
+        ``vector`` [n] has the order of the buffer, for example its shared parameters; values between parameters do not
+        matter. Parameters without a gradient, and frozen ones, stay as they are.
         """
         for parameter in self.parameters:
             place = self.flat.place_of(parameter)
@@ -142,13 +139,9 @@ class LocalOptimizer:
                 parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
 
     def mean_gradient(self, start: Tensor) -> Tensor:
-        """Return ``(start - now) / (steps * rate)``: the visit's mean gradient, if plain SGD took the steps.
+        """Return ``(start - now) / (steps * rate)`` [n]: the visit's mean gradient, if plain SGD took the steps.
 
-        Args:
-            start: [n] the first elements of the flat buffer before the first step.
-
-        Returns:
-            [n]; 0 where nothing is trained.
+        ``start`` [n] are the first elements of the flat buffer before the first step. Without training, the mean is 0.
         """
         mean = torch.zeros_like(start)
         for group, rate in zip(self.groups, self.rates, strict=True):

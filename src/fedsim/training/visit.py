@@ -53,14 +53,7 @@ class Tally:
         return float((guesses == labels).double().mean())
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
-        """Wait for the device, once.
-
-        Args:
-            more: other scalars that are read on this occasion.
-
-        Returns:
-            sum of losses over images, correct images, images, and the values of ``more``.
-        """
+        """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
         if not self._losses:
             return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
         correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)

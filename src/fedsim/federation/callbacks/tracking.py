@@ -1,4 +1,4 @@
-"""What W&B gets beside the numbers that every logger gets: the run's identity, tables, curves, pictures.
+"""Additions for W&B to the numbers of every logger: the run's identity, tables, curves, pictures.
 
 All names and their meaning: docs/tracking.md.
 """
@@ -109,13 +109,9 @@ class Tracking(Callback):
 
 
 def join_run(logger: WandbLogger, folder: Path) -> None:
-    """Let a job's logger continue the W&B run whose id is kept in ``folder``, or begin one; call it on rank 0 only.
+    """Let a logger, before its first use, continue the W&B run whose id is in the run directory, or begin one.
 
-    A run's files go below ``folder``, too, unless the logger has another ``save_dir``.
-
-    Args:
-        logger: before its first use.
-        folder: the run directory.
+    Call it on rank 0 only. The run's files go below ``folder``, too, unless the logger has another ``save_dir``.
     """
     path, options = folder / RUN_ID_FILE, logger._wandb_init  # there is no public way to set an id later
     if options.get("id") is None:
@@ -134,10 +130,7 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
 def end_run(code: int) -> None:
     """Close this process's W&B run, if there is one.
 
-    Left to itself, W&B takes every end of the process but a traceback for a success.
-
-    Args:
-        code: the exit code of the process.
+    Left to itself, W&B takes every end of the process but a traceback for a success. ``code`` is the exit code.
     """
     wandb = sys.modules.get("wandb")  # who has a run has imported it
     if wandb is not None and wandb.run is not None:

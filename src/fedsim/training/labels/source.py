@@ -66,12 +66,7 @@ class PseudoLabels:
         """of the images that are in clusters"""
 
     def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
-        """Return the loss of a batch, then move the proxies of its images towards them.
-
-        Args:
-            features: [B, D] float32 of the neck, of any length.
-            labels: [B] int64 proxies, on the device.
-        """
+        """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move the proxies."""
         similarity = similarities(features, self.proxies, self.loss.temperature)
         loss = self.loss(similarity, labels, self.proxies)
         guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
@@ -155,11 +150,9 @@ class LabelSource(ABC):
 
     @abstractmethod
     def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return labels [m] and the batches of a local epoch, as positions in them.
+        """Return labels [m] and the random batches of a local epoch, as positions in them.
 
-        Args:
-            stream: of the batches.
-            is_wanted: whether the client gets to any batch of the epoch.
+        ``is_wanted`` says whether the client gets to any batch of the epoch.
         """
 
     @abstractmethod
