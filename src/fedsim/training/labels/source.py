@@ -66,7 +66,7 @@ class PseudoLabels:
         """of the images that are in clusters"""
 
     def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
-        """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move the proxies."""
+        """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move these."""
         similarity = similarities(features, self.proxies, self.loss.temperature)
         loss = self.loss(similarity, labels, self.proxies)
         guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
