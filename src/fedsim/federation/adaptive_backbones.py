@@ -33,21 +33,21 @@ OTHER_LADDER = "ckpt_path: model.adaptive_backbones is not that of the run that 
 class AdaptiveBackbones:
     """Clients with many rewards step up to a larger backbone, clients with few step down (paper 002, Fig. 11).
 
-    The paper has the rule in words alone: "based on the hardware constraints and then based on the reward
-    accumulation". All else is ours: every few rounds clients are ranked by their mean reward of ``selection: UCB``, the
-    top third steps up, as far as its hardware allows, the bottom third down. Whoever switches gets the current global
-    model of the new architecture and a new embedding, and keeps its classifier, whose input has the same width.
+    The paper only says: "based on the hardware constraints and then based on the reward accumulation". The rest is our
+    choice: every few rounds clients are ranked by their mean reward of ``selection: UCB``. The top third steps up, as
+    far as its hardware allows; the bottom third steps down. A client that switches gets the current global model of
+    the new architecture and a new embedding; it keeps its classifier, whose input has the same width.
     """
 
     ladder: list[Backbone | nn.Module]
     """backbones from the smallest to the largest; ``model.backbone`` and ``model.clients.NAME.backbone``, where clients
     begin, must be among them"""
     every: int = 5
-    """rounds from one time to the next"""
+    """rounds between two rankings"""
     share: float = 1 / 3
-    """of the clients that may step up, and of those that step down"""
+    """share of the clients that may step up, and share that steps down"""
     caps: dict[str, int] = field(default_factory=dict)
-    """client -> the highest rung that its hardware allows, from 1; others may reach the top"""
+    """client -> highest rung that its hardware allows, from 1; other clients have no limit"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -66,9 +66,9 @@ class AdaptiveBackbones:
 def next_rungs(
     rewards: Mapping[str, float], rungs: Mapping[str, int], caps: Mapping[str, int], share: float
 ) -> dict[str, int]:
-    """Return where clients stand after their rewards have been compared.
+    """Return the clients' new rungs.
 
-    Who ties with the last of the top or bottom share belongs to it, unless the two meet: equal rewards move nobody.
+    A tie with the last client of the top or bottom share belongs to it, unless the two meet: equal rewards move nobody.
 
     Args:
         rewards: client -> mean reward, of those that have been selected; the others stay.
@@ -94,12 +94,7 @@ def next_rungs(
 
 
 class BackboneLadder(Axis):
-    """Which client stands on which rung, alike on all ranks.
-
-    Args:
-        settings: of the run.
-        parts: of the federation; its architectures are changed in place.
-        selection: whose rewards count.
+    """The rung of each client, alike on all ranks; it changes the architectures of ``parts`` in place.
 
     Raises:
         ConfigError: if settings do not go together.
@@ -163,7 +158,7 @@ class BackboneLadder(Axis):
         """Restore :meth:`state_dict`, before the clients' private states, which have the layout of their architecture.
 
         Raises:
-            ConfigError: if clients of the checkpoint cannot have moved.
+            ConfigError: if the checkpoint's run had no ladder.
         """
         if not state:
             raise ConfigError(OTHER_LADDER)

@@ -28,10 +28,10 @@ def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Ma
         archs: client -> architecture.
 
     Returns:
-        architecture -> weights; architectures that nobody trained are missing.
+        architecture -> weights; architectures without a report are missing.
 
     Raises:
-        AssertionError: if a method's weights do not sum to 1: the model would shrink or grow each round.
+        AssertionError: if weights do not sum to 1: the model would shrink or grow each round.
     """
     result: dict[str, Weights] = {}
     name = type(method).__name__
@@ -78,14 +78,11 @@ class Aggregator:
         device: torch.device,
         seed: int,
     ) -> None:
-        self.strategy = strategy
-        self.statistics = statistics
-        self.archs = archs
+        self.strategy, self.statistics, self.archs, self.seed = strategy, statistics, archs, seed
         self.is_exact = reduction == "exact"
-        self.seed = seed
         self.untouched: dict[str, Tensor] = {}
-        """architecture -> the shared parameters without a mean in the last round, bool [num_shared_parameters], where
-        there are any; what :meth:`means` holds at their places means nothing"""
+        """architecture -> shared parameters without a mean in the last round, bool [num_shared_parameters], if there
+        are any; ignore the values of :meth:`means` at their places"""
         dtype = torch.float64 if self.is_exact else torch.float32
         self._totals = {
             arch: torch.zeros(self.length_of(of_arch), dtype=dtype, device=device)
@@ -123,13 +120,10 @@ class Aggregator:
             extras: architecture -> name -> shape of what every client uploads beside its vector.
             weights: by architecture, for all ranks' clients, if they are known already.
         """
-        self.round = round_
-        self._weights = weights
-        self._waiting = {}
-        self.untouched = {}
+        self.round, self._weights, self._shapes = round_, weights, extras
+        self._waiting, self.untouched = {}, {}
         for total in self._totals.values():
             total.zero_()
-        self._shapes = extras
         self._extras = {
             (arch, name): self._totals[arch].new_zeros(math.prod(shape))
             for arch, shapes in extras.items()
@@ -163,9 +157,7 @@ class Aggregator:
     def means(self, weights: Mapping[str, Weights], reports: Mapping[str, Report]) -> dict[str, Tensor]:  # noqa: ARG002 - sums need none
         """Return the weighted mean of the uploads of each architecture, float32 [num_shared]: one collective for each.
 
-        Args:
-            weights: by architecture, for all ranks' clients.
-            reports: of the same clients.
+        ``weights``, by architecture, and ``reports`` are those of all ranks' clients.
         """
         for arch, early in (self._weights or {}).items():
             assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
@@ -175,11 +167,7 @@ class Aggregator:
         return {arch: self._mean(arch) for arch in sorted(weights)}
 
     def answers(self, reports: Mapping[str, Report]) -> dict[str, Answers]:
-        """Return what came beside the uploads that :meth:`means` has summed: one collective for each tensor.
-
-        Args:
-            reports: of all clients whose updates count.
-        """
+        """Return the means of the extra tensors, and the reports, by architecture: one collective for each tensor."""
         found = {}
         for arch in sorted({self.archs[name] for name in reports}):
             extras = {}
@@ -191,9 +179,7 @@ class Aggregator:
         return found
 
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
-        arch = self.archs[client]
-        total = self._totals[arch]
-        self.sum_model(client, upload, weights, total)
+        self.sum_model(client, upload, weights, self._totals[self.archs[client]])
         self.sum_extras(client, upload, weights)
 
     def sum_extras(self, client: str, upload: Upload, weights: Weights) -> None:

@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
-    """Return what a federation adds to Lightning's checkpoint.
-
-    Args:
-        parts: of the federation.
-        axes: whose states are saved.
-        threads: CPU threads per rank.
-    """
+    """Return the federation's additions to Lightning's checkpoint, with the states of ``axes``."""
     content = describe_content(parts.method, parts.models, parts.num_classes, parts.placement.ranks, threads)
     states = {axis.key: axis.state_dict() for axis in axes if axis.key}
     private = ((name, parts.store.read(name)) for name in parts.store.clients())
@@ -38,13 +32,7 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], threads: int) -> None:
-    """Load what :func:`save` has saved.
-
-    Args:
-        checkpoint: Lightning's dictionary.
-        parts: of this federation; its clients' states are replaced.
-        axes: whose states are restored.
-        threads: CPU threads per rank.
+    """Load the additions of :func:`save` into the server, the clients and ``axes``.
 
     Raises:
         ConfigError: if the checkpoint is of another method, federation or model.
@@ -69,11 +57,7 @@ def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_content(
-    method: Method,
-    models: Mapping[str, FlatModel],
-    classes: Mapping[str, int],
-    hosts: Mapping[str, int],
-    threads: int,
+    method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int], hosts: Mapping[str, int], threads: int
 ) -> dict[str, Any]:
     """Return fedsim's part of a checkpoint, in plain types.
 
@@ -81,7 +65,7 @@ def describe_content(
         method: of the run.
         models: architecture -> model.
         classes: client -> number of identities, for all clients.
-        hosts: client -> rank in whose files its private state is.
+        hosts: client -> rank whose files hold its private state.
         threads: CPU threads per rank.
     """
     return {
@@ -97,21 +81,14 @@ def describe_content(
 
 
 def check_content(
-    content: Mapping[str, Any],
-    method: Method,
-    models: Mapping[str, FlatModel],
-    classes: Mapping[str, int],
+    content: Mapping[str, Any], method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int]
 ) -> None:
-    """See whether a checkpoint fits a federation.
+    """Check that a checkpoint fits a federation.
 
-    Args:
-        content: fedsim's part of it.
-        method: of this run.
-        models: architecture -> model.
-        classes: client -> number of identities, for all clients.
+    The arguments are those of :func:`describe_content`, and its result in the checkpoint.
 
     Raises:
-        ConfigError: naming what differs: method, clients, or the first tensor.
+        ConfigError: naming the difference: method, clients, or the first tensor.
     """
     name = type(method).__name__
     if content["method"] != name:

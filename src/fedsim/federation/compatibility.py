@@ -1,4 +1,4 @@
-"""Lightning options that mean nothing, or something else, in a federation: refused by name, with the replacement."""
+"""Lightning options without a meaning, or with another one, in a federation: refused by name, with a replacement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["check_trainer", "data_of", "naming_the_field", "warn_of_idle_ranks"]
 
 log = logging.getLogger(__name__)
 
-# what Lightning calls otherwise than the field of the trainer section that it is about
+# field of the trainer section -> Lightning's other words for it
 _OTHER_WORDS = {
     "accelerator": "gpu backend found|can not run on your system",
     "devices": "You requested gpu|CUDA_VISIBLE_DEVICES",
@@ -46,13 +46,10 @@ _REMEDIES = {
 
 @contextmanager
 def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
-    """Name the field that Lightning's constructor of trainers refuses, which speaks of its own parts.
-
-    Args:
-        given: the trainer section.
+    """Name the field of the trainer section ``given`` that Lightning's constructor of trainers refuses.
 
     Raises:
-        ConfigError: if Lightning raises; what other code raises in the block stays as it is.
+        ConfigError: if Lightning raises; errors of other code in the block stay as they are.
     """
     try:
         yield
@@ -64,7 +61,7 @@ def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refusal(words: str, given: Mapping[str, Any]) -> str:
-    """Return a line about the first field that Lightning's words are about.
+    """Return a line about the first field that Lightning's message is about.
 
     >>> _refusal("`num_nodes` must be a positive integer, but got 0.", {"devices": "auto", "num_nodes": 0})[:42]
     'trainer.num_nodes: 0 cannot be used (`num_'
@@ -86,8 +83,8 @@ def check_trainer(
 
     Args:
         trainer: as configured.
-        has_validation: whether clients hold out validation data, without which nothing can watch ``val/*``.
-        metrics: what models are scored by.
+        has_validation: whether clients hold out validation data, which monitors of ``val/*`` need.
+        metrics: names of the scores.
     """
     limit = trainer.limit_train_batches
     problems = {
@@ -139,11 +136,7 @@ def check_trainer(
 
 
 def data_of(trainer: Trainer) -> FederatedDataModule:
-    """Return the trainer's data.
-
-    Raises:
-        ConfigError: if they are not a federation's.
-    """
+    """Return the trainer's data; raise ConfigError if they are not a federation's."""
     data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
     if not isinstance(data, FederatedDataModule):
         raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
@@ -151,7 +144,7 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
 
 
 def warn_of_idle_ranks(ranks: int, clients: int) -> None:
-    """Say that there are more ranks than clients: a client trains on one of them."""
+    """Warn if there are more ranks than clients: a client trains on one rank."""
     if ranks > clients:
         log.warning(
             "trainer.devices: %d ranks, but only %d clients: the other ranks have nothing to train; %d are enough",
@@ -160,7 +153,7 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
 
 
 def _check_saving(callback: Callback) -> None:
-    """Raise ConfigError if ``callback`` saves in the middle of a round, or what cannot be continued."""
+    """Raise ConfigError if ``callback`` saves in the middle of a round, or too little to continue."""
     name, last = type(callback).__name__, "last.ckpt is at most one round old"
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
         raise ConfigError(f"trainer.callbacks: {name} would save half a round after an error; leave it out, {last}")
@@ -172,7 +165,7 @@ def _check_saving(callback: Callback) -> None:
 
 
 def _check_monitor(who: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:
-    """Raise ConfigError if ``monitor`` is a test score, or nothing that a run logs."""
+    """Raise ConfigError if ``monitor`` is a test score, or not logged."""
     split, _, metric = monitor.partition("/")
     main = "mAP" if "mAP" in metrics else metrics[0]
     if split == "test":

@@ -1,9 +1,9 @@
-"""What a run sends: bytes per client and round, counted from what is shared, and the seconds that would take.
+"""The simulated traffic of a run: bytes per client and round, and the seconds of their transfer.
 
-Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger counts what
-the formula leaves out, too: clients that do not answer, and what a method sends beside the model. What is pruned is not
-sent: :class:`Accounting` says how the rest is encoded. It counts simulated traffic, float32 without padding; what ranks
-exchange among themselves is dense, and something else.
+Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger also covers
+clients that do not answer and the tensors that a method sends beside the model. Pruned elements are not sent:
+:class:`Accounting` says how the rest is encoded. Tensors count as float32 without padding. The traffic between ranks is
+something else, and dense.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """What is counted as sent, and how what is pruned is encoded."""
+    """Rules for the traffic of pruned models and of the first round."""
 
     encoding: Encoding = "bitmap"
-    """of pruned parameters: the values that are left and a bit for each element; or 32 bits for the position of each
-    value; or all values, zeros and all; or the shortest. Whoever knows the mask gets only values"""
+    """of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its position; or
+    all values with zeros; or the shortest of these. If the receiver already has the mask, only values are counted"""
     masks: Literal["changed", "every_upload"] = "changed"
-    """when a mask travels: if the receiver lacks it; or with every upload of a method that prunes, and never down
+    """when a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and never down
     (paper 004's figures)"""
     first_download: bool = True
-    """whether the first round's downloads count: of initial weights that everybody has, paper 004's do not"""
+    """count the downloads of the first round; paper 004 does not, since everybody has the initial weights"""
 
 
 class Traffic(NamedTuple):
@@ -72,7 +72,7 @@ class Traffic(NamedTuple):
         return self.extra_down + self.extra_up
 
     def unanswered(self) -> Traffic:
-        """What is left if the client's answer does not come, or does not count."""
+        """Return the traffic if the client's answer does not come, or does not count."""
         return self._replace(up=0, extra_up=0)
 
 
@@ -80,11 +80,11 @@ class Ledger(Axis):
     """Counts the bytes of a run, alike on all ranks.
 
     Args:
-        method: says what is sent beside the shared tensors.
-        server: which has a model of each architecture.
+        method: declares the tensors beside the shared ones.
+        server: with a model of each architecture.
         archs: client -> architecture, for all clients.
-        hardware: of the clients, for simulated seconds; None: there are none.
-        accounting: what counts.
+        hardware: of the clients, for simulated seconds; None: no simulation.
+        accounting: rules of the count.
     """
 
     key = "ledger"
@@ -97,14 +97,11 @@ class Ledger(Axis):
         hardware: Hardware | None = None,
         accounting: Accounting = Accounting(),
     ) -> None:
-        self._method = method
-        self._server = server
-        self._archs = archs
-        self._hardware = hardware
-        self._accounting = accounting
+        self._method, self._server, self._archs = method, server, archs
+        self._hardware, self._accounting = hardware, accounting
         self._num_parameters = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
         self.unpruned: dict[str, int] = {}
-        """client -> shared parameters, counted by element, that the server sends it; whoever is missing gets all"""
+        """client -> number of shared parameters that the server sends it; clients that are missing get all"""
         self._note_server_masks()
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
@@ -116,7 +113,7 @@ class Ledger(Axis):
         Section 3.5)"""
 
     def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
-        """Return what clients receive and send in round ``round_``, from 0, if they answer and nothing is pruned."""
+        """Return the clients' traffic in round ``round_``, from 0, if they answer and nothing is pruned."""
         of_arch = {arch: self._of_arch(arch, round_) for arch in sorted({self._archs[name] for name in clients})}
         if round_ == 0 and not self._accounting.first_download:
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
@@ -151,13 +148,7 @@ class Ledger(Axis):
         return "masks" in self._method.requires or self._server_mask(arch) is not None
 
     def _encoded(self, name: str, traffic: Traffic, report: Report | None) -> Traffic:
-        """Return the traffic of a client that has pruned, or for which the server has.
-
-        Args:
-            name: of the client.
-            traffic: of a client that has not pruned.
-            report: of the client; None: its upload did not arrive.
-        """
+        """Return a client's traffic after pruning, given that without; without a report its upload did not arrive."""
         method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
         if not self.prunes(self._archs[name]):
             return traffic
@@ -173,7 +164,7 @@ class Ledger(Axis):
         )
 
     def _note_server_masks(self) -> None:
-        """See what the server sends in the next round, where it prunes."""
+        """Count the elements that the server sends in the next round, if it prunes."""
         for arch in self._server.models:
             mask = self._server_mask(arch)
             if mask is not None:
@@ -185,11 +176,9 @@ class Ledger(Axis):
         return None if name is None else self._server.kept[arch][name]
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
-        """Return how long a round takes on the clients' hardware: as long as its slowest client.
+        """Return the seconds of a round on the clients' hardware: those of its slowest client.
 
-        Args:
-            traffic: client -> its bytes.
-            images: client -> images that it trains on; whoever is missing trains on none.
+        ``traffic`` and ``images``, the number that it trains on, are by client; a missing client trains on none.
         """
         if self._hardware is None:
             return None

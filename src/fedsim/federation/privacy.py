@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
 from fedsim.core.seeding import numpy_generator
@@ -35,33 +36,30 @@ class Privacy(Axis):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
-        """Learn what a federation does before its first round.
+        """Look at the federation before its first round.
 
         Raises:
-            ConfigError: if that breaks what this promises.
+            ConfigError: if it breaks the promise of this class.
         """
 
-    def received(self, client: Client, server: Server, download: Download) -> Download:  # noqa: ARG002 - a hook's
-        """Return what ``client`` receives instead of ``download``."""
+    def received(self, client: Client, server: Server, download: Download) -> Download:
+        """Return the message that ``client`` receives instead of ``download``."""
         return download
 
-    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
-        """Return what leaves the client instead of ``upload``."""
+    def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
+        """Return the message that leaves the client instead of ``upload``."""
         return upload
 
     def aggregated(
-        self,
-        server: Server,  # noqa: ARG002 - a hook's
-        means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+        self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
-        """Return what the server steps towards instead of the means, alike on every rank.
+        """Return the vectors that the server steps towards instead of the means, alike on every rank.
 
         Args:
-            server: with the global models as they were when the round began.
-            means: architecture -> weighted mean of what :meth:`uploaded` returned, float32 [num_shared];
+            server: with the global models from the start of the round.
+            means: architecture -> weighted mean of the messages of :meth:`uploaded`, float32 [num_shared];
                 architectures in which nobody returned an update are missing.
-            weights: architecture -> how its clients entered the mean.
+            weights: architecture -> weights of its clients in the mean.
         """
         return means
 
@@ -69,15 +67,13 @@ class Privacy(Axis):
 class WhiteNoise(Privacy):
     """Gaussian noise of one size on the model (paper 001, Eqs. 14 and 15). This is NOT differential privacy.
 
-    Nothing is clipped, so no bound on a client's influence stands behind the noise; nothing is accounted for, and
-    nothing is guaranteed. Noise is added to parameters and running means. Running variances stay as they are: noise
-    could make them negative.
+    Nothing is clipped, so a client's influence has no bound; there is no accounting and no guarantee. Parameters and
+    running means get noise. Running variances do not: noise could make them negative.
 
     Args:
-        beta: its standard deviation, absolute; of 0.0005 the paper says that accuracy stays close to local training.
+        beta: absolute standard deviation; with 0.0005, the paper says, accuracy stays close to local training.
         in_aggregation: Eq. (14): add noise to the mean, once per round. This alone is the paper's "Single".
-        in_download: Eq. (15): add noise to what each client receives, anew for each client and round. Both are the
-            paper's "Double".
+        in_download: Eq. (15): add noise to the download, anew for each client and round. Both are the paper's "Double".
     """
 
     def __init__(self, beta: float, in_aggregation: bool = True, in_download: bool = False) -> None:
@@ -88,54 +84,48 @@ class WhiteNoise(Privacy):
                 "model.privacy: in_aggregation and in_download are both false, so no noise is added; "
                 "set one of them, or privacy to null"
             )
-        self.beta = beta
-        self.in_aggregation = in_aggregation
-        self.in_download = in_download
+        self.beta, self.in_aggregation, self.in_download = beta, in_aggregation, in_download
 
     def received(self, client: Client, server: Server, download: Download) -> Download:
         """Eq. (15): the client, and all of its method, see the global model with noise."""
         if not self.in_download or self.beta == 0:
             return download
-        generator = numpy_generator(server.seed, server.round, client.client_name, "noise in download")
-        noise = _noise(client.model.flat, _noised(client.model.flat), self.beta, generator)
+        noise = self._noise(client.model.flat, server, client.client_name, "noise in download")
         return replace(download, vector=download.vector + noise)
 
     def aggregated(
-        self,
-        server: Server,
-        means: Mapping[str, Tensor],
-        weights: Mapping[str, Weights],  # noqa: ARG002 - a hook's
+        self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
         """Eq. (14)."""
         if not self.in_aggregation or self.beta == 0:
             return means
-        result = {}
-        for arch, mean in means.items():
-            flat = server.models[arch].flat
-            generator = numpy_generator(server.seed, server.round, arch, "noise in aggregation")
-            result[arch] = mean + _noise(flat, _noised(flat), self.beta, generator)
-        return result
+        flat_of = {arch: server.models[arch].flat for arch in means}
+        return {a: mean + self._noise(flat_of[a], server, a, "noise in aggregation") for a, mean in means.items()}
+
+    def _noise(self, flat: FlatParameters, server: Server, whose: str, purpose: str) -> Tensor:
+        noised = [e for e in flat.shared_entries if e.kind == "parameter" or "running_mean" in e.name]
+        return _noise(flat, noised, self.beta, numpy_generator(server.seed, server.round, whose, purpose))
 
 
 class DifferentialPrivacy(Privacy):
     """Client-level (epsilon, delta)-differential privacy by clipping and Gaussian noise (DP-FedAvg).
 
-    Clients send how their shared parameters changed since the download, scaled to an L2 norm of at most ``clip``. What
-    is protected is all that a client contributes to the run, not a single image.
+    Clients send the change of their shared parameters since the download, scaled to an L2 norm of at most ``clip``.
+    All contributions of a client to the run are protected, not single images.
 
     ``central`` (McMahan et al., ICLR 2018): the server adds noise of standard deviation ``noise_multiplier * clip`` to
-    the sum of the changes and divides by the number of clients that a round selects in expectation, whoever answers.
-    It protects against everybody who sees the global models; the server itself sees the changes and is trusted.
-    Two federations are neighbours if one lacks the contributions of one client.
+    the sum of the changes and divides by the expected number of selected clients, whoever answers. It protects against
+    everybody who sees the global models; the server sees the changes and is trusted. Two federations are neighbours if
+    one lacks the contributions of one client.
 
-    ``local``: every client adds noise of this standard deviation to its own change, and the server averages over those
-    that answer. It protects against the server, too. Neighbours are any two data sets of one client, whose clipped
-    changes differ by at most ``2 * clip``.
+    ``local``: every client adds this noise to its own change, and the server averages over the answers. It protects
+    against the server, too. Neighbours are any two data sets of one client: clipped changes differ by up to
+    ``2 * clip``.
 
     Args:
         clip: $C$, largest L2 norm of a client's change.
         noise_multiplier: $z$, standard deviation of the noise over ``clip``.
-        delta: $delta$, probability with which the bound may fail; well below 1 / number of clients.
+        delta: $delta$, probability that the bound fails; choose it well below 1 / number of clients.
         mode: who adds the noise.
     """
 
@@ -145,21 +135,17 @@ class DifferentialPrivacy(Privacy):
         for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
             if not 0 < value < math.inf:
                 raise ConfigError(f"model.privacy.{name}: {value} is not a positive number")
-        if not 0 < delta < 1:
-            raise ConfigError(f"model.privacy.delta: {delta} is not in (0, 1)")
-        self.clip = clip
-        self.noise_multiplier = noise_multiplier
-        self.delta = delta
-        self.mode = mode
+        within("model.privacy", "(0, 1)", delta=delta)
+        self.clip, self.noise_multiplier, self.delta, self.mode = clip, noise_multiplier, delta, mode
         self._share = 1.0
         self._probability: float | None = None
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
-        """Refuse what would send more than the noise covers.
+        """Refuse settings under which clients send more than the noise covers.
 
         Raises:
-            ConfigError: if something else than parameters is sent, weights depend on the clients' data, the selection
-                may depend on them, or the accountant is not installed.
+            ConfigError: if clients send more than parameters, weights or the selection depend on their data, or the
+                accountant is not installed.
         """
         _import_accounting()
         _check_what_is_sent(method, server)
@@ -198,7 +184,7 @@ class DifferentialPrivacy(Privacy):
             result[arch] = server.vector(arch) + total / expected
         return result
 
-    def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:  # noqa: ARG002 - it holds for all
+    def metrics(self, round_: int, clients: Sequence[str] = ()) -> dict[str, float]:
         """Return the epsilon that the rounds up to ``round_``, from 0, have spent."""
         # two clipped changes are up to 2 * clip apart, so the noise of mode local counts half
         multiplier = self.noise_multiplier / (2 if self.mode == "local" else 1)
@@ -212,9 +198,7 @@ class DifferentialPrivacy(Privacy):
 def clip_norm(change: Tensor, bound: float) -> Tensor:
     """Scale ``change`` to an L2 norm of at most ``bound``, if it is longer.
 
-    Args:
-        change: float32 [n]; a value that is not finite stays visible as NaN.
-        bound: positive.
+    A value that is not finite stays visible as NaN.
 
     >>> clip_norm(torch.tensor([3.0, 4.0]), 1.0)
     tensor([0.6000, 0.8000])
@@ -237,8 +221,8 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
         noise_multiplier: standard deviation of the noise over the sensitivity.
         rounds: how often noise was added.
         delta: of the guarantee.
-        probability: with which each client takes part in a round, independently of everything else; None: always, or
-            in a way from which no amplification follows.
+        probability: of each client to take part in a round, independently of all else; None: always, or in a way that
+            gives no amplification.
 
     Raises:
         ConfigError: if dp-accounting is not installed.
@@ -309,11 +293,6 @@ def _check_weights(method: Method) -> None:
 
 def _extras(who: str, what: str) -> str:
     return f"{who} uploads {what} beside the model, which differential privacy does not cover; choose another method"
-
-
-def _noised(flat: FlatParameters) -> list[Entry]:
-    """Shared parameters and running means."""
-    return [entry for entry in flat.shared_entries if entry.kind == "parameter" or "running_mean" in entry.name]
 
 
 def _noise(flat: FlatParameters, entries: Iterable[Entry], std: float, generator: np.random.Generator) -> Tensor:

@@ -28,7 +28,7 @@ def check_settings(
     method: Method,
     hardware: Hardware | None = None,
 ) -> None:
-    """Raise ConfigError where settings name what the data do not have."""
+    """Raise ConfigError if settings need data that are not there."""
     names = [c.name for c in federated.clients]
     known("model.clients", overrides, names)
     known("model.hardware.clients", hardware.clients if hardware else (), names)
@@ -66,7 +66,7 @@ def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None
 
 
 def _check_identities(federated: FederatedData, method: Method) -> None:
-    """Refuse what needs labels of people where clients have none."""
+    """Refuse methods and data that need identities if clients have none."""
     unlabelled = [client.name for client in federated.clients if not client.knows_identities]
     if not unlabelled:
         return

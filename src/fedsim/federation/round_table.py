@@ -25,16 +25,16 @@ _REASONS = (BadUpdateError, NoClustersError)
 
 
 class Columns(NamedTuple):
-    """Names of the numbers about a visit, beside those of every visit. NaN in a row: the client has no such number."""
+    """Names of further numbers about a visit. NaN in a row: the client has no such number."""
 
     facts: tuple[str, ...] = ()
     """logged for each client"""
     signals: tuple[str, ...] = ()
     """measured for the server's weights; logged, too"""
     traffic: tuple[str, ...] = ()
-    """for the ledger alone"""
+    """only for the ledger"""
     tensors: tuple[str, ...] = ()
-    """measured for each shared parameter tensor: they stand in tables of their own"""
+    """one for each shared parameter tensor, in tables of their own"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,17 +47,13 @@ class RoundTable:
 
     Args:
         clients: names of all clients; the rows.
-        columns: beside those of every visit.
+        columns: further columns.
         world_size: number of ranks.
-        num_tensors: client -> how many shared parameter tensors it has, if there are numbers for each.
+        num_tensors: client -> number of its shared parameter tensors, if there are numbers for each.
     """
 
     def __init__(
-        self,
-        clients: Sequence[str],
-        columns: Columns,
-        world_size: int,
-        num_tensors: Mapping[str, int] | None = None,
+        self, clients: Sequence[str], columns: Columns, world_size: int, num_tensors: Mapping[str, int] | None = None
     ) -> None:
         self._columns = columns
         self._num_tensors = num_tensors or {}
@@ -90,12 +86,7 @@ class RoundTable:
     ) -> None:
         """Write the row of a client that has trained on ``rank``.
 
-        Args:
-            client: its name.
-            rank: where it has trained.
-            outcome: of its visit.
-            numbers: by the names of the columns; one that is missing becomes NaN.
-            tensors: by name, numbers for each shared parameter tensor.
+        ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
         """
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
@@ -110,7 +101,7 @@ class RoundTable:
         self._filled[self._row_of[client]] = empty
 
     def ask_to_stop(self, rank: int, signum: int) -> None:
-        """Say that ``rank`` has been asked by a signal to end the run."""
+        """Note that a signal has asked ``rank`` to end the run."""
         self._stop_signals[rank] = signum
 
     # -- read by all ---------------------------------------------------------------------------------------------------
@@ -133,13 +124,7 @@ class RoundTable:
                 log.warning("round %d leaves out %s: %s", round_ + 1, ", ".join(skipped), reason.why)
 
     def report(self, client: str, num_images: int, speed: float | None = None) -> Report:
-        """Return what the server knows about a client whose update counts.
-
-        Args:
-            client: its name.
-            num_images: its training images.
-            speed: of its device, in images per second, if that is known.
-        """
+        """Return the report of a client whose update counts; ``speed`` is its device's, in images per second."""
         row = self._row_of[client]
         loss, correct, images, seconds, _, *others = self._table[row].tolist()
         numbers = dict(zip(self._columns.names, others, strict=True))
@@ -158,12 +143,10 @@ class RoundTable:
         )
 
     def metrics(self, shares: Mapping[str, float], reports: Mapping[str, Report], wall: float) -> dict[str, float]:
-        """Return what is logged about training.
+        """Return the numbers about training for the log.
 
-        Args:
-            shares: client -> weight, of the clients whose updates count.
-            reports: of the same.
-            wall: seconds of the whole round.
+        ``shares``, the weights, and ``reports`` are those of the clients whose updates count; ``wall`` is the duration
+        of the round in seconds.
         """
         loss, correct, images, *_ = self._table[:, : len(_COMMON)].sum(0).tolist()
         skipped = float(self._skipped.count_nonzero())

@@ -1,9 +1,9 @@
 """A federated method: a handful of hooks in the order of the round.
 
-The defaults are the plain FedAvg round, so a method's file holds only what its paper changes, in this order. Methods do
-not inherit from one another, and hold settings only: tensors that live between rounds belong to the client (its private
-state) or to the server. No hook is compared with its default: a hook that only calls its base changes nothing, and all
-else that the round must know is declared.
+The defaults are the plain FedAvg round: a method's file holds only the changes of its paper, in this order. Methods do
+not inherit from one another. They hold settings only: tensors that live between rounds belong to the client (its
+private state) or to the server. A hook that only calls its base changes nothing; all else that the round must know is
+declared, by a property or, where it is constant, by a class attribute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from fedsim.functional.weighting import size_weights, uniform_weights
-from fedsim.models.groups import Group
+from fedsim.models.groups import Group, body_groups
 from fedsim.training.messages import Download, Report, Upload
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from fedsim.training.uploads import Uploads
 
 __all__ = [
+    "BodySharing",
     "Delivered",
     "InitialState",
     "Method",
     "Need",
+    "PartSharing",
     "Payload",
     "Signal",
     "Weighting",
+    "WeightingChoice",
     "Weights",
     "has_server_step",
     "message_to",
@@ -49,18 +52,18 @@ Signal = Literal["client", "tensor"]
 
 @dataclass(frozen=True)
 class Payload:
-    """Everything that travels beside the model of an architecture in one round; the ledger counts it."""
+    """The tensors that are sent beside the model of an architecture in one round; the ledger counts them."""
 
     down: tuple[str, ...] = ()
     """names of the server's tensors (``server.keep``) that every client gets; it finds them in
     ``client.received.extras``"""
     known: tuple[str, ...] = ()
-    """names of such tensors that every client has had since the first round: they are found there, but not counted"""
+    """names of such tensors that clients have since the first round: found at the same place, but not counted"""
     up: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """names and shapes of ``Upload.extras``"""
     mask: str | None = None
-    """the name of the server's mask, bool [num_shared_parameters], to which downloads are reduced where the server
-    prunes for all; clients find it like the others. None: the server does not prune"""
+    """name of the server's mask, bool [num_shared_parameters], if the server prunes for all: downloads are reduced to
+    it, and clients find it like the others. None: the server does not prune"""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,10 @@ class Weights:
     clients: Mapping[str, float]
     """client -> weight; they sum to 1"""
     parameters: Mapping[str, Sequence[float]] | None = None
-    """client -> weight of all parameter tensors, or one for each; the others are those of the running statistics then.
-    None: as :attr:`clients`"""
+    """client -> one weight of all parameter tensors, or one for each; :attr:`clients` then holds for running statistics
+    only. None: as :attr:`clients`"""
     step_size: float = 1.0
-    """how far parameters move from the global model towards the mean: 1 is all the way"""
+    """step of the parameters from the global model towards the mean; 1 is all the way"""
 
 
 def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> Weights:
@@ -96,10 +99,10 @@ def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> Weights:
 class Method(ABC):
     """One round, hook by hook.
 
-    Every hook of the client's side gets the live :class:`~fedsim.training.client.Client`. ``client.received`` is the
-    server's message, and all that a hook may know of the server: the global model as it was at the start of the round
-    and the declared :attr:`Payload`. A client remembers tensors between rounds (an expert, a control variate, its
-    previous model) by ``client.keep(name, tensor)``, the server by ``server.keep(arch, name, tensor)``; both are saved.
+    Hooks on the client get the live :class:`~fedsim.training.client.Client`. ``client.received`` is the server's
+    message, and all that a hook may know of the server: the global model from the start of the round and the declared
+    :attr:`Payload`. ``client.keep(name, tensor)`` keeps tensors between rounds (an expert, a control variate, the
+    previous model), ``server.keep(arch, name, tensor)`` does so on the server; checkpoints contain both.
     """
 
     # -- declared: the same on every rank ------------------------------------------------------------------------------
@@ -111,10 +114,10 @@ class Method(ABC):
 
     @property
     def delivers(self) -> Delivered:
-        """The model that the method is about, by which checkpoints are selected.
+        """The kind of model by whose scores checkpoints are selected.
 
-        ``global``: the server's. ``personalised``: the clients' own. ``ensemble``: the clients' own at home, and all of
-        them together, as ``evaluation.ensemble`` has it, on data sets that nobody trains on.
+        ``global``: the server's. ``personalised``: the clients' own. ``ensemble``: the clients' own at home, and on
+        unseen data sets all of them together (``evaluation.ensemble``).
         """
         return "global"
 
@@ -144,15 +147,11 @@ class Method(ABC):
         return 0
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
-        """Return what travels beside the model in round ``round_``, from 0."""
+        """Return the tensors that are sent beside the model in round ``round_``, from 0."""
         return Payload()
 
     def initial_state(self, model: FlatModel) -> InitialState:
-        """Return tensors to be kept before the first round.
-
-        Args:
-            model: of an architecture, with the global model and initial private weights.
-        """
+        """Return tensors to keep from the start; ``model`` holds the global model and initial private weights."""
         return InitialState()
 
     def server_tensors(self, server: Server, arch: str) -> Mapping[str, Tensor]:
@@ -179,7 +178,7 @@ class Method(ABC):
         client.step(loss)
 
     def upload(self, client: Client) -> Upload:
-        """Return what leaves the client, after training: the model, extras and signals."""
+        """Return the client's message after training: the model, extras and signals."""
         return Upload(client.model.shared)
 
     # -- on the server -------------------------------------------------------------------------------------------------
@@ -210,6 +209,44 @@ class Method(ABC):
         The private groups and the tensors that the method keeps have been loaded already.
         """
         self.download(client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodySharing:
+    """A setting of methods that share backbone and neck."""
+
+    share_head: bool = False
+    """average the identity head, too; for clients with a common label space"""
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """Backbone, neck, and the head if it is shared."""
+        return body_groups(True, self.share_head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSharing(BodySharing):
+    """Settings of methods that share the backbone."""
+
+    share_neck: bool = True
+    """average the embedding layers before the head, too"""
+
+    @property
+    def shared_groups(self) -> frozenset[Group]:
+        """The backbone, and neck and head if they are shared."""
+        return body_groups(self.share_neck, self.share_head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightingChoice:
+    """A setting of methods that weigh clients by their images or alike."""
+
+    weighting: Weighting = "size"
+    """$n_k / n$; ``uniform`` is $1 / K$"""
+
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return aggregation weights."""
+        return weigh(self.weighting, reports)
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:

@@ -11,54 +11,38 @@ T. Li, S. Hu, A. Beirami, V. Smith. ICML 2021. arXiv:2012.04221.
 
 Deviations and silences:
 
-- v_k is a whole model: backbone, neck, running statistics, and a head of its own. The pull towards w^t acts on shared
-  parameters. v_k begins as the model that the client first receives, with its first head.
-- The personal model trains after the other and as long (E local epochs), on further random batches, with the client's
-  optimizer, which starts anew. So a round takes twice as long; the log counts the first half.
+- v_k is a whole model with its own running statistics and head. The pull towards w^t acts on shared parameters. v_k
+  begins as the first model that the client receives, with its first head.
+- The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
+  client. So a round takes twice as long; the log counts the first half.
 - A client that has not taken part yet is scored with the global model.
-- lambda = 0 is local training beside FedAvg; the best one depends on the data, and the paper tunes it for each.
+- lambda = 0 is local training beside FedAvg; the paper tunes lambda for each data set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Delivered, Method, Weighting, Weights, weigh
-from fedsim.models.groups import Group, body_groups
+from fedsim.core.checks import not_negative
+from fedsim.methods.base import BodySharing, Method, WeightingChoice
 from fedsim.training.client import Client
-from fedsim.training.messages import Report
 
 __all__ = ["Ditto"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Method):
+class Ditto(BodySharing, WeightingChoice, Method):
     """Averaging, and beside it a personal model of each client that is held near the global one."""
+
+    delivers = "personalised"
 
     lam: float = 0.1
     """$\\lambda$, weight of the pull towards the global model"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    weighting: Weighting = "size"
-    """$n_k / n$; ``uniform`` is $1 / K$"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
-        if self.lam < 0:
-            raise ConfigError(f"model.method.lam: {self.lam} is negative")
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' personal models v_k."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+        """Check the ranges."""
+        not_negative("model.method", lam=self.lam)
 
     def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
@@ -80,10 +64,6 @@ class Ditto(Method):
         """Add lambda (v_k - w^t) to the gradient."""
         change = client.model.flat.shared_change(client.received.vector)
         client.optimizer.add_to_gradients(change.mul_(self.lam))
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)
 
     def personalise(self, client: Client) -> None:
         """Load v_k."""

@@ -4,9 +4,9 @@ S. Ji, S. Pan, G. Long, X. Li, J. Jiang, Z. Huang. IJCNN 2019. arXiv:1812.07108.
 
 | hook              | attentive aggregation of the server                                        |
 |-------------------|----------------------------------------------------------------------------|
-| tensor_signals    | s_k^l = norm of theta^l - theta_k^l, for each tensor l                     |
-| parameter_weights | alpha_k^l = softmax of s_k^l over the clients k                            |
-| step_size         | theta^l <- theta^l - epsilon sum over k of alpha_k^l (theta^l - theta_k^l) |
+| upload            | s_k^l = norm of theta^l - theta_k^l, for each tensor l                     |
+| weights           | alpha_k^l = softmax of s_k^l over the clients k                            |
+| weights           | theta^l <- theta^l - epsilon sum over k of alpha_k^l (theta^l - theta_k^l) |
 
 Deviations and silences:
 
@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import softmax_weights, uniform_weights
-from fedsim.methods.base import Method, Signal, Weights
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 
@@ -37,28 +37,19 @@ __all__ = ["FedAtt"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAtt(Method):
+class FedAtt(BodySharing, Method):
     """Averaging with an attention over clients for each tensor."""
+
+    measures: ClassVar[Mapping[str, Signal]] = {"change": "tensor"}
 
     epsilon: float = 1.2
     """$\\epsilon$, step size of the server"""
     share_head: bool = True
-    """whether the identity head is averaged, too; for clients with a common label space"""
+    """average the identity head, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
-        if self.epsilon < 0:
-            raise ConfigError(f"model.method.epsilon: {self.epsilon} is negative")
-
-    @property
-    def measures(self) -> Mapping[str, Signal]:
-        """How far each tensor has moved."""
-        return {"change": "tensor"}
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+        """Check the ranges."""
+        not_negative("model.method", epsilon=self.epsilon)
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and how far each tensor has moved: the Euclidean norm."""

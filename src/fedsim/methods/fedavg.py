@@ -19,32 +19,18 @@ or keeps heads private: "FedAvg+D", the "Baseline" of paper 000, where all that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.methods.base import Method, Weighting, Weights, weigh
-from fedsim.models.groups import Group, body_groups
-from fedsim.training.messages import Report
+from fedsim.methods.base import Method, PartSharing, Weighting, WeightingChoice
 
 __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
+class FedAvg(PartSharing, WeightingChoice, Method):
     """Federated averaging of the whole network."""
 
     share_head: bool = True
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    share_neck: bool = True
-    """whether the embedding layers before the head are averaged"""
+    """average the identity head, too; for clients with a common label space"""
     weighting: Weighting = "size"
     """$n_k / m_t$ in Algorithm 1; ``uniform`` is $1 / |S_t|$ (papers 000 and 001)"""
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The trunk, and what is shared of neck and head."""
-        return body_groups(self.share_neck, self.share_head)
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)

@@ -19,22 +19,20 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.methods.base import Method, Weighting, Weights, weigh
+from fedsim.methods.base import Method, Weighting, WeightingChoice
 from fedsim.models.groups import Group
-from fedsim.training.messages import Report
 
 __all__ = ["FedBN"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(Method):
+class FedBN(WeightingChoice, Method):
     """Averaging of everything but normalisation layers."""
 
     share_head: bool = False
-    """whether head and neck are averaged, too, without the neck's normalisation; for a common label space"""
+    """average head and neck, too, but not the neck's normalisation; for clients with a common label space"""
     weighting: Weighting = "uniform"
     """$1 / K$; ``size`` is $n_k / n$"""
 
@@ -42,7 +40,3 @@ class FedBN(Method):
     def shared_groups(self) -> frozenset[Group]:
         """Weights outside normalisation layers."""
         return frozenset({Group.CONV, Group.NECK, Group.HEAD} if self.share_head else {Group.CONV})
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)

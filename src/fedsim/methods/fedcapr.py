@@ -5,9 +5,9 @@ code (github.com/maho666/FedCAPR) and what paper 004 says about it.
 
 | hook         | code                                                                                    |
 |--------------|-----------------------------------------------------------------------------------------|
-| before_epoch | the received model w^t, in evaluation mode, is the reference                            |
+| train        | the received model w^t, in evaluation mode, is the reference                            |
 | loss         | L_capr (paper 004, Eq. 2) + 0.13 mean(1 - cos(f, f^t)) from the second round            |
-| signals      | m_k, mean(1 - cos) of the features of the first 32 images before and after training     |
+| upload       | m_k, mean(1 - cos) of the features of the first 32 images before and after training     |
 | weights      | m_k / sum over j of m_j                                                                 |
 
 Clients cluster their images with ``model.client.cluster``, which any method can: this one adds the regulariser and the
@@ -17,31 +17,31 @@ Deviations and silences:
 
 - The code adds the regulariser after its loop over cameras, so that only images of the batch's last camera count:
   ``reg_last_camera_only``. Here all count.
-- The code rounds weights down to thousandths, so that small changes weigh 0, and a round of small changes divides 0 by
-  0: ``quantise``. Here nothing is rounded, and if all weights are 0 they are uniform.
-- Clients of the code also upload the centroids of their clusters, which nobody uses. Here they do not.
-- The code trains 50 local epochs in the last of 20 rounds, and reports the best epoch of the local model by test
-  rank-1. The first is ``model.client.long_round``. ``fedsim report --rule oracle`` chooses so among evaluated rounds;
-  local epochs are not evaluated one by one.
-- The published snapshot of the code has L_cam and the replication of images switched off; the paper lists both as
-  contributions, and the numbers of which setting were printed is unknown.
-- FedUCA (MMSP 2022; no code is public) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
+- The code rounds weights down to thousandths; a round of small changes then divides 0 by 0: ``quantise``. Here nothing
+  is rounded, and if all weights are 0 they are uniform.
+- The code's clients also upload the centroids of their clusters, which nobody uses. Here they do not.
+- The code trains 50 local epochs in the last of 20 rounds (``model.client.long_round``), and reports the best epoch of
+  the local model by test rank-1. ``fedsim report --rule oracle`` chooses so among evaluated rounds, not local epochs.
+- The published code has L_cam and the replication of images switched off; the paper lists both as contributions. It is
+  unknown which setting the printed numbers have.
+- FedUCA (MMSP 2022; no public code) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, not_negative
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import Method, Signal, Weights
 from fedsim.methods.reference import first_features, received_features, remember_received
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Report, Upload
 
@@ -51,6 +51,9 @@ __all__ = ["FedCAPR"]
 @dataclass(frozen=True, kw_only=True)
 class FedCAPR(Method):
     """Averaging of clients whose features stay near the received model's, by how far they have moved."""
+
+    shared_groups = BODY  # there is no head
+    measures: ClassVar[Mapping[str, Signal]] = {"cdw": "client"}
 
     regulariser: float = 0.13
     """weight of the cosine distance from the received model's features"""
@@ -63,20 +66,8 @@ class FedCAPR(Method):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.regulariser < 0:
-            raise ConfigError(f"model.method.regulariser: {self.regulariser} is negative")
-        if self.reg_from < 1:
-            raise ConfigError(f"model.method.reg_from: {self.reg_from} is less than 1, the first round")
-
-    @property
-    def measures(self) -> Mapping[str, Signal]:
-        """The cosine distance, which is the weight."""
-        return {"cdw": "client"}
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; there is no head."""
-        return BODY
+        not_negative("model.method", regulariser=self.regulariser)
+        at_least("model.method", 1, ", the first round", reg_from=self.reg_from)
 
     def train(self, client: Client) -> None:
         """Train, beside the received model."""

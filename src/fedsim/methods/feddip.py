@@ -4,10 +4,10 @@ Q. Long, C. Anagnostopoulos, S. P. Parambath, D. Bi. ICDM 2023. arXiv:2309.06805
 
 | hook           | Algorithm 1, and the authors' code                                                          |
 |----------------|---------------------------------------------------------------------------------------------|
-| before_epoch   | omega'_n <- omega_G * m, omega_n <- omega'_n                                                |
+| train          | omega'_n <- omega_G * m, omega_n <- omega'_n                                                |
 | loss           | f(omega'_n) + lambda_t sum over layers z of the norm of omega'^(z)                          |
-| before_step,   | omega_n <- omega_n - eta (gradient at omega'_n): the dense weights take the step,           |
-| after_step     | then omega'_n <- omega_n * m                                                                |
+| take_step      | omega_n <- omega_n - eta (gradient at omega'_n): the dense weights take the step,           |
+|                | then omega'_n <- omega_n * m                                                                |
 | upload         | omega_n, dense                                                                              |
 | weights        | omega_G <- sum over n of (rho_n) omega_n, rho_n = n_k / n                                   |
 | server_step    | every R rounds: m <- mask of the largest weights of all layers together, s_t of them pruned,|
@@ -17,33 +17,31 @@ lambda_t rises from 0 to ``lam`` in ``lam_steps`` equal steps over T rounds.
 
 Deviations and silences:
 
-- t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, and the
-  last one s_{T-1}; a round from which nobody returns leaves the mask as it is, for R more rounds. This is what the
-  bytes and the 69.99 % in Tables III and IV of paper 004 come to.
-- Pruned weights come back if they have grown by the next mask: they begin each round at 0, and are trained densely.
-- Prunable are convolutions and linear layers that are shared. With s_0 > 0 the first mask takes the smallest initial
-  weights of all layers together; the authors draw it, with a share for each layer (ERK).
-- The penalty acts on prunable weights of the masked model, on which the gradient is taken.
+- t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, the last
+  one s_{T-1}. A round from which nobody returns leaves the mask for R more rounds. This matches the bytes and the
+  69.99 % in Tables III and IV of paper 004.
+- Pruned weights begin each round at 0 and train densely: they come back if they have grown by the next mask.
+- Prunable are shared convolutions and linear layers. With s_0 > 0 the first mask prunes the smallest initial weights of
+  all layers together; the authors draw it, with a share for each layer (ERK).
+- The penalty acts on prunable weights of the masked model, at which the gradient is taken.
 - A client's own head, norms and biases train as always.
-- The paper's clients take SGD with rate 0.1 and factor 0.998 per round, and weight decay 5e-4.
+- The paper's clients take SGD with rate 0.1, factor 0.998 per round, and weight decay 5e-4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import InitialState, Method, Payload, Weighting, Weights, weigh
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
-from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
 __all__ = ["FedDIP"]
@@ -52,46 +50,31 @@ _DENSE = "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDIP(Method):
+class FedDIP(BodySharing, WeightingChoice, Method):
     """Averaging of dense models that are trained where the server's mask lets them; the server prunes more and more."""
 
+    server_every = 1
+
     rounds: int = 20
-    """$T$, length of both schedules: as long as ``trainer.max_epochs``"""
+    """$T$, length of both schedules; set it to ``trainer.max_epochs``"""
     initial: float = 0.0
-    """$s_0$, share of the prunable weights that is pruned at first; the authors' code takes 0.5"""
+    """$s_0$, share of the prunable weights that is pruned at the start; 0.5 in the authors' code"""
     target: float = 0.7
-    """$s_T$, the same in the end"""
+    """$s_T$, share that is pruned at the end"""
     reconfig_interval: int = 5
-    """$R$, rounds from one mask to the next"""
+    """$R$, rounds between two masks"""
     lam: float = 1e-3
     """$\\lambda_{max}$, largest weight of the penalty"""
     lam_steps: int = 20
-    """$Q$, steps in which the penalty's weight rises"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    weighting: Weighting = "size"
-    """$\\rho_n = n_k / n$; ``uniform`` is $1 / K$"""
+    """$Q$, number of steps in which the penalty's weight rises"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("rounds", "reconfig_interval", "lam_steps"):
-            if self.__dict__[name] < 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is less than 1")
-        for name in ("initial", "target"):
-            if not 0 <= self.__dict__[name] < 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1)")
-        if self.lam < 0:
-            raise ConfigError(f"model.method.lam: {self.lam} is negative")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
-
-    @property
-    def server_every(self) -> int:
-        """The server prunes in each round."""
-        return 1
+        at_least(
+            "model.method", 1, rounds=self.rounds, reconfig_interval=self.reconfig_interval, lam_steps=self.lam_steps
+        )
+        within("model.method", "[0, 1)", initial=self.initial, target=self.target)
+        not_negative("model.method", lam=self.lam)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Downloads are reduced to m."""
@@ -140,10 +123,6 @@ class FedDIP(Method):
         return Upload(torch.cat([_dense(client), statistics]))
 
     # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)
 
     def server_step(self, server: Server) -> None:
         """Renew m, if it is time to, and prune omega_G."""

@@ -5,45 +5,44 @@ Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
 | hook          | Section III                                                                               |
 |---------------|-------------------------------------------------------------------------------------------|
 | download      | the personalised model: theta_g "adapted using each client's mask", theta_g * M_k         |
-| before_epoch  | it is also the reference, in evaluation mode                                              |
+| train         | it is also the reference, in evaluation mode                                              |
 | loss          | Eqs. (2), (9): L_capr + lambda D_KL(p_global || p_local)                     ("KLL")      |
-| after_step    | theta_k <- theta_k * M_k                                                                  |
-| train         | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
-| signals       | kl_k and PR_k                                                                             |
+| take_step     | theta_k <- theta_k * M_k                                                                  |
+| upload        | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
+| upload        | kl_k and PR_k                                                                             |
 | weights       | Eqs. (11)-(13): alpha KLAW + beta PRAW                                       ("KLPWA")    |
 | upload        | theta_k and M_k: pruned elements are left out of the mean                    ("SAS")      |
 | personalise   | theta_g * M_k                                                                             |
 
-L_capr is that of ``model.client.cluster``; on clients that know identities the supervised loss takes its place. Every
-row of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
+L_capr is the loss of ``model.client.cluster``; clients that know identities have the supervised loss instead. Every row
+of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
 
 Deviations and silences:
 
-- The "feature distribution" is the softmax of the neck's features as they are, at temperature 1. On features of unit
-  length (``unit_features``) the divergence is the cosine distance divided by the number of features: with lambda =
-  0.13, which FedCAPR has for the cosine distance itself, the loss is then dead.
-- Direction of Eq. (9): the paper's prose compares "local and personalized model distributions"; here D_KL(p || q) has p
-  of the received model. ``reverse`` swaps them. As in FedCAPR's code it begins with the second round.
-- Larger change, larger weight: Eqs. (10) and (11); the list of contributions says the opposite. kl_k is measured on the
-  first 32 training images, before pruning, whose damage is no knowledge.
-- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0, and KLAW is the weight. ``praw``
-  alone is uniform until then.
-- Magnitudes of all shared convolutions and linear layers are compared together, which the paper does not say; of each
-  layer ``floor`` of the weights stay. Once pruned, an element stays so.
-- "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials of 0.9 % of
-  all prunable weights each, until one is rejected or the target is reached.
-- CRR's thresholds are lost in print: accuracy at least 0.5, within 0.02 of the mean of the client's two rounds before
-  (stage 1, once a round), and a loss of less than 0.01 against the model before its first trial (stage 2). Without CRR
-  a round prunes its whole step.
-- The accuracy is that on the client's training images: of the nearest proxy's cluster against the image's own, with
-  proxies as the last batch has left them, or of the head. In this family of code "training accuracy" is rank-1 on the
-  test set, which we do not look at. In its first two rounds a client does not prune.
-- A rejected trial leaves weights and mask to the bit as they were.
+- The "feature distribution" is the softmax of the neck's features at temperature 1. With ``unit_features`` the
+  divergence is the cosine distance over the number of features: too small for FedCAPR's lambda = 0.13.
+- Eq. (9): the prose compares "local and personalized model distributions"; here D_KL(p || q) has p of the received
+  model. ``reverse`` swaps them. The term begins with the second round, as in FedCAPR's code.
+- A larger change gives a larger weight, by Eqs. (10) and (11); the list of contributions says the opposite. kl_k is
+  measured on the first 32 training images, before pruning.
+- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0: then KLAW is the weight, and
+  ``praw`` alone is uniform.
+- The paper does not say that magnitudes of all shared convolutions and linear layers are compared together. Here they
+  are; of each layer ``floor`` of the weights stay. A pruned element stays pruned.
+- "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes in up to 10 trials, each of 0.9 %
+  of all prunable weights, until one is rejected or the target is reached.
+- CRR's thresholds are lost in print. Stage 1, once a round: accuracy at least 0.5, and within 0.02 of the mean of the
+  client's two rounds before. Stage 2: a loss of less than 0.01 against the model before its first trial. Without CRR a
+  round prunes its whole step.
+- Accuracy is measured on the client's training images: the cluster of the nearest proxy against the image's own, with
+  the proxies after the last batch; or the head's. In this family of code "training accuracy" is rank-1 on the test set,
+  which clients do not see. A client does not prune in its first two rounds.
+- A rejected trial restores weights and mask to the bit.
 - Elements that all clients have pruned keep their global value; without SAS they become 0. Running statistics are
   averaged and never masked.
 
-Measured, in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
-identities (``benchmarks/fedklpr.py``). In six rounds it prunes less than they do, and loses nothing.
+Measured in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
+identities (``benchmarks/fedklpr.py``). In six rounds it prunes less than they do, and loses no accuracy.
 """
 
 from __future__ import annotations
@@ -57,15 +56,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Signal, Weights, weigh
+from fedsim.methods.base import InitialState, Method, Need, Signal, Weights, weigh
 from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
 from fedsim.methods.reference import first_features, received_features, remember_received
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -73,25 +73,28 @@ from fedsim.training.messages import Report, Upload
 __all__ = ["FedKLPR"]
 
 _HISTORY = 3
-"""accuracies that stage 1 looks at"""
+"""number of accuracies in stage 1"""
 _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
-"""weighting -> the signal that says how features have changed; the others need none"""
+"""weighting -> signal of the change of features; the other weightings need none"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedKLPR(Method):
     """Averaging of clients that prune themselves, by how their features have changed and how much they have pruned."""
 
+    delivers = "personalised"
+    shared_groups = BODY  # with clusters there is no head
+
     regulariser: Literal["kl", "cosine", "none"] = "kl"
-    """what keeps features near the received model's: KLL, FedCAPR's cosine distance, or nothing"""
+    """term that keeps features near the received model's: KLL, FedCAPR's cosine distance, or none"""
     lam: float = 0.13
     """$lambda$, its weight"""
     reg_from: int = 2
     """the first round with the regulariser, from 1"""
     temperature: float = 1.0
-    """of the feature distributions"""
+    """temperature of the feature distributions"""
     unit_features: bool = False
-    """scale features to unit length before that"""
+    """scale features to unit length before the softmax"""
     reverse: bool = False
     """D_KL(p_local || p_global) in Eq. (9)"""
     weighting: Literal["klpwa", "klaw", "praw", "cdw", "size"] = "klpwa"
@@ -99,42 +102,37 @@ class FedKLPR(Method):
     alpha: float = 0.5
     """$alpha$, share of KLAW in Eq. (13); $beta$ is the rest"""
     prune: bool = True
-    """whether clients prune at all"""
+    """whether clients prune"""
     sas: bool = True
-    """leave pruned elements out of the mean; else they enter it as zeros"""
+    """leave pruned elements out of the mean; false: they enter it as zeros"""
     crr: bool = True
-    """prune only what the model recovers from; else in every round"""
+    """prune only if the accuracy allows it; false: in every round"""
     target: float = 0.7
-    """share of the prunable weights to be pruned in the end"""
+    """share of the prunable weights that is pruned in the end"""
     step: float = 0.09
     """largest share that a round prunes"""
     trials: int = 10
-    """"evaluation epochs": trials that a round's share is divided into"""
+    """largest number of trials in a round ("evaluation epochs"); each prunes ``step / trials``"""
     floor: float = 0.05
     """share of each layer that is never pruned"""
     min_accuracy: float = 0.5
     """$A_target$ of stage 1"""
     plateau: float = 0.02
-    """largest change of accuracy from the rounds before in stage 1"""
+    """largest change of accuracy against the rounds before in stage 1"""
     tolerance: float = 0.01
-    """loss of accuracy by pruning that stage 2 does not accept any more"""
+    """smallest loss of accuracy for which stage 2 rejects a trial"""
     accuracy_images: int | None = None
-    """so many random images to measure accuracy on; null: all. With clusters it is always all"""
+    """number of random images to measure accuracy on; null: all. With clusters it is always all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name, is_right in {
-            "lam": self.lam >= 0,
-            "reg_from": self.reg_from >= 1,
-            "temperature": self.temperature > 0,
-            "alpha": 0 <= self.alpha <= 1,
-            "trials": self.trials >= 1,
-            "floor": 0 <= self.floor <= 1,
-        }.items():
-            if not is_right:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is out of its range")
+        where = "model.method"
+        not_negative(where, lam=self.lam)
+        at_least(where, 1, reg_from=self.reg_from, trials=self.trials)
+        positive(where, temperature=self.temperature)
+        within(where, "[0, 1]", alpha=self.alpha, floor=self.floor)
         if self.weighting in ("klpwa", "praw") and not self.prune:
-            raise ConfigError(f"model.method.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
+            raise ConfigError(f"{where}.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
@@ -147,16 +145,6 @@ class FedKLPR(Method):
         """kl_k, the cosine distance or PR_k, whatever is used."""
         change = (_CHANGES[self.weighting],) if self.weighting in _CHANGES else ()
         return dict.fromkeys((*change, "pruned") if self.prune else change, "client")
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; with clusters there is no head."""
-        return BODY
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""
@@ -245,9 +233,7 @@ class FedKLPR(Method):
         if self.weighting == "size":
             return weigh("size", reports)
         if self.weighting == "praw":
-            return Weights(
-                normalise({client: report.signals["pruned"] ** 2 for client, report in reports.items()})
-            )  # Eq. (12)
+            return Weights(normalise({k: report.signals["pruned"] ** 2 for k, report in reports.items()}))  # Eq. (12)
         changes = {client: report.signals[_CHANGES[self.weighting]] for client, report in reports.items()}
         if self.weighting != "klpwa":
             return Weights(normalise(changes))  # Eq. (11)

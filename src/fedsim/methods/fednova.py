@@ -4,9 +4,9 @@ J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. arXiv:2007.07481.
 
 | hook              | update rule of FedNova                                                                 |
 |-------------------|----------------------------------------------------------------------------------------|
-| signals           | norm of a_i: how often local steps count a gradient; tau_i for plain SGD               |
-| parameter_weights | d_i = (x - y_i) / norm of a_i, with weights p_i = n_i / n                              |
-| step_size         | x <- x - tau_eff sum over i of p_i d_i, with tau_eff = sum over i of p_i norm of a_i   |
+| upload            | norm of a_i: how often local steps count a gradient; tau_i for plain SGD               |
+| weights           | d_i = (x - y_i) / norm of a_i, with weights p_i = n_i / n                              |
+| weights           | x <- x - tau_eff sum over i of p_i d_i, with tau_eff = sum over i of p_i norm of a_i   |
 
 With w_i = p_i / norm of a_i and W the sum of these, that update is ``x + tau_eff W (mean - x)``, where the mean has the
 weights w_i / W. With equally many steps of all clients it is FedAvg, bit for bit.
@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch.optim import SGD
 
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import normalise, sgd_normaliser, size_weights
-from fedsim.methods.base import Method, Signal, Weights
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 
@@ -36,21 +36,10 @@ __all__ = ["FedNova"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNova(Method):
+class FedNova(BodySharing, Method):
     """Averaging of updates that are divided by the amount of local work."""
 
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-
-    @property
-    def measures(self) -> Mapping[str, Signal]:
-        """The amount of local work."""
-        return {"normaliser": "client"}
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+    measures: ClassVar[Mapping[str, Signal]] = {"normaliser": "client"}
 
     def train(self, client: Client) -> None:
         """Check that a_i will be known, and train."""

@@ -10,7 +10,7 @@ W. Zhuang, Y. Wen, X. Zhang, X. Gan, D. Yin, D. Zhou, S. Zhang, S. Yi. ACM Multi
 | upload          | lines 21-22: store v, return w                                               |
 | weights         | line 9: w^{t+1} <- sum over k in C_t of (n_k / n) w_k^{t+1}                   |
 |                 | Algorithm 3 (Cosine Distance Weight, ``weighting: cdw``)                     |
-| signals         | lines 22-28: m_k, how far logits of a batch have turned in training          |
+| upload          | lines 22-28: m_k, how far logits of a batch have turned in training          |
 | weights         | lines 8-9: w^{t+1} <- sum over k in C_t of (m_k / m) w_k^{t+1}                |
 |                 | Algorithm 2 (Knowledge Distillation, ``distillation``)                       |
 | upload          | line 25: l_k, features of the public images                                  |
@@ -20,24 +20,24 @@ Algorithm 5 is both at once.
 
 Deviations and silences:
 
-- Paper: n is the "total size of datasets". If that covered all clients, the weights would not sum to 1 when K < N. Here
-  n = sum of n_k over C_t, as in the authors' code.
-- The authors' code never averages BatchNorm's running statistics: each round the server silently keeps those of one
-  random client. ``bn_stats: first`` reproduces that; fedsim's default is ``mean``.
+- Paper: n is the "total size of datasets". Over all clients, weights would not sum to 1 when K < N. Here n = sum of n_k
+  over C_t, as in the authors' code.
+- The authors' code never averages BatchNorm's running statistics: the server keeps those of one random client.
+  ``bn_stats: first`` does the same; fedsim's default is ``mean``.
 - The authors' code also sends ResNet-50's unused ImageNet classifier (8.2 MB per direction); here it does not exist.
 - Algorithm 3, line 8, prints m <- sum of 1 / m_k: weights that do not sum to 1. Here m = sum of m_k, as in the code.
 - The code computes m_k in training mode: an augmented batch, dropout, statistics of the batch. Dropout of one half
-  alone gives a distance of a half, so weights come close to uniform ones: compare with ``weighting: uniform``.
-  ``cdw_mode: eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the
-  batch also shifts the running statistics of the server's model; here it moves nothing. If all m_k vanish, weights are
-  uniform. The batch has 32 images, B in the paper, or all if the client has fewer.
-- Algorithm 2 does not say what the loss of line 12 is, nor for how long: mean squared error on the neck's features,
-  one epoch, SGD with Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper).
-  The student is in training mode. The paper distils in every round, the code in every 10th (``every: 10``).
+  alone gives a distance of a half, so weights are nearly uniform: compare with ``weighting: uniform``. ``cdw_mode:
+  eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the batch also
+  shifts the running statistics of the server's model; here it does not. If all m_k vanish, weights are uniform. The
+  batch has 32 images, B in the paper, or all if the client has fewer.
+- Algorithm 2 gives neither loss nor duration of line 12: mean squared error on the neck's features, one epoch, SGD with
+  Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper). The student is in
+  training mode. The paper distils in every round, the code in every 10th (``every: 10``).
 - The code leaves the teachers in training mode, and normalises their features, but not the student's (``target_norm:
   teacher``). Here teachers are in evaluation mode.
-- Public images are sent to all clients once, which is not counted as traffic of a round. CUHK02, the paper's, contains
-  the people of CUHK01, which is one of its clients: unlabelled, but not unseen.
+- All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's, contains the
+  people of CUHK01, one of its clients: unlabelled, but not unseen.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, positive
 from fedsim.core.seeding import torch_generator
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
 from fedsim.methods.base import Method, Need, Payload, Signal, Weights, has_server_step, weigh
-from fedsim.models.groups import BODY, Group
+from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 from fedsim.training.public import PublicImages
@@ -74,25 +74,24 @@ class Distillation:
     """Fine-tuning of the global model on public images, with the clients' features as targets."""
 
     every: int = 1
-    """rounds from one to the next: 1 in the paper, 10 in its code"""
+    """rounds between two distillations: 1 in the paper, 10 in its code"""
     epochs: int = 1
     """passes over the public images"""
     lr: float = 5e-4
-    """of the fine-tuning"""
+    """learning rate of the fine-tuning"""
     batch_size: int = 32
-    """of the fine-tuning, and of the clients' passes over the public images"""
+    """images per batch, on the server and on the clients"""
     target_norm: Literal["none", "teacher", "both"] = "both"
-    """whose features are scaled to unit length: nobody's, the clients', or the server's, too"""
+    """features that are scaled to unit length: none, the clients', or also the server's"""
     view: Literal["eval", "seeded_train"] = "eval"
-    """public images as they are, or augmented as in training, for clients and server alike"""
+    """public images as they are, or augmented as in training, alike for clients and server"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name, least in (("every", 1), ("epochs", 1), ("batch_size", 2)):
-            if self.__dict__[name] < least:
-                raise ConfigError(f"model.method.distillation.{name}: {self.__dict__[name]} is less than {least}")
-        if self.lr <= 0:
-            raise ConfigError(f"model.method.distillation.lr: {self.lr} is not positive")
+        where = "model.method.distillation"
+        at_least(where, 1, every=self.every, epochs=self.epochs)
+        at_least(where, 2, batch_size=self.batch_size)
+        positive(where, lr=self.lr)
 
     def batches(self, public: PublicImages, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through the round's public images: (index [b], images [b, 3, H, W])."""
@@ -103,12 +102,14 @@ class Distillation:
 class FedPav(Method):
     """Backbone and neck are averaged; every client keeps its identity head."""
 
+    shared_groups = BODY
+
     weighting: Literal["size", "uniform", "cdw"] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
     cdw_mode: Literal["train", "eval"] = "train"
-    """of the models whose logits ``cdw`` compares: as in the authors' code, or as they are scored"""
+    """mode of the models whose logits ``cdw`` compares: as in the authors' code, or as in an evaluation"""
     distillation: Distillation | None = None
-    """knowledge distillation on public images (Algorithm 2), which ``data.public`` names; null: none"""
+    """knowledge distillation on the images of ``data.public`` (Algorithm 2); null: none"""
 
     @property
     def measures(self) -> Mapping[str, Signal]:
@@ -125,11 +126,6 @@ class FedPav(Method):
     def server_every(self) -> int:
         """The server distils."""
         return 0 if self.distillation is None else self.distillation.every
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck."""
-        return BODY
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Features of the public images, in rounds that distil."""

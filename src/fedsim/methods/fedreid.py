@@ -10,40 +10,39 @@ G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
 | train           | Eqs. (3), (9), (11)-(13): L^C + L^E + L^R on two views of each batch                      |
 | upload          | the embedding network, omega^f; kept for the next expert                                  |
 | (selection)     | N_S: ceil(S N) of the clients, ``model.selection: RandomFraction``                        |
-| signals         | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
+| upload          | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
 | weights         | Eq. (8), last line: theta_{k+1} <- (1 / ceil(S N)) sum over m in N_S of omega_m           |
 |                 | Eq. (14), noise on the mean: ``model.privacy``                                             |
 
-The embedding network is the trunk, the mapping network neck and head. ``share_neck`` and ``share_head`` average those,
-too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
+The embedding network is the backbone, the mapping network neck and head. ``share_neck`` and ``share_head`` average
+these, too: Eqs. (5) and (6), the paper's CIFAR-10. ``expert: false`` (Figure 4 d) is FedAvg with uniform weights.
 
-:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: a client's own training from the global
-model, which is also its expert. ``model.backbone.weights`` names that model, as ``fedsim export`` writes it. Nothing is
-shared, so clients may be others than those of the federation: this is also how a new one adapts.
+:class:`FedReIDFineTune` is "FedReID (sup. w/ local data & dis.)" of Table 6: a client trains from the global model,
+which is also its expert. ``model.backbone.weights`` names that model, as ``fedsim export`` writes it. Nothing is
+shared, so a new client can adapt in the same way.
 
 Deviations and silences:
 
-- The expert of round k+1 is the local client model's end in round k, not the last expert's: the expert is thrown away.
-  So a client keeps a trunk between rounds. One that skips rounds goes on from its last one; in a client's first round
-  both models begin as the server's.
-- The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So the two models share
-  nothing in the backward pass, and each steps by its own optimizer; of SGD a joint one would do the same. ``grad_clip``
-  bounds each on its own. Label smoothing and triplet, which the paper has not, enter L^C and L^E.
+- The expert of round k+1 starts from the end of the local client model in round k; the last expert is thrown away. So a
+  client keeps a backbone between rounds, also over rounds that it skips. In its first round both models start from the
+  server's.
+- The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So each model has its
+  own optimizer; with SGD a joint one would do the same. ``grad_clip`` bounds each on its own. Label smoothing and
+  triplet, which the paper has not, enter L^C and L^E.
 - t_max is 1 "local step" in the paper and an epoch in its code: ``local_epochs``. ``local_steps`` counts steps.
-- Eq. (8), first line, sums gradients, which is the last line's mean for plain SGD only; with momentum it is the mean.
-- The text lets all clients train and aggregates some (``aggregated``); the code draws before training, which saves the
-  rest's work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
-  ``bn_stats: first`` may take the statistics of a client that is not.
-- The text has a ReLU in the mapping network, the code a LeakyReLU: ``model.neck.activation``.
-- The code is another algorithm. The client model starts from half of the received one and half of its own last
-  (``start_mix: 0.5``), the expert from the received one (``expert_from: global``), and both see the same images
-  (``views: same``). It also sends all clients' mapping networks to everybody, though each is used by its owner only:
-  here they stay at home.
-- Table 6 says no more than "local data for training and a global model as the expert". The exported model has no
-  mapping network; those that clients have at home belong to their own trunks, and a new client has none. So before its
-  first round every client trains one on the trunk as it is, frozen and in evaluation mode, for ``mapping_epochs``.
-  Model and expert start from the two together; from then on the expert is frozen, in evaluation mode, and the loss is
-  L^C + L^R. How long this training lasts is not said either.
+- Eq. (8), first line, sums gradients: this is the last line's mean for plain SGD only. With momentum it is the mean.
+- In the text all clients train and some are aggregated (``aggregated``); the code draws before training, which saves
+  work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
+  ``bn_stats: first`` may take the statistics of a client that is not aggregated.
+- The mapping network has a ReLU in the text, a LeakyReLU in the code: ``model.neck.activation``.
+- The code is another algorithm. Its client model starts from half of the received model and half of its own last one
+  (``start_mix: 0.5``), its expert from the received one (``expert_from: global``); both see the same images
+  (``views: same``). It also sends all mapping networks to everybody, though only their owners use them: here they stay
+  at home.
+- Table 6 only says "local data for training and a global model as the expert". The exported model has no mapping
+  network, and those of the clients fit their own backbones. So before its first round every client trains one on the
+  frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
+  the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
 - The log counts the local client model.
 """
 
@@ -57,11 +56,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import Method, Need, Signal, Weights, weigh
+from fedsim.methods.base import Method, Need, PartSharing, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -73,40 +72,30 @@ _EXPERT = "expert"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReID(Method):
+class FedReID(PartSharing, Method):
     """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
 
     expert: bool = True
-    """whether clients have an expert (Figure 4 d); it costs a second local training"""
+    """whether clients have an expert (Figure 4 d), which costs a second local training"""
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     expert_from: Literal["previous", "global"] = "previous"
-    """what the expert starts from: Eq. (10), or the received model (the authors' code)"""
+    """start of the expert: Eq. (10), or the received model (the authors' code)"""
     start_mix: float = 1.0
-    """share of the received model in what the client model starts from, the rest is its own last one: 1 in Eq. (7), 0.5
-    in the authors' code"""
+    """share of the received model in the start of the client model; the rest is its own last one. 1 in Eq. (7), 0.5 in
+    the authors' code"""
     views: Literal["separate", "same"] = "separate"
-    """whether the two models see views of a batch that are augmented apart, or the same (the authors' code)"""
+    """``separate``: each model sees its own augmentation of a batch; ``same``: both see one (the authors' code)"""
     aggregated: float = 1.0
-    """$S$ in Eq. (5), where all that ``model.selection`` selects train and a part of them is averaged"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space (the paper's CIFAR-10)"""
+    """$S$ in Eq. (5): share of the selected clients whose models are averaged, though all train"""
     share_neck: bool = False
-    """whether the embedding layers before the head are averaged"""
+    """average the embedding layers before the head, too"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_temperature(self.temperature)
-        if not 0 < self.start_mix <= 1:
-            raise ConfigError(f"model.method.start_mix: {self.start_mix} is not in (0, 1]")
-        if not 0 < self.aggregated <= 1:
-            raise ConfigError(f"model.method.aggregated: {self.aggregated} is not in (0, 1]")
+        positive("model.method", temperature=self.temperature)
+        within("model.method", "(0, 1]", start_mix=self.start_mix, aggregated=self.aggregated)
         body_groups(self.share_neck, self.share_head)
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The trunk, and what is shared of neck and head."""
-        return body_groups(self.share_neck, self.share_head)
 
     @property
     def requires(self) -> frozenset[Need]:
@@ -173,26 +162,18 @@ class FedReID(Method):
 class FedReIDFineTune(Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
+    requires = frozenset({"identities"})  # for soft labels
+    shared_groups = frozenset[Group]()
+
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""
     mapping_epochs: int = 5
-    """passes over the images, before the first round's own, that train the expert's neck and head; paper silent"""
+    """passes over the images before the first round, which train the expert's neck and head; no number in the paper"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_temperature(self.temperature)
-        if self.mapping_epochs < 1:
-            raise ConfigError(f"model.method.mapping_epochs: {self.mapping_epochs} is less than 1")
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Identities, for soft labels."""
-        return frozenset({"identities"})
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The empty set."""
-        return frozenset()
+        positive("model.method", temperature=self.temperature)
+        at_least("model.method", 1, mapping_epochs=self.mapping_epochs)
 
     def train(self, client: Client) -> None:
         """Train on labels and on the expert's soft labels."""
@@ -227,8 +208,3 @@ class FedReIDFineTune(Method):
         backbone.train()
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-
-
-def _check_temperature(value: float) -> None:
-    if value <= 0:
-        raise ConfigError(f"model.method.temperature: {value} is not positive")

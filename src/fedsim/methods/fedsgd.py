@@ -19,38 +19,29 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Method, Weighting, Weights, weigh
-from fedsim.models.groups import Group, body_groups
+from fedsim.core.checks import at_least
+from fedsim.methods.base import BodySharing, Method, Weighting, WeightingChoice
 from fedsim.training.client import Client
-from fedsim.training.messages import Report
 
 __all__ = ["FedSGD"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSGD(Method):
+class FedSGD(BodySharing, WeightingChoice, Method):
     """One optimizer step of every client in each round."""
 
     steps: int | None = 1
     """optimizer steps per round; null: all of the local epochs (paper 001)"""
     share_head: bool = True
-    """whether the identity head is averaged, too; for clients with a common label space"""
+    """average the identity head, too; for clients with a common label space"""
     weighting: Weighting = "size"
     """$n_k / n$; ``uniform`` is $1 / K$ (paper 001)"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"model.method.steps: {self.steps} is less than 1; use null for whole epochs")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+        """Check the ranges."""
+        at_least("model.method", 1, "; use null for whole epochs", steps=self.steps)
 
     def train(self, client: Client) -> None:
         """Take the first ``steps`` steps of plain local training."""
@@ -59,7 +50,3 @@ class FedSGD(Method):
                 client.step(self.loss(client, batch))
                 if client.optimizer.num_steps == self.steps:
                     return
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)

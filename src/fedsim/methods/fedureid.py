@@ -16,24 +16,23 @@ which takes the number of identities from the labels; here it is a constant of t
 
 Deviations and silences:
 
-- Clusters merge before a client's local training, by the features of the model that it begins with; in the code after
-  it, by those of the trained one. A client that is not called does not merge.
+- Clusters merge before local training, by the features of the start model; in the code after it, by those of the
+  trained one. A client that is not called does not merge.
 - The code's first round has 20 local epochs at rate 0.1, the others one at 0.01: ``model.client.long_round`` and
-  ``schedule``. With ``dynamic`` fewer are run: up to the first batch whose images all are nearest to their clusters, or
-  with which the epoch's share of such images exceeds 0.95.
+  ``schedule``. ``dynamic`` ends them early: at the first batch whose images all are nearest to their clusters, or with
+  which the epoch's share of such images exceeds 0.95.
 - alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Method, Weights, weigh
-from fedsim.models.groups import BODY, Group
+from fedsim.core.checks import within
+from fedsim.methods.base import Method
+from fedsim.models.groups import BODY
 from fedsim.training.client import Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Upload
 
 __all__ = ["FedUReID"]
 
@@ -42,28 +41,19 @@ __all__ = ["FedUReID"]
 class FedUReID(Method):
     """Averaging of clients that begin with a mixture of two models, and end when they know their clusters."""
 
+    shared_groups = BODY  # the memory is no part of the model
+    has_own_models = True
+
     dynamic: bool = True
-    """whether local training ends early; reads a number from the device after each batch"""
+    """whether local training may end early; waits for the device after each batch"""
     precision: float = 0.95
-    """the epoch's share of right images that ends it"""
+    """share of the epoch's images, nearest to their own clusters, that ends local training"""
     update: float = 0.0
     """alpha, weight of the client's own last model"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("precision", "update"):
-            if not 0 <= self.__dict__[name] <= 1:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not in [0, 1]")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone and neck; the memory is no part of the model."""
-        return BODY
-
-    @property
-    def has_own_models(self) -> bool:
-        """Clients mix the global model with their last one."""
-        return True
+        within("model.method", "[0, 1]", precision=self.precision, update=self.update)
 
     def download(self, client: Client) -> None:
         """Mix the global model with the client's last one."""
@@ -88,7 +78,3 @@ class FedUReID(Method):
         if self.update > 0:
             client.keep("previous", client.model.shared)
         return super().upload(client)
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh("size", reports)

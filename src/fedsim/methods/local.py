@@ -20,7 +20,4 @@ __all__ = ["Local"]
 class Local(Method):
     """Nothing is shared."""
 
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The empty set."""
-        return frozenset()
+    shared_groups = frozenset[Group]()

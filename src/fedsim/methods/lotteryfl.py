@@ -8,21 +8,23 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | download            | theta_k <- theta_g * M_k                                                               |
 | train               | if acc(theta_k) > acc_threshold and r_k > r_target: prune p of what is left,           |
 |                     | theta_k <- theta_0 * M_k; then local training                                          |
-| step                | theta_k <- theta_k * M_k                                                               |
+| take_step           | theta_k <- theta_k * M_k                                                               |
 | upload, weights     | theta_g <- per element, the plain mean over the clients that have it; others stay      |
 | personalise         | theta_g * M_k                                                                          |
+
+Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
 
 Layer by layer, the p smallest of the weights that are left go, before the client trains.
 
 Deviations and silences:
 
 - The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
-  Where clients cluster their images it is that of the clusters' proxies, before training; with ``bottom_up`` these are
-  then empty, and the client hardly ever prunes.
-- Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
-  norms included. Norms, biases and the client's head are never pruned.
-- A rewound client goes back to theta_0 in all shared parameters. Running statistics and its head stay.
-- With pretrained weights a rewind throws away all that the federation has learnt, on this client, each time it prunes.
+  With ``cluster`` it is that of the proxies before training; with ``bottom_up`` these are then empty, and the client
+  hardly ever prunes.
+- Prunable are shared convolutions and linear layers; the code takes all that is called "weight", gains of norms
+  included. Norms, biases and the client's head are never pruned.
+- A rewound client goes back to theta_0 in all shared parameters, but keeps running statistics and head. With pretrained
+  weights a rewind throws away all that the federation has learnt, on this client.
 - The last step prunes just enough to reach the target. Of each layer one weight stays at least.
 - Masks hold after each step; the code sets gradients of weights below 1e-6 to zero, which momentum and weight decay
   of other optimizers undo.
@@ -30,57 +32,37 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, weigh
-from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload
+from fedsim.methods.pruned import OwnMask, check_pruning, full_mask, own_accuracy, prunable_layers, zero_pruned
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 __all__ = ["LotteryFL"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LotteryFL(Method):
+class LotteryFL(OwnMask, BodySharing, Method):
     """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
 
     target: float = 0.7
-    """$1 - r_{target}$, share of the prunable weights to be pruned in the end"""
+    """$1 - r_{target}$, share of the prunable weights that is pruned in the end"""
     step: float = 0.1
-    """$p$, share of each layer's remaining weights that is pruned at a time"""
+    """$p$, share of each layer's remaining weights that is pruned at once"""
     start_accuracy: float = 0.2
     """$acc_{threshold}$, accuracy on the client's training images above which it prunes"""
     accuracy_images: int | None = None
-    """so many random images for that; null: all"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
+    """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Clients prune."""
-        return frozenset({"masks"})
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Clients keep theta_0, the first model that they have got."""
@@ -89,13 +71,6 @@ class LotteryFL(Method):
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k, ones, and theta_0."""
         return InitialState({"mask": full_mask(model)}, {"initial": model.shared[: model.flat.num_shared_parameters]})
-
-    # -- on the client -------------------------------------------------------------------------------------------------
-
-    def download(self, client: Client) -> None:
-        """Load theta_g * M_k."""
-        super().download(client)
-        zero_pruned(client)
 
     def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
@@ -114,18 +89,3 @@ class LotteryFL(Method):
             return mask
         share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
         return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step, and apply M_k."""
-        if client.step(loss):
-            zero_pruned(client)
-
-    def upload(self, client: Client) -> Upload:
-        """Return theta_k and M_k."""
-        return upload_masked(client)
-
-    # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the same for all: a plain mean over those that have an element."""
-        return weigh("uniform", reports)

@@ -4,7 +4,7 @@ Q. Li, B. He, D. Song. CVPR 2021. arXiv:2103.16257.
 
 | hook         | Algorithm 1                                                                        |
 |--------------|------------------------------------------------------------------------------------|
-| before_epoch | the received model w^t and the client's last one, w_i^{t-1}, are the references    |
+| train        | the received model w^t and the client's last one, w_i^{t-1}, are the references    |
 | loss         | l_sup + mu l_con, with the features z, z_glob, z_prev of the three models          |
 | upload       | return w_i^t, and keep it                                                          |
 | weights      | w^{t+1} <- sum over i of (n_i / n) w_i^t                                           |
@@ -23,48 +23,33 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import Method, Weighting, Weights, weigh
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import Method, PartSharing, WeightingChoice
 from fedsim.training.client import Batch, Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Upload
 
 __all__ = ["MOON"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(Method):
+class MOON(PartSharing, WeightingChoice, Method):
     """Averaging of clients whose features stay near the global model's, and leave their own previous ones."""
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""
     tau: float = 0.5
     """$\\tau$, temperature"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
-    share_neck: bool = True
-    """whether the embedding layers before the head are averaged"""
-    weighting: Weighting = "size"
-    """$n_i / n$; ``uniform`` is $1 / K$"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.mu < 0:
-            raise ConfigError(f"model.method.mu: {self.mu} is negative")
-        if self.tau <= 0:
-            raise ConfigError(f"model.method.tau: {self.tau} is not positive")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The trunk, and what is shared of neck and head."""
-        return body_groups(self.share_neck, self.share_head)
+        not_negative("model.method", mu=self.mu)
+        positive("model.method", tau=self.tau)
 
     def train(self, client: Client) -> None:
         """Load both references, and train."""
@@ -90,7 +75,3 @@ class MOON(Method):
         """Return the model, and keep it for the next time."""
         client.keep("previous", client.model.whole)
         return super().upload(client)
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the share of each client in the average."""
-        return weigh(self.weighting, reports)

@@ -7,7 +7,7 @@ C. T. Dinh, N. H. Tran, T. D. Nguyen. NeurIPS 2020. arXiv:2006.08848.
 | train       | theta_i, about the minimum of f_i(theta; batch) + (lambda / 2) norm^2 of theta - w_i;        |
 |             | w_i <- w_i - eta lambda (w_i - theta_i); both R times                                        |
 | upload      | w_i                                                                                          |
-| step_size   | w^{t+1} <- (1 - beta) w^t + beta (1 / S) sum over i of w_i                                   |
+| weights     | w^{t+1} <- (1 - beta) w^t + beta (1 / S) sum over i of w_i                                   |
 | personalise | the model of client i is theta_i                                                             |
 
 Deviations and silences:
@@ -29,10 +29,10 @@ from functools import partial
 
 from torch import Tensor
 
+from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import Delivered, Method, Weights
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, Method, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
 
@@ -40,8 +40,10 @@ __all__ = ["PFedMe"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Method):
+class PFedMe(BodySharing, Method):
     """Averaging of the centres around which clients have their personal models."""
+
+    delivers = "personalised"
 
     lam: float = 15.0
     """$\\lambda$, weight of the pull of personal models towards their centre"""
@@ -51,26 +53,11 @@ class PFedMe(Method):
     """$\\eta$, of the steps of w_i"""
     beta: float = 1.0
     """$\\beta$, step size of the server"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("lam", "local_lr", "beta"):
-            if self.__dict__[name] <= 0:
-                raise ConfigError(f"model.method.{name}: {self.__dict__[name]} is not positive")
-        if self.inner_steps < 1:
-            raise ConfigError(f"model.method.inner_steps: {self.inner_steps} is less than 1")
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' personal models theta_i."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
+        positive("model.method", lam=self.lam, local_lr=self.local_lr, beta=self.beta)
+        at_least("model.method", 1, inner_steps=self.inner_steps)
 
     def train(self, client: Client) -> None:
         """Train theta_i and w_i; in the end keep the one and leave the other to be uploaded."""

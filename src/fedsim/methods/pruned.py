@@ -1,4 +1,4 @@
-"""What methods that prune have in common: which weights of a model may be pruned, and a client's mask.
+"""Common parts of methods that prune: the prunable weights of a model, and the mask of a client.
 
 A client's mask is kept under the name ``mask``, bool [num_shared_parameters]; see :mod:`fedsim.functional.pruning`.
 """
@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
+from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.labels.source import Clusters
-from fedsim.training.messages import Upload
+from fedsim.training.messages import Report, Upload
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from fedsim.training.flat_model import FlatModel
 
 __all__ = [
+    "OwnMask",
     "check_pruning",
     "full_mask",
     "own_accuracy",
@@ -36,27 +39,51 @@ __all__ = [
 ]
 
 
-def check_pruning(target: float, step: float, accuracy_images: int | None) -> None:
-    """Raise ConfigError, naming the method's field, if a number cannot be right.
+class OwnMask:
+    """Hooks of a method whose clients prune: client k trains, sends and uses theta_k * M_k, where M_k begins as ones.
 
-    Args:
-        target: share of the prunable weights to be pruned in the end.
-        step: share that is pruned at a time.
-        accuracy_images: see :func:`own_accuracy`.
+    The server takes, per element, the plain mean over the clients that have not pruned it.
     """
-    if not 0 <= target < 1:
-        raise ConfigError(f"model.method.target: {target} is not in [0, 1)")
+
+    delivers: Delivered = "personalised"
+    requires: frozenset[Need] = frozenset({"masks"})
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return M_k: ones."""
+        return InitialState({"mask": full_mask(model)})
+
+    def download(self, client: Client) -> None:
+        """Load theta_g * M_k."""
+        client.model.shared.copy_(client.received.vector)
+        zero_pruned(client)
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, and apply M_k."""
+        if client.step(loss):
+            zero_pruned(client)
+
+    def upload(self, client: Client) -> Upload:
+        """Return theta_k and M_k."""
+        return upload_masked(client)
+
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return 1 / K."""
+        return weigh("uniform", reports)
+
+
+def check_pruning(target: float, step: float, accuracy_images: int | None) -> None:
+    """Raise ConfigError, naming the method's field, if a number is out of range; see the fields of these names."""
+    within("model.method", "[0, 1)", target=target)
     if not 0 < step < 1:
         raise ConfigError(f"model.method.step: {step} is not between 0 and 1")
-    if accuracy_images is not None and accuracy_images < 1:
-        raise ConfigError(f"model.method.accuracy_images: {accuracy_images} is less than 1; null takes all")
+    at_least("model.method", 1, "; null takes all", accuracy_images=accuracy_images)
 
 
 def prunable_entries(model: FlatModel, spare_stem: bool = False) -> list[Entry]:
-    """Return the shared weights of convolutions and linear layers, told by the modules' types, in the buffer's order.
+    """Return the shared weights of convolutions and linear layers, by module type, in the order of the buffer.
 
-    Neither names nor numbers of dimensions tell: in ConvNeXt 93 % of the weights are linear layers', and its
-    three-dimensional ``layer_scale`` is none. Norms, biases and heads of the clients' own are never pruned.
+    Names and numbers of dimensions do not tell: in ConvNeXt 93 % of the weights belong to linear layers, and its
+    three-dimensional ``layer_scale`` does not. Norms, biases and private heads are never pruned.
 
     Args:
         model: of an architecture.
@@ -94,13 +121,12 @@ def upload_masked(client: Client, signals: Mapping[str, float] | None = None, ze
 def own_accuracy(client: Client, num_images: int | None = None) -> float:
     """Return the share of training images that the client's model classifies right, in evaluation mode.
 
-    It measures how far the client has fitted its own data, by the labels that it has: no test image is looked at.
-    Images are not augmented. Where labels are clusters, it is the share of clustered images whose nearest proxy is of
-    their own cluster; before the first local epoch, clusters are found for it.
+    No test image is used, and images are not augmented. Where labels are clusters, it is the share of clustered images
+    whose nearest proxy belongs to their own cluster; before the first local epoch, clusters are found for it.
 
     Args:
         client: in its visit.
-        num_images: so many random images, anew in each round; None: all. With clusters it is always all.
+        num_images: number of random images, drawn anew in each round; None: all. With clusters it is always all.
     """
     return proxy_accuracy(client) if client.training_settings.clusters else _head_accuracy(client, num_images)
 

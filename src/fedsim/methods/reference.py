@@ -1,4 +1,4 @@
-"""The model that a client has received, beside the one that it trains: what regularisers and weights compare with."""
+"""The received model beside the model in training: the reference of regularisers and weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH = 32
 
 
 def remember_received(client: Client) -> None:
-    """Copy the client's model as it is now, before the first step, into a second one in evaluation mode."""
+    """Copy the client's model, before its first step, into a second one in evaluation mode."""
     received = client.model.replica(_ROLE)
     received.whole.copy_(client.model.whole)
     received.network.eval()
@@ -28,11 +28,11 @@ def remember_received(client: Client) -> None:
 
 @torch.no_grad()
 def received_features(client: Client, images: Tensor) -> Tensor:
-    """Return what the received model's neck says of normalised images [B, 3, H, W]: [B, D]."""
+    """Return the received model's neck features [B, D] of normalised images [B, 3, H, W]."""
     return client.model.replica(_ROLE).forward(images, client.visit.precision).features.neck
 
 
 def first_features(client: Client) -> tuple[Tensor, Tensor]:
-    """Return the features [B, D] of the first images in file order, not augmented: the received model's, and now."""
+    """Return the received and the present model's features [B, D] of the first images in file order, not augmented."""
     images = client.first_images(_BATCH)
     return received_features(client, images), neck_features(client.model, images, client.visit.precision)

@@ -5,10 +5,10 @@ S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. IC
 | hook         | Algorithm 1                                                                                 |
 |--------------|---------------------------------------------------------------------------------------------|
 | download     | line 5: the client gets x and c                                                             |
-| before_epoch | only a check                                                                                |
-| before_step  | line 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)                                            |
+| train        | only a check                                                                                |
+| take_step    | line 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)                                            |
 | upload       | line 12, option II: c_i^+ <- c_i - c + (x - y_i) / (K eta_l); line 13: y_i - x, c_i^+ - c_i |
-| step_size    | lines 16-17: x <- x + eta_g (1 / S) sum over i of (y_i - x)                                 |
+| weights      | lines 16-17: x <- x + eta_g (1 / S) sum over i of (y_i - x)                                 |
 | server_step  | lines 16-17: c <- c + (S / N) (1 / S) sum over i of (c_i^+ - c_i)                           |
 
 Deviations and silences:
@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import InitialState, Method, Payload, Weights
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Weights
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -44,28 +44,17 @@ __all__ = ["Scaffold"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Method):
+class Scaffold(BodySharing, Method):
     """Averaging of clients whose steps are corrected by control variates."""
+
+    server_every = 1  # c is renewed
 
     global_lr: float = 1.0
     """$\\eta_g$, step size of the server"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
-        """Check the range."""
-        if self.global_lr <= 0:
-            raise ConfigError(f"model.method.global_lr: {self.global_lr} is not positive")
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
-
-    @property
-    def server_every(self) -> int:
-        """The server renews c in each round."""
-        return 1
+        """Check the ranges."""
+        positive("model.method", global_lr=self.global_lr)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Return c for the clients, and c_i^+ - c_i for the server."""

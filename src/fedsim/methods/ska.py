@@ -4,7 +4,7 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 
 | hook            | Algorithm 1                                                                              |
 |-----------------|------------------------------------------------------------------------------------------|
-| initial_kept    | line 1: w_{0,ls} and w_{0,lg} are equal                                                  |
+| initial_state   | line 1: w_{0,ls} and w_{0,lg} are equal                                                  |
 | download        | SelectUpdate, lines 26-30: lg takes all of w_t, ls all but normalisation layers          |
 | loss            | LocalUpdate, lines 13-14: a step of lg and one of ls, each on its own cross-entropy      |
 | upload          | SelectAgg, lines 18-22: normalisation layers of lg, the others of ls                     |
@@ -12,32 +12,31 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 | personalise     | line 8: w_ls^k, after line 7                                                             |
 |                 | Table 6, ``unseen``: what scores unseen domains where the server has no normalisation    |
 | upload          | ``avg``: "average local specific normalisation layers at the end of model training"      |
-| generalise      | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
+| server_tensors  | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
 
 ``dual: false`` leaves lg out ("LSN"): normalisation layers never leave their clients, and this is FedBN.
 
 Deviations and silences:
 
-- ls and lg are whole models of the same start with a neck and a head each, which never leave the client. lg's head
+- ls and lg are whole models of the same start; each has a neck and a head, which never leave the client. lg's head
   begins as a copy of ls's; the paper does not say.
-- While they train the two share nothing but the batches: the same images, augmented once. Dropout has a stream for
-  each, and lg's draws from torch's global stream are undone: ls has the same bits with lg and without; Table 4 prints
-  equal numbers. The log counts ls.
+- The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and lg's
+  draws from torch's global stream are undone: ls has the same bits with and without lg; Table 4 prints equal numbers.
+  The log counts ls.
 - A normalisation layer is affine parameters and running statistics, decided by the module's class, also in ResNet's
-  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in the attentive
-  normalisation the attention is part of the layer. The paper does not say whether SE's and CBAM's are local.
-- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``.
-  ``before_aggregation`` is the model as it was trained; the client then keeps a whole trunk.
-- All clients take part in the paper. One that does not keeps its normalisation layers; those of one that never did are
-  the initial ones.
-- ``avg`` is the plain mean over the clients of the round in which it is made, every ``avg_every`` rounds; before the
-  first, unseen domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
+  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in attentive
+  normalisation they are part of the layer. The paper does not say whether SE's and CBAM's are local.
+- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``. With
+  ``before_aggregation`` it is the trained model; the client then keeps a whole backbone.
+- In the paper all clients take part. A client that does not keeps its normalisation layers, at first the initial ones.
+- ``avg`` is the plain mean over the clients of a round, every ``avg_every`` rounds; before the first mean, unseen
+  domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
 - Necks are private, so the server has a model only for ``evaluation.layer: pool``, which the paper uses. On ``neck``
   features, unseen domains are scored by the clients' own models, or by all together (``concat``).
 - Table 4's "Baseline" and "+AN" are FedAvg with private necks.
 
-Measured, in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and what SKA costs beside FedAvg
-with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, but not one byte.
+Measured in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and the cost of SKA beside FedAvg
+with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, no more bytes.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, has_server_step, weigh
 from fedsim.models.groups import TRUNK, Group
@@ -67,16 +67,16 @@ class SKA(Method):
     """Averaging of trunks whose normalisation layers are a client's own, and of others that are trained beside them."""
 
     dual: bool = True
-    """whether a generalised model lg gives the server normalisation layers; costs a second local training"""
+    """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
     attn_local: bool = True
-    """whether attention modules are treated as normalisation layers; else as convolutions"""
+    """treat attention modules as normalisation layers; false: as convolutions"""
     personal: Literal["after", "before_aggregation"] = "after"
-    """a client's own model: with the server's convolutions, or with its own"""
+    """convolutions of a client's own model: the server's, or those that it has trained"""
     unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
-    """the normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of
-    the clients', all clients' models with their features side by side, or the initial ones"""
+    """normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of the
+    clients', the initial ones, or all clients' models with their features side by side (``concat``)"""
     avg_every: int = 1
-    """rounds from one mean of ``unseen: avg`` to the next, which costs an upload; the paper's is at the end"""
+    """rounds between two means of ``unseen: avg``; each costs an upload. The paper has one, at the end"""
 
     def __post_init__(self) -> None:
         """Check that somebody scores unseen domains."""
@@ -87,8 +87,7 @@ class SKA(Method):
             )
         if self.dual and self.unseen != "dual":
             raise ConfigError(f"model.method.unseen: {self.unseen} is for dual: false; leave it out")
-        if self.avg_every < 1:
-            raise ConfigError(f"model.method.avg_every: {self.avg_every} is less than 1")
+        at_least("model.method", 1, avg_every=self.avg_every)
 
     @property
     def specific_groups(self) -> frozenset[Group]:

@@ -5,12 +5,14 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | hook            | Algorithm 1 (Un), and the authors' code                                                    |
 |-----------------|--------------------------------------------------------------------------------------------|
 | download        | theta_k <- theta_g * m_k                                                                   |
-| before_epoch    | m^fe: the mask that pruning would give at the end of the first epoch                       |
+| train           | m^fe: the mask that pruning would give at the end of the first epoch                       |
 | train           | m^le: the same at the end of the last epoch; m_k <- m^le, theta_k <- theta_k * m_k if      |
 |                 | the distance of m^fe and m^le > epsilon, r_k < r_target, and acc(theta_k * m^le) > acc_th  |
-| after_step      | theta_k <- theta_k * m_k                                                                   |
+| take_step       | theta_k <- theta_k * m_k                                                                   |
 | upload, weights | theta_g <- per element, the plain mean over the clients that have it; others stay          |
 | personalise     | theta_g * m_k                                                                              |
+
+Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
 
 Layer by layer, both masks take the r smallest of the weights that are left.
 
@@ -27,7 +29,6 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,12 +36,9 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
 from fedsim.functional.recovery import try_mask
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Weights, run_epoch, weigh
-from fedsim.methods.pruned import check_pruning, full_mask, own_accuracy, prunable_layers, upload_masked, zero_pruned
-from fedsim.models.groups import Group, body_groups
+from fedsim.methods.base import BodySharing, Method, run_epoch
+from fedsim.methods.pruned import OwnMask, check_pruning, own_accuracy, prunable_layers
 from fedsim.training.client import Client
-from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
 
 __all__ = ["SubFedAvg"]
 
@@ -49,51 +47,23 @@ _LAST_STEP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubFedAvg(Method):
+class SubFedAvg(OwnMask, BodySharing, Method):
     """Averaging of clients that prune their models after training, as long as masks still move and accuracy allows."""
 
     target: float = 0.7
-    """$r_{target}$, share of the prunable weights to be pruned in the end"""
+    """$r_{target}$, share of the prunable weights that is pruned in the end"""
     step: float = 0.1
-    """$r$, share of each layer's remaining weights that is pruned at a time"""
+    """$r$, share of each layer's remaining weights that is pruned at once"""
     min_distance: float = 1e-4
     """$\\epsilon$, masks of the first and the last epoch must differ in more than this share of the weights"""
     min_accuracy: float = 0.5
     """$acc_{th}$, accuracy on the client's training images that a pruned model must exceed"""
     accuracy_images: int | None = None
-    """so many random images for that; null: all"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
+    """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Clients prune."""
-        return frozenset({"masks"})
-
-    @property
-    def delivers(self) -> Delivered:
-        """The clients' pruned models."""
-        return "personalised"
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """Backbone, neck, and the head if it is shared."""
-        return body_groups(True, self.share_head)
-
-    def initial_state(self, model: FlatModel) -> InitialState:
-        """Return m_k: ones."""
-        return InitialState({"mask": full_mask(model)})
-
-    # -- on the client -------------------------------------------------------------------------------------------------
-
-    def download(self, client: Client) -> None:
-        """Load theta_g * m_k."""
-        super().download(client)
-        zero_pruned(client)
 
     def train(self, client: Client) -> None:
         """Train, then prune if masks still differ and the pruned model is good enough."""
@@ -124,18 +94,3 @@ class SubFedAvg(Method):
         is_near = pruned + self.step * (1 - pruned) > self.target
         share = min(self.step, _LAST_STEP) if is_near else self.step
         return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step, and apply m_k."""
-        if client.step(loss):
-            zero_pruned(client)
-
-    def upload(self, client: Client) -> Upload:
-        """Return theta_k and m_k."""
-        return upload_masked(client)
-
-    # -- on the server -------------------------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the same for all: a plain mean over those that have an element."""
-        return weigh("uniform", reports)

@@ -9,28 +9,26 @@ Waref et al. Journal of Cloud Computing 14:24, 2025 (paper 002).
 | (objective)   | Eq. (9): ``objective``                                                               |
 | (data)        | Table 7: ``data.generated``, images of each client's generator: ``fedsim augment``   |
 | download      | the global model of the client's architecture, with its own embedding and classifier |
-| signals       | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
+| upload        | Eqs. (10), (13): m_i = 1 - cos(w_i, w_g); or the performance p_i of Eq. (2)          |
 | weights       | Eqs. (10), (13): w_i = m_i / sum over j in P_t of m_j; or Eq. (2)                    |
 | upload        | Eq. (14), FedPav: the feature extractor                                              |
 
 Deviations and silences:
 
-- w_i and w_g are "model weights": here all trainable parameters that are shared, without running statistics. w_g is the
-  model that the client received. The distance is that of the parameters, not that of a batch's logits, which is the
-  Cosine Distance Weight of paper 003 (``FedPav``, ``weighting: cdw``).
-- Eqs. (6), (10) and (13) give more weight to a larger change, as paper 003 has it; the prose says that models closer to
-  the global one count for more. The equations stand; ``invert`` is the prose, by w_i proportional to 1 / m_i: cosines
-  themselves are all close to 1, and would weigh uniformly.
-- Distances are some 1e-5 and less: they are computed in float64, from differences. If all vanish, weights are uniform.
-- Models of several architectures cannot be averaged with one another, of which the paper says nothing. The sum of
-  Eq. (10) is over the selected clients of the same architecture. If there is one, its model becomes the global one; if
-  there is none, the global model stays.
+- w_i and w_g are "model weights": here all trainable shared parameters, without running statistics. w_g is the received
+  model. The distance is that of parameters; paper 003's Cosine Distance Weight (``FedPav``, ``weighting: cdw``)
+  compares logits of a batch.
+- Eqs. (6), (10) and (13) give more weight to a larger change, as paper 003 does; the prose says the opposite. The
+  equations stand; ``invert`` is the prose, by w_i proportional to 1 / m_i: the cosines themselves are all close to 1,
+  and would weigh uniformly.
+- Distances are 1e-5 and less: they are computed in float64, from differences. If all vanish, weights are uniform.
+- Models of several architectures cannot be averaged with one another; the paper does not mention this. The sum of
+  Eq. (10) is over the selected clients of an architecture. If there is none, its global model stays.
 - "Client-specific parts remain unchanged": the classifier, and the embedding before it, whose input differs between
   architectures. ``share_neck`` averages the embedding within an architecture.
-- Eq. (2), w_i = p_i h_i / sum of p_j h_j, stands in the problem statement alone; p_i is "based on local model
-  performance metrics (e.g., loss, accuracy)" and h_i "quantifies the client's hardware performance". ``weighting:
-  performance`` is our reading: p_i is the accuracy on the training batches of the round, h_i the ``images_per_second``
-  of ``model.hardware``.
+- Eq. (2), w_i = p_i h_i / sum of p_j h_j, is only in the problem statement; p_i is "based on local model performance
+  metrics (e.g., loss, accuracy)", h_i "quantifies the client's hardware performance". ``weighting: performance`` is our
+  reading: p_i is the accuracy on the round's training batches, h_i the ``images_per_second`` of ``model.hardware``.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ class WeightedPav(Method):
     weighting: Literal["cdw_param", "performance"] = "cdw_param"
     """``cdw_param`` is Eqs. (10) and (13), the cosine distance of parameters; ``performance`` is Eq. (2)"""
     invert: bool = False
-    """of ``cdw_param``: weigh by $1 / m_i$, so that small changes count for more"""
+    """weigh by $1 / m_i$, so that small changes count more; only with ``cdw_param``"""
     share_neck: bool = False
-    """whether the embedding is averaged, too"""
+    """average the embedding, too"""
 
     def __post_init__(self) -> None:
         """Check that the settings go together."""

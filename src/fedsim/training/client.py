@@ -34,23 +34,23 @@ from fedsim.training.visit import BatchReport, Outcome, Visit
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 _KEPT = "kept."
-"""what names of tensors begin with that methods keep"""
+"""prefix of the names of kept tensors in the store"""
 
 
 class Client(LightningModule):
     """A participant of the federation.
 
-    Between its visits to the rank's resident model it is little more than a name: its private tensors wait in a store.
+    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store.
 
     Args:
-        data: its images and labels, not decoded.
+        data: images and labels, not decoded.
         training: local epochs, batches, optimizer, rates.
         objective: the supervised loss.
         augmentation: of training images.
-        model: of its architecture, on this rank.
-        store: where its private state waits.
+        model: of the client's architecture, on this rank.
+        store: of private states.
         seed: of the run.
-        kept: what the method has a client remember before its first round.
+        kept: tensors of the method that the client keeps from the start; see :meth:`keep`.
         limit_batches: see FederatedDataModule.limit_client_batches.
     """
 
@@ -81,7 +81,7 @@ class Client(LightningModule):
         self.received: Download
         """while it visits: the server's message"""
         self.kept: dict[str, Tensor] = {}
-        """while it visits: what the method wants to remember between rounds, by name; see :meth:`keep`"""
+        """while it visits: tensors of the method that live between rounds, by name; see :meth:`keep`"""
         self.round = 0
         self.progress = (0, 0, 0)
         """of the last visit; see :class:`Visit`"""
@@ -93,7 +93,7 @@ class Client(LightningModule):
         """[n] int64"""
         self.cameras = torch.from_numpy(data.train.camids)
         """[n] int64"""
-        # at once, for all clients: memory that does not suffice is noticed before the first round
+        # allocate now, so that out-of-memory shows before round 1
         generator = torch_generator(seed, self.client_name, "head")
         state = model.initial_state(self.num_classes, generator)
         store.write(self.client_name, {"state": state, **_named(kept)})
@@ -115,9 +115,9 @@ class Client(LightningModule):
 
         Args:
             round_: from 0.
-            work: share of the local work that gets done (stragglers: below 1).
+            work: share of the local work to do (stragglers: below 1).
             precision: Lightning's name, ``32-true`` or ``bf16-mixed``.
-            listener: told about every batch.
+            listener: called after every batch.
         """
         self.round = round_
         self.visit = Visit(
@@ -130,20 +130,17 @@ class Client(LightningModule):
         self.snapshot = None
 
     def trainable_replica(self, role: str) -> FlatModel:
-        """Return a further model, made ready for this visit as the resident one is, with a dropout stream of its own.
+        """Return a second model, made ready to train in this visit, with its own dropout stream.
 
-        Its weights are what the last client left: load all of them. It steps by ``client.step(loss, optimizer=...)``
-        with its ``optimizer(client.training_settings)``.
-
-        Args:
-            role: what it is for; see :meth:`FlatModel.replica`.
+        Its weights are those of the last client: load all of them. It steps by ``client.step(loss, optimizer=...)``
+        with its ``optimizer(client.training_settings)``. See :meth:`FlatModel.replica` for ``role``.
         """
         replica = self.model.replica(role)
         self.visit.optimizers.append(self._make_ready(replica, f"dropout {role}"))
         return replica
 
     def _make_ready(self, model: FlatModel, stream: str) -> LocalOptimizer:
-        """Prepare a model to train in this visit, whatever the last client has left; return its optimizer."""
+        """Prepare a model to train in this visit; return its optimizer."""
         model.reset_counters()
         if model.network.has_dropout:
             model.network.set_generator(self.generator(stream, device=self.device))
@@ -153,11 +150,11 @@ class Client(LightningModule):
         return optimizer
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
-        """Yield the batches of local epoch ``epoch`` = 0, 1, ... as far as the client gets with its share of work.
+        """Yield the batches of a local epoch, as far as the client gets with its share of work.
 
         Args:
             epoch: from 0.
-            views: how many augmented versions of each image; the first is the same for any number.
+            views: number of augmented versions of each image; the first is the same for any number.
         """
         assert self.pixels is not None
         visit, device = self.visit, self.device
@@ -190,13 +187,7 @@ class Client(LightningModule):
         return self.supervised_loss(self.forward(batch.images), batch)
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
-        """Return the supervised loss (scalar) of a model's output for a batch.
-
-        Args:
-            output: of the model.
-            batch: with labels from the client's label source.
-            counts: whether the loss enters the log.
-        """
+        """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
         loss, guesses, truth = self.visit.source.score(output, batch)
         if counts:
             self.visit.tally.add(loss.detach(), guesses, truth)
@@ -209,8 +200,8 @@ class Client(LightningModule):
 
         Args:
             loss: of the batch.
-            correct: changes the gradient of a step, before it is clipped.
-            optimizer: of a replica; None: the client's own, whose progress is reported.
+            correct: changes the gradient of a step, before clipping.
+            optimizer: of a replica; None: the client's own, which reports progress.
 
         Returns:
             whether the optimizer stepped.
@@ -236,16 +227,16 @@ class Client(LightningModule):
         self.visit.source.check()
 
     def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
-        """Check what the visit came to, and store the private state.
+        """Check the results of the visit, and store the private state.
 
         Args:
-            contribution: what the client will add to the sums, on the device.
-            limit: largest value that these may hold.
+            contribution: tensors that the client will add to the sums, on the device.
+            limit: largest value that they may hold.
             keep_snapshot: whether to keep the local model for an evaluation.
 
         Raises:
-            BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The client's state then
-                stays what it was before the round.
+            BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
+                that from before the round.
         """
         sent = [part for part in contribution if part.numel()]
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
@@ -266,7 +257,7 @@ class Client(LightningModule):
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
     def leave(self) -> None:
-        """Let go of what only the visit needed, whether it counts or not."""
+        """Free the memory of the visit, whether it counts or not."""
         self.unload()
         for optimizer in (self.optimizer, *self.visit.optimizers):
             optimizer.release()  # its moments would occupy the device until the client's next round
@@ -274,7 +265,7 @@ class Client(LightningModule):
         del self.visit  # tensors of every batch, random generators
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
-        """If memory ran out, say in which batch, and what to do."""
+        """Return an error that names the batch and the remedy, if memory ran out."""
         if not is_out_of_memory(error):
             return None
         epoch, done, total = self.progress
@@ -286,7 +277,7 @@ class Client(LightningModule):
         )
 
     def bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
-        """Return an error that says what to do about an update that cannot count."""
+        """Return an error that names the remedies for an update that cannot count."""
         return BadUpdateError(
             f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
             "or leave such updates out with model.on_bad_update: skip_client"
@@ -295,7 +286,7 @@ class Client(LightningModule):
     # -- what survives between rounds ----------------------------------------------------------------------------------
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Remember a copy of ``tensor`` between rounds and in checkpoints.
+        """Keep a copy of ``tensor`` between rounds and in checkpoints.
 
         Raises:
             ValueError: if name or type of the tensor cannot be stored.
@@ -305,7 +296,7 @@ class Client(LightningModule):
         self.kept[name] = tensor.detach().clone()
 
     def load(self) -> None:
-        """Put the private groups and the own head into the resident model, and fetch what the method keeps."""
+        """Copy the private groups and the own head into the resident model, and fetch the kept tensors."""
         stored = self.private_state()
         self.model.seat(self.num_classes)
         self.model.private.copy_(stored.pop("state"), non_blocking=True)
@@ -314,7 +305,7 @@ class Client(LightningModule):
         self.kept = {n.removeprefix(_KEPT): t.to(device, non_blocking=True, copy=True) for n, t in stored.items()}
 
     def unload(self) -> None:
-        """Forget what :meth:`load` fetched, and the server's message."""
+        """Forget the kept tensors and the server's message."""
         self.kept = {}
         if "received" in self.__dict__:
             del self.received
@@ -324,11 +315,11 @@ class Client(LightningModule):
         return self.private_state()[_KEPT + name]
 
     def restart(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Replace the private state: the private groups and the own head [num_private + own head], and what is kept."""
+        """Replace the private groups with the own head [num_private + own head], and the kept tensors."""
         self.store.write(self.client_name, {"state": state, **_named(kept)})
 
     def private_state(self) -> dict[str, Tensor]:
-        """Return all that survives: ``state`` [num_private + own head], and ``kept.NAME``. Not to be written to."""
+        """Return the stored tensors, read-only: ``state`` [num_private + own head], and ``kept.NAME``."""
         return self.store.read(self.client_name)
 
     def load_private_state(self, state: Mapping[str, Tensor]) -> None:
@@ -382,7 +373,7 @@ class Client(LightningModule):
         return self.mixture.mix(real, [self.labels[index] for index in rows], self.visit.generated_stream)
 
     def plain_features(self) -> Tensor:
-        """Return what the model, in evaluation mode, says of all images [n, D], without augmentation."""
+        """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
         assert self.pixels is not None
         features = extract_features(self.model.network, self.pixels, PLAIN, self.model.device)
         self.model.network.train()

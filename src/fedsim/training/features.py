@@ -18,7 +18,7 @@ __all__ = ["PLAIN", "Extraction", "extract_features", "neck_features", "run_batc
 
 
 class Extraction(Protocol):
-    """What extraction asks of its settings; :class:`~fedsim.evaluation.settings.Evaluation` is one."""
+    """Settings of the extraction, such as :class:`~fedsim.evaluation.settings.Evaluation`."""
 
     @property
     def layer(self) -> Literal["neck", "pool"]:
@@ -57,16 +57,9 @@ def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> sl
 
 @torch.no_grad()
 def extract_features(model: ReIDModel, images: Pixels, settings: Extraction, device: torch.device) -> Tensor:
-    """Run a model in evaluation mode; see :func:`run_batches`.
+    """Return a model's features of n images, float32 [n, D], not normalised, in evaluation mode.
 
-    Args:
-        model: on ``device``.
-        images: n images; their batches are on ``device``.
-        settings: which layer, mirror images, batch size.
-        device: where the model is.
-
-    Returns:
-        float32 [n, D] on the device, not normalised.
+    The arguments are those of :func:`run_batches`; ``settings`` also name the layer.
     """
     model.eval()
     return run_batches(lambda x: _layer(model(x), settings), images, model.width_of(settings.layer), settings, device)
@@ -78,8 +71,7 @@ def run_batches(
 ) -> Tensor:
     """Run a network on a list of images, in float32.
 
-    Batch boundaries depend on the number of images only: matrix products with another number of rows may differ in
-    their last bits.
+    Batch boundaries depend only on the number of images: the last bits of matrix products vary with the number of rows.
 
     Args:
         network: normalised images [B, 3, H, W] -> [B, D], in evaluation mode.

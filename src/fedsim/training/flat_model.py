@@ -1,4 +1,4 @@
-"""The model of one architecture that lives on a rank's device; clients are loaded into it one after another."""
+"""The resident model of an architecture on a rank's device; clients are loaded into it one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a model says about a batch."""
+    """A model's output for a batch."""
 
     features: Features
     logits: Tensor
@@ -41,8 +41,8 @@ class Output(NamedTuple):
 class FlatModel:
     """A resident model, its flat buffer, the place of its guests' identity heads, and their optimizers.
 
-    The buffer is [shared | private | own head]: what is loaded for a client is one copy into each of its two parts, and
-    what it sends is one slice. The own head is absent where heads are shared and belong to the model.
+    The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
+    one slice. Shared heads belong to the model; then there is no own head.
 
     Args:
         arch: name of the architecture.
@@ -99,23 +99,16 @@ class FlatModel:
         return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Load the server's own model.
-
-        Args:
-            vector: [num_shared] the global model.
-            tensors: private tensors that the server has, too, by name.
-        """
+        """Load the global model [num_shared], and private tensors that the server has, too, by name."""
         self.shared.copy_(vector)
         for entry in self.flat.entries:
             if entry.name in tensors:
                 self.flat.buffer[entry.span].copy_(tensors[entry.name].flatten())
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
-        """Return what :attr:`private` is for a client that has not trained yet; a new tensor on the CPU.
+        """Return :attr:`private` for a client that has not trained yet: a new tensor on the CPU.
 
-        Args:
-            num_classes: Z of the client.
-            generator: of its head's weights.
+        ``num_classes`` is its Z; ``generator`` draws the weights of its head.
         """
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
@@ -154,13 +147,13 @@ class FlatModel:
     # -- further models ------------------------------------------------------------------------------------------------
 
     def replica(self, role: str) -> FlatModel:
-        """Return a further model of this architecture beside this one, seated for the same client.
+        """Return a second model of this architecture, seated for the same client.
 
-        It is made when a rank first needs it, one for each role, and has a buffer, a head and optimizers of its own.
-        Its weights and its mode, training or evaluation, are what the last client left: set both in each visit.
+        It is made at the first call, one for each role, and has a buffer, a head and optimizers of its own. Its weights
+        and its mode, training or evaluation, are those of the last client: set both in each visit.
 
         Args:
-            role: what it is for, for example ``global`` or ``previous``.
+            role: its purpose, for example ``global`` or ``previous``.
         """
         if role not in self._replicas:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
@@ -210,11 +203,9 @@ class FlatModel:
         return self.serves("pool")
 
     def serves(self, layer: Literal["neck", "pool", "head"], known: Container[str] = ()) -> bool:
-        """Whether everything that the output of ``layer`` needs is shared: pooled features do without the neck.
+        """Whether all tensors for the output of ``layer`` are shared, or ``known`` to the server by name.
 
-        Args:
-            layer: the feature, or the classes.
-            known: names of private tensors that the server has, too.
+        Pooled features need no neck.
         """
         if layer == "head" and self.has_own_heads:
             return False

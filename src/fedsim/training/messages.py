@@ -69,7 +69,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Report:
-    """What the server knows about a client that returned an update."""
+    """The server's knowledge about a client that returned an update."""
 
     num_images: int
     """n_k"""
@@ -90,7 +90,7 @@ class Report:
     facts: Mapping[str, float] = field(default_factory=dict)
     """other numbers about the visit, by name, such as the number of clusters"""
     traffic: Mapping[str, float] = field(default_factory=dict)
-    """numbers on which the bytes of the upload depend, by name"""
+    """numbers that decide the bytes of the upload, by name"""
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -26,13 +26,13 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
 class LocalOptimizer:
-    """What steps a client's model.
+    """The optimizer of a client's model: two optimizers in one.
 
-    Two optimizers in one. The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters that
-    lie side by side in the flat buffer and have one learning rate, of which a model has two to four. Gradients are then
-    views of one buffer, too. It is used when the optimizer works element by element and every parameter got a gradient
-    in the visit's first batch: one without must not be decayed. Both give the same bits if every parameter gets a
-    gradient in every batch; a network that leaves layers out at random needs ``flat_step: false``.
+    The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters with one learning rate that
+    lie side by side in the flat buffer; a model has two to four. Gradients are then views of one buffer, too. The flat
+    one runs if the optimizer works element by element and every parameter got a gradient in the visit's first batch: a
+    parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
+    batch; a network that leaves layers out at random needs ``flat_step: false``.
 
     Args:
         settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
@@ -52,8 +52,9 @@ class LocalOptimizer:
         joins = len(self.parameters) >= _WORTHWHILE * len(segments)
         if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
             self._segments = segments
-            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
+            vectors = [[s.vector for s in segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
+        self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None
         self._has_stepped = False
         self._round = 0
@@ -63,27 +64,22 @@ class LocalOptimizer:
     def reset(self, round_: int) -> None:
         """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
         self._round = round_
-        factor = self.settings.rate_factor(round_)
-        for optimizer in (self._plain, self._flat_optimizer):
-            if optimizer is not None:
-                optimizer.reset(factor)
+        for optimizer in self._optimizers:
+            optimizer.reset(self.settings.rate_factor(round_))
         self.num_steps = 0
         self.release()
 
     def begin_epoch(self, epoch: int) -> None:
         """Take the learning rates of a local epoch, where those change within the round."""
         if self.settings.long_round is not None:
-            factor = self.settings.rate_factor(self._round, epoch)
-            for optimizer in (self._plain, self._flat_optimizer):
-                if optimizer is not None:
-                    optimizer.scale(factor)
+            for optimizer in self._optimizers:
+                optimizer.scale(self.settings.rate_factor(self._round, epoch))
 
     def release(self) -> None:
         """Give the memory of moments and gradients back."""
         self._views, self._has_stepped = None, False
-        for optimizer in (self._plain, self._flat_optimizer):
-            if optimizer is not None:
-                optimizer.clear()
+        for optimizer in self._optimizers:
+            optimizer.clear()
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -94,10 +90,9 @@ class LocalOptimizer:
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """Change :attr:`rates` in the middle of a visit."""
-        for optimizer in (self._plain, self._flat_optimizer):
-            if optimizer is not None:
-                for group, rate in zip(optimizer.groups, rates, strict=True):
-                    group["lr"] = rate
+        for optimizer in self._optimizers:
+            for group, rate in zip(optimizer.groups, rates, strict=True):
+                group["lr"] = rate
 
     @property
     def configured(self) -> Optimizer:
@@ -121,11 +116,11 @@ class LocalOptimizer:
             return
         assert self._flat_optimizer is not None
         for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is not view or not parameter.requires_grad:  # somebody put another tensor in its place
-                if parameter.grad is None or not parameter.requires_grad:
-                    raise ConfigError(
-                        "model.client.flat_step: a parameter was frozen in the middle of a visit; set it to false"
-                    )
+            if parameter.grad is None or not parameter.requires_grad:
+                raise ConfigError(
+                    "model.client.flat_step: a parameter was frozen in the middle of a visit; set it to false"
+                )
+            if parameter.grad is not view:  # somebody put another tensor in its place
                 view.copy_(parameter.grad)
                 parameter.grad = view
         self._flat_optimizer.step()
@@ -135,11 +130,8 @@ class LocalOptimizer:
     def add_to_gradients(self, vector: Tensor) -> None:
         """Add to the gradients of the parameters that lie in the first ``len(vector)`` elements of the flat buffer.
 
-        Parameters without a gradient, and frozen ones, stay as they are.
-
-        Args:
-            vector: [n] in the order of the buffer, for example of its shared parameters; what it holds between
-                parameters does not matter.
+        ``vector`` [n] has the order of the buffer, for example its shared parameters; values between parameters do not
+        matter. Parameters without a gradient, and frozen ones, stay as they are.
         """
         for parameter in self.parameters:
             place = self.flat.place_of(parameter)
@@ -147,13 +139,9 @@ class LocalOptimizer:
                 parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
 
     def mean_gradient(self, start: Tensor) -> Tensor:
-        """Return ``(start - now) / (steps * rate)``: the visit's mean gradient, if plain SGD took the steps.
+        """Return ``(start - now) / (steps * rate)`` [n]: the visit's mean gradient, if plain SGD took the steps.
 
-        Args:
-            start: [n] the first elements of the flat buffer before the first step.
-
-        Returns:
-            [n]; 0 where nothing is trained.
+        ``start`` [n] are the first elements of the flat buffer before the first step. Without training, the mean is 0.
         """
         mean = torch.zeros_like(start)
         for group, rate in zip(self.groups, self.rates, strict=True):

@@ -32,9 +32,7 @@ class PublicImages:
         return len(self.images)
 
     def batches(self, round_: int, size: int, augmented: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the images once, in the round's random order.
-
-        Clients and server get the same batches in the same views, so they can talk about them.
+        """Go through the images once, in the random order of the round, alike for clients and server.
 
         Args:
             round_: from 0.

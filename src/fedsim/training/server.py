@@ -21,11 +21,11 @@ class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.
 
     Args:
-        models: architecture -> resident model whose initial weights the server starts from.
+        models: architecture -> resident model with the server's initial weights.
         archs: client -> architecture, for all clients.
         augmentation: of training images.
         seed: of the run.
-        num_public: how many public images the data have, known before they are decoded.
+        num_public: number of public images, known before they are decoded.
     """
 
     def __init__(
@@ -63,18 +63,12 @@ class Server(nn.Module):
         return vector.detach()
 
     def send(self, arch: str, names: Iterable[str], with_public: bool = False) -> Download:
-        """Return the message to a client of an architecture.
-
-        Args:
-            arch: its architecture.
-            names: of the kept tensors that belong to the message.
-            with_public: whether it may see the public images.
-        """
+        """Return the message to a client of an architecture, with the kept tensors ``names``."""
         extras = {name: self.kept[arch][name] for name in names}
         return Download(self.vector(arch), extras, self.public if with_public else None)
 
     def keep(self, arch: str, name: str, tensor: Tensor) -> None:
-        """Remember a copy of ``tensor`` between rounds and in checkpoints, on the device of the models."""
+        """Keep a copy of ``tensor`` between rounds and in checkpoints, on the device of the models."""
         self.kept[arch][name] = tensor.detach().to(self.models[arch].device, copy=True)
 
     def load_kept(self, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -103,14 +97,14 @@ class Server(nn.Module):
 
         Args:
             optimizer: the server optimizer's step.
-            means: architecture -> weighted mean of the uploads [num_shared], float32; architectures in which nobody
-                returned an update are missing and keep their vector.
-            exact: architecture -> the part of the vector that simply becomes the mean: running statistics, which no
-                optimizer should touch, or all of it for plain averaging.
-            sizes: architecture -> how far the parameters move towards the mean, where it is not 1; statistics always
+            means: architecture -> weighted mean of the uploads [num_shared], float32; architectures without an update
+                are missing and keep their vector.
+            exact: architecture -> the part of the vector that becomes the mean: running statistics, or all of it for
+                plain averaging.
+            sizes: architecture -> step size of the parameters towards the mean, where it is not 1; statistics always
                 become their mean.
-            untouched: architecture -> the parameters without a mean, bool [num_shared_parameters], where there are
-                any: they stay, whatever the optimizer's momentum says.
+            untouched: architecture -> parameters without a mean, bool [num_shared_parameters], if there are any: they
+                stay, also under momentum.
         """
         held = {arch: mask.nonzero()[:, 0] for arch, mask in (untouched or {}).items()}
         before = {arch: self.vector(arch)[index] for arch, index in held.items()}

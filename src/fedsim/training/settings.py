@@ -1,4 +1,4 @@
-"""Groups of settings as they appear in configs. Frozen: a run never changes what it was told."""
+"""Groups of settings as they appear in configs. They are frozen: a run never changes its settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
@@ -30,29 +31,25 @@ class Schedule:
     """The client learning rate as a function of the global round."""
 
     kind: Literal["constant", "step", "cosine"] = "constant"
-    """constant; times gamma every ``step`` rounds; or half a cosine over ``rounds``"""
+    """``constant``; ``step``: times gamma every ``step`` rounds; ``cosine``: half a cosine over ``rounds``"""
     step: int = 40
-    """rounds between two drops of ``step``"""
+    """rounds between two drops"""
     gamma: float = 0.1
-    """factor of each drop of ``step``"""
+    """factor of each drop"""
     drops: int | None = None
-    """at most so many drops of ``step``; null: no end"""
+    """largest number of drops; null: no limit"""
     rounds: int = 100
     """length of ``cosine``"""
     warmup: int = 0
-    """rounds of linear warm-up before all that"""
+    """rounds of linear warm-up; the schedule multiplies it"""
     warmup_start: float = 0.01
     """factor at round 0 of the warm-up"""
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field, if a number cannot be right."""
-        for name in ("step", "rounds"):
-            if self.__dict__[name] < 1:
-                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
-        if self.warmup < 0:
-            raise ConfigError(f"{where}.warmup: {self.warmup} is less than 0")
-        if self.drops is not None and self.drops < 0:
-            raise ConfigError(f"{where}.drops: {self.drops} is less than 0; use null for no end")
+        at_least(where, 1, step=self.step, rounds=self.rounds)
+        at_least(where, 0, warmup=self.warmup)
+        at_least(where, 0, "; use null for no end", drops=self.drops)
 
     def factor(self, round_: int) -> float:
         """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
@@ -85,11 +82,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"model.objective.label_smoothing: {self.label_smoothing} is not in [0, 1)")
-        for name in ("cross_entropy", "triplet"):
-            if self.__dict__[name] < 0:
-                raise ConfigError(f"model.objective.{name}: {self.__dict__[name]} is negative")
+        within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
+        not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet)
         if self.cross_entropy == self.triplet == 0:
             raise ConfigError("model.objective: cross_entropy and triplet are both 0; nothing would be learnt")
 
@@ -99,7 +93,7 @@ class LongRound:
     """One round with other local epochs: FedCAPR's code trains 50 in the last of its 20 rounds."""
 
     round: int
-    """which, from 1"""
+    """number of the round, from 1"""
     local_epochs: int
     """E in that round"""
     schedule: Schedule = field(default_factory=Schedule)
@@ -107,20 +101,18 @@ class LongRound:
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field, if a number cannot be right."""
-        for name in ("round", "local_epochs"):
-            if self.__dict__[name] < 1:
-                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
+        at_least(where, 1, round=self.round, local_epochs=self.local_epochs)
         self.schedule.check(f"{where}.schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """What a client does in a round."""
+    """Local training of a client in a round."""
 
     local_epochs: int = 1
     """E: passes over the client's images"""
     local_steps: int | None = None
-    """optimizer steps after which the round ends, if E epochs have more; null: none"""
+    """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
     batch_size: int = 32
     """B: images per batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
@@ -134,20 +126,20 @@ class LocalTraining:
     grad_clip: float | None = None
     """largest gradient norm; null does not clip"""
     optimizer: OptimizerCallable = field(default=_default_optimizer)
-    """starts anew for each client and round; its rate is the trunk's"""
+    """a fresh optimizer per client and round; ``lr`` applies to the backbone"""
     flat_step: bool = True
-    """step all parameters as a few long vectors, where the optimizer works element by element (SGD, Adam and their
-    kin): the same bits, less overhead. Set it to false for a network that leaves layers out of some batches."""
+    """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
+    faster, with the same bits. Set it to false for a network that skips layers in some batches."""
     head_lr: float | None = None
-    """learning rate of neck and head; null takes the trunk's"""
+    """learning rate of neck and head; null: that of the backbone"""
     schedule: Schedule = field(default_factory=Schedule)
     """learning rate over rounds"""
     cluster: Clustering | None = None
-    """train on clusters of the images instead of their identities, which nobody reads then; null: on identities"""
+    """train on clusters of the images and ignore identities; null: train on identities"""
     bottom_up: BottomUp | None = None
-    """the same with clusters that grow from round to round; in the place of ``cluster``"""
+    """the same with clusters that grow from round to round; replaces ``cluster``"""
     long_round: LongRound | None = None
-    """a round that is longer than the others; null: none"""
+    """one round that is longer than the others; null: none"""
 
     @property
     def clusters(self) -> bool:
@@ -183,11 +175,8 @@ class LocalTraining:
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
-        for name in ("local_epochs", "num_instances", "accumulate"):
-            if self.__dict__[name] < 1:
-                raise ConfigError(f"{where}.{name}: {self.__dict__[name]} is less than 1")
-        if self.local_steps is not None and self.local_steps < 1:
-            raise ConfigError(f"{where}.local_steps: {self.local_steps} is less than 1; use null for whole epochs")
+        at_least(where, 1, local_epochs=self.local_epochs, num_instances=self.num_instances, accumulate=self.accumulate)
+        at_least(where, 1, "; use null for whole epochs", local_steps=self.local_steps)
         try:
             self.optimizer([nn.Parameter(torch.zeros(1))])
         except (ValueError, TypeError) as error:
@@ -195,14 +184,12 @@ class LocalTraining:
         self.schedule.check(f"{where}.schedule")
         if self.long_round is not None:
             self.long_round.check(f"{where}.long_round")
-        if self.grad_clip is not None and self.grad_clip <= 0:
-            raise ConfigError(f"{where}.grad_clip: {self.grad_clip} is not positive; use null for no clipping")
+        positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
         self._check_batches(where)
         self._check_clusters(where)
 
     def _check_batches(self, where: str) -> None:
-        if self.batch_size < 2:
-            raise ConfigError(f"{where}.batch_size: {self.batch_size} is less than 2, what batch normalisation needs")
+        at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
         if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
             raise ConfigError(
                 f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
@@ -215,40 +202,31 @@ class LocalTraining:
                 raise ConfigError(f"{where}.bottom_up: takes the place of cluster; set one of them to null")
         if self.cluster is not None:
             self.cluster.check(f"{where}.cluster")
-            if self.num_instances < 2:
-                raise ConfigError(f"{where}.num_instances: {self.num_instances} is less than 2, what cluster needs")
+            at_least(where, 2, ", what cluster needs", num_instances=self.num_instances)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOverride:
-    """Settings of one client that differ from the others'; null keeps the common value."""
+    """Settings of one client that differ from the others'; null keeps the common value.
+
+    The fields without a text mean the same as in :class:`LocalTraining`.
+    """
 
     backbone: Backbone | nn.Module | None = None
-    """a network of its own; averaged with clients of the same architecture only"""
+    """its own network; the server averages it only with clients of the same architecture"""
     local_epochs: int | None = None
-    """see LocalTraining"""
     local_steps: int | None = None
-    """see LocalTraining"""
     batch_size: int | None = None
-    """see LocalTraining"""
     sampler: Literal["shuffle", "identity"] | None = None
-    """see LocalTraining"""
     num_instances: int | None = None
-    """see LocalTraining"""
     drop_partial: bool | None = None
-    """see LocalTraining"""
     accumulate: int | None = None
-    """see LocalTraining"""
     grad_clip: float | None = None
-    """see LocalTraining"""
     optimizer: OptimizerCallable | None = None
-    """see LocalTraining"""
     head_lr: float | None = None
-    """see LocalTraining"""
     cluster: ClusterOverride | None = None
-    """where this client clusters otherwise, or is the only one that does"""
+    """clustering for this client alone, or the settings in which its clustering differs"""
     bottom_up: BottomUp | None = None
-    """see LocalTraining"""
 
     def apply(self, common: LocalTraining) -> LocalTraining:
         """Return the common settings with this client's own in their place."""

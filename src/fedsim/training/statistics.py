@@ -26,24 +26,20 @@ def shared_names(groups: Mapping[str, Group], shared: frozenset[Group], policy: 
 
 
 class BatchNormStatistics:
-    """What happens to running means and variances on the server: the setting ``bn_stats``.
+    """Aggregation of running means and variances on the server: the setting ``bn_stats``.
 
-    ``mean``: averaged with the aggregation weights, like parameters. ``first``: those of one random participant (what
-    FedReIDBench's official code does, silently). ``pooled``: the variance of the pooled data, by the law of total
-    variance. ``local``: they never leave the client. ``recalibrate``: re-estimated on public images after averaging.
-
-    Args:
-        policy: one of these.
-        model: the architecture's layout.
+    ``mean``: averaged with the aggregation weights, like parameters. ``first``: those of one random participant (as in
+    FedReIDBench's official code). ``pooled``: the variance of the pooled data, by the law of total variance. ``local``:
+    they never leave the client. ``recalibrate``: estimated anew on public images after averaging.
     """
 
     def __init__(self, policy: StatisticsPolicy, model: FlatModel) -> None:
         self.policy = policy
         flat = model.flat
         self.span = slice(flat.num_shared_parameters, flat.num_shared)
-        """where the shared statistics lie"""
+        """place of the shared statistics"""
         self.parameters = flat.shared_parameters
-        """what lies before them"""
+        """entries before them"""
         self.num_shared = flat.num_shared
         """length of the shared vector"""
         entries = {e.name: e for e in flat.shared_entries if e.kind == "buffer"}

@@ -1,4 +1,4 @@
-"""What happens between a client's arrival at the resident model and its leaving: batches, reports, random streams."""
+"""One visit of a client to the resident model: batches, reports, random streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchReport(NamedTuple):
 
 
 class Tally:
-    """What a client's batches add up to; stays on the device until somebody reads it, so no batch waits."""
+    """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -53,14 +53,7 @@ class Tally:
         return float((guesses == labels).double().mean())
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
-        """Wait for the device, once.
-
-        Args:
-            more: other scalars that are read on this occasion.
-
-        Returns:
-            sum of losses over images, correct images, images, and the values of ``more``.
-        """
+        """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
         if not self._losses:
             return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
         correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
@@ -71,7 +64,7 @@ class Tally:
 
 
 class Outcome(NamedTuple):
-    """What the end of a visit tells."""
+    """The results of a visit."""
 
     loss: float
     """sum over images"""
@@ -87,12 +80,12 @@ class Visit:
 
     Args:
         stream: purpose, device -> a random stream of this client and round.
-        augments: whether anything is random in what happens to its images.
-        device: where they are.
-        work: share of the local work that gets done.
+        augments: whether the augmentation is random.
+        device: of the images.
+        work: share of the local work to do.
         precision: of forward passes.
-        listener: told about every batch.
-        source: of the labels of its images.
+        listener: called after every batch.
+        source: of the labels.
     """
 
     def __init__(
@@ -114,10 +107,9 @@ class Visit:
         self.optimizers: list[LocalOptimizer] = []
         """of replicas that train"""
         self.source = source
-        """of the labels"""
         self.batch_stream = stream("batches", "cpu")
         self._stream, self._augments, self._device = stream, augments, device
-        self._augment_streams: list[torch.Generator] = []
+        self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
     @property
@@ -142,10 +134,8 @@ class Visit:
 
     def augment_stream(self, view: int) -> torch.Generator | None:
         """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""
-        streams = self._augment_streams
         if not self._augments:
             return None
-        while len(streams) <= view:
-            purpose = f"augment {len(streams)}" if streams else "augment"
-            streams.append(self._stream(purpose, self._device))
-        return streams[view]
+        if view not in self._augment_streams:
+            self._augment_streams[view] = self._stream(f"augment {view}" if view else "augment", self._device)
+        return self._augment_streams[view]

@@ -1,4 +1,4 @@
-"""What watches a run: progress, signals, the run's summary, W&B."""
+"""Callbacks that watch a run: progress, signals, the run's summary, W&B."""
 
 from fedsim.federation.callbacks.config import KeepConfig
 from fedsim.federation.callbacks.preemption import Preemption

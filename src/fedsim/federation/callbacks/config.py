@@ -22,12 +22,7 @@ class KeepConfig(SaveConfigCallback):
         with replacing(Path(trainer.default_root_dir) / self.config_filename) as partial:
             partial.write_text(self._text)
 
-    def on_save_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Hand the text to the strategy, which makes a file of it."""
         checkpoint[CONFIG_KEY] = self._text
 

@@ -16,11 +16,11 @@ from lightning import LightningModule, Trainer
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
+from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import RoundCallback, was_stopped
 from fedsim.strategy.launch import requeue
 
 if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
     from fedsim.strategy.strategy import FederatedStrategy
     from fedsim.training.client import BatchReport
 
@@ -34,22 +34,21 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class Preemption(RoundCallback):
     """Listens to signals while a fit runs, in place of Lightning's own handlers.
 
-    Those save, and broadcast, within the handler, wherever the rank happens to be. Here a handler only sets a flag. All
-    ranks agree on it when they meet, and the run ends after the round, with its checkpoint. If the rest of the round is
-    predicted to take longer than the time of grace, the round is abandoned and the last checkpoint stands.
+    Lightning's handlers save and broadcast wherever the rank happens to be. Here a handler only sets a flag. All ranks
+    agree on it at the end of the round, and the run ends with a checkpoint. If the rest of the round is predicted to
+    take longer than the time of grace, the round is abandoned and the last checkpoint stands.
 
-    SIGTERM and SIGUSR1 give ``grace`` seconds; Ctrl-C gives none, and pressed twice ends the process at once.
-
-    After SIGUSR1, which Slurm sends to a job whose time runs out (``--signal=USR1@300``), rank 0 asks Slurm to start
-    the job again. After SIGTERM it does not: whoever sends that starts the job again himself, or wants its end.
+    SIGTERM and SIGUSR1 give ``grace`` seconds. Ctrl-C gives none; a second Ctrl-C ends the process at once. After
+    SIGUSR1, which Slurm sends to a job whose time runs out (``--signal=USR1@300``), rank 0 asks Slurm to start the job
+    again. After SIGTERM it does not: the sender restarts the job, or wants its end.
 
     Args:
-        grace: seconds between the signal and the end that the sender allows, less what a checkpoint takes.
-        requeue: whether a job of Slurm is started again after SIGUSR1.
+        grace: seconds from the signal to the forced end, less the time of a checkpoint.
+        requeue: whether a Slurm job starts again after SIGUSR1.
     """
 
     def __init__(self, grace: float = 120.0, requeue: bool = True) -> None:
-        if grace < 0:
+        if not grace >= 0:
             raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
         self.grace = grace
         self.requeue = requeue
@@ -60,7 +59,7 @@ class Preemption(RoundCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the signals over; Lightning has installed its handlers by now."""
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         self._strategy: FederatedStrategy = federation.strategy
         self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
         self._costs = federation.parts.costs

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from fedsim.core.placement import Placement
+from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import RoundCallback
 from fedsim.training.client import BatchReport
-
-if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
 
 __all__ = ["RoundProgress"]
 
@@ -98,7 +96,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         """Print a line about the round."""
         if not self._enabled:
             return
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         metrics = {**federation.scores, **federation.round_metrics}
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
         names["time/simulated_seconds"] = "simulated seconds"
@@ -109,29 +107,23 @@ class RoundProgress(RoundCallback, ProgressBar):
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:
             shown += f", ranks busy {'/'.join(busy)} %"
-        self._say(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}")
-        if self._bar is not None:
+        line = f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}"
+        if self._bar is None:
+            log.info(line)
+        else:
+            self._bar.write(line, file=sys.stderr)
             self._bar.n = trainer.current_epoch + 1
             self._bar.refresh()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the error stands on a line of its own."""
-        self._close()
-
-    def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def _say(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            log.info(line)
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error stands on a line of its own."""
+        self.on_train_end(trainer, pl_module)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return nothing: the lines above say it."""

@@ -7,16 +7,14 @@ import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
 from fedsim._version import __version__
 from fedsim.core.files import replacing
+from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
-
-if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
 
 __all__ = ["RunSummary"]
 
@@ -39,16 +37,10 @@ class RunSummary(Callback):
         self.totals = {"seconds": 0.0}
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add up the round, before an evaluation or a checkpoint looks at the sums."""
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
-        metrics = federation.round_metrics
+        metrics = federation_of(pl_module).round_metrics
         self.totals["seconds"] += metrics["time/round_seconds"]
         if "time/simulated_seconds" in metrics:
             simulated = self.totals.get("simulated_seconds", 0.0)
@@ -62,7 +54,7 @@ class RunSummary(Callback):
         """Keep the scores of a round."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         scores = dict(federation.scores)
         self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
         monitor = federation.settings.evaluation.monitor
@@ -86,7 +78,7 @@ class RunSummary(Callback):
     def _write(self, trainer: Trainer, pl_module: LightningModule, rounds: int, finished: bool) -> None:
         if not trainer.is_global_zero:
             return
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         federated = federation.parts.federated
         content = {
             "finished": finished,

@@ -1,4 +1,4 @@
-"""What W&B gets beside the numbers that every logger gets: the run's identity, tables, curves, pictures.
+"""Additions for W&B to the numbers of every logger: the run's identity, tables, curves, pictures.
 
 All names and their meaning: docs/tracking.md.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
@@ -26,10 +26,8 @@ from fedsim.core.files import replacing
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
+from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
-
-if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
 
 __all__ = ["RUN_ID_FILE", "Tracking", "code_version", "end_run", "join_run", "public_config"]
 
@@ -83,7 +81,7 @@ class Tracking(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         for run in _runs(trainer):
             clients = {name: report.numbers for name, report in federation.reports.items()}
             few = len(federation.parts.names) <= MAX_NAMES
@@ -93,7 +91,7 @@ class Tracking(Callback):
         """Log the evaluation's table and CMC curves."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+        federation = federation_of(pl_module)
         for run in _runs(trainer):
             round_ = trainer.current_epoch + 1
             scores = _table(federation.scores, round_)
@@ -111,13 +109,9 @@ class Tracking(Callback):
 
 
 def join_run(logger: WandbLogger, folder: Path) -> None:
-    """Let a job's logger continue the W&B run whose id is kept in ``folder``, or begin one; call it on rank 0 only.
+    """Let a logger, before its first use, continue the W&B run whose id is in the run directory, or begin one.
 
-    A run's files go below ``folder``, too, unless the logger has another ``save_dir``.
-
-    Args:
-        logger: before its first use.
-        folder: the run directory.
+    Call it on rank 0 only. The run's files go below ``folder``, too, unless the logger has another ``save_dir``.
     """
     path, options = folder / RUN_ID_FILE, logger._wandb_init  # there is no public way to set an id later
     if options.get("id") is None:
@@ -136,10 +130,7 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
 def end_run(code: int) -> None:
     """Close this process's W&B run, if there is one.
 
-    Left to itself, W&B takes every end of the process but a traceback for a success.
-
-    Args:
-        code: the exit code of the process.
+    Left to itself, W&B takes every end of the process but a traceback for a success. ``code`` is the exit code.
     """
     wandb = sys.modules.get("wandb")  # who has a run has imported it
     if wandb is not None and wandb.run is not None:
@@ -194,7 +185,7 @@ def _runs(trainer: Trainer) -> list[Any]:
 
 def _mark_preempted(trainer: Trainer, pl_module: LightningModule) -> None:
     """A sweep's server gives a preempted run to the next agent, which continues it."""
-    federation: Federation = pl_module  # type: ignore[assignment] # this callback is for federations
+    federation = federation_of(pl_module)
     if was_stopped(trainer) and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
         for run in _runs(trainer):
             run.mark_preempting()

@@ -26,12 +26,12 @@ def merge_clusters(
 ) -> Tensor:
     """Merge the nearest pairs of clusters, one after the other, in memory that grows with n.
 
-    Two clusters are as far as their nearest images, features of unit length, and a penalty on their sizes:
-    ``min |f_a - f_b| + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; what has merged goes
-    on to merge through any of its parts.
+    The distance of two clusters is that of their nearest images, by features of unit length, plus a penalty on their
+    sizes: ``min |f_a - f_b| + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a merged
+    cluster goes on to merge through any of its parts.
 
-    Each cluster looks at its ``candidates`` nearest ones. That changes nothing unless more clusters than these become
-    one: up to then, whatever is farther than all candidates of a cluster comes after these have joined it.
+    Each cluster looks at its ``candidates`` nearest ones. The result is exact unless more clusters than these become
+    one: farther clusters come after all candidates have joined.
 
     Args:
         features: [n, D].

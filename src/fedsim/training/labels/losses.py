@@ -18,27 +18,13 @@ from torch import Tensor
 
 from fedsim.training.labels.proxies import Proxies
 
-__all__ = [
-    "CameraReduction",
-    "ProxyLoss",
-    "across_cameras",
-    "camera_aware_loss",
-    "inter_camera_loss",
-    "intra_camera_loss",
-    "similarities",
-]
+__all__ = ["ProxyLoss", "across_cameras", "camera_aware_loss", "inter_camera_loss", "intra_camera_loss", "similarities"]
 
 CameraReduction = Literal["sum", "mean"]
 
 
 def similarities(features: Tensor, proxies: Proxies, temperature: float) -> Tensor:
-    """Return s [B, A]: cosines of images with proxies, divided by tau.
-
-    Args:
-        features: [B, D], of any length.
-        proxies: whose memory has unit length.
-        temperature: tau.
-    """
+    """Return s [B, A]: cosines of features [B, D], of any length, with proxies, divided by tau."""
     return F.normalize(features) @ proxies.memory.T / temperature
 
 
@@ -67,16 +53,8 @@ def inter_camera_loss(similarity: Tensor, labels: Tensor, proxies: Proxies, num_
     """Mean cross-entropy of each image with all proxies of its cluster against its hardest negatives (Eqs. 4, 5).
 
     ``-1 / |P| sum over p in P of log(exp(s_ip) / sum over u in P and Q of exp(s_iu))``: P, the proxies of the image's
-    cluster, its own included; Q, the most similar ones of the others.
-
-    Args:
-        similarity: s [B, A].
-        labels: [B] int64, each image's proxy.
-        proxies: A.
-        num_negatives: |Q|; all others, if there are fewer.
-
-    Returns:
-        [B].
+    cluster, its own included; Q, the ``num_negatives`` most similar others, or all if there are fewer. Shapes are those
+    of :func:`intra_camera_loss`.
 
     >>> proxies = Proxies(torch.eye(3), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     >>> inter_camera_loss(torch.zeros(2, 3), torch.tensor([0, 2]), proxies, num_negatives=1)
@@ -89,18 +67,10 @@ def inter_camera_loss(similarity: Tensor, labels: Tensor, proxies: Proxies, num_
 def camera_aware_loss(similarity: Tensor, proxies: Proxies, num_positives: int = 3, num_negatives: int = 30) -> Tensor:
     """As :func:`inter_camera_loss`, with positives by similarity instead of clusters (Eqs. 6, 7).
 
-    Of each camera the most similar proxy is a candidate, and the most similar candidates are positives, all of them if
-    there are fewer cameras; the most similar ones of all other proxies are negatives. The image's own camera takes
-    part: in the paper it does not, in the code it does.
-
-    Args:
-        similarity: s [B, A].
-        proxies: A.
-        num_positives: |P'|.
-        num_negatives: |Q'|.
-
-    Returns:
-        [B].
+    The most similar proxy of each camera is a candidate. P', the positives: the ``num_positives`` most similar
+    candidates, or all if there are fewer cameras. Q', the negatives: the ``num_negatives`` most similar other proxies.
+    The image's own camera takes part: in the paper it does not, in the code it does. Shapes are those of
+    :func:`intra_camera_loss`.
 
     >>> proxies = Proxies(torch.eye(3), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     >>> camera_aware_loss(torch.tensor([[1.0, 1.0, 0.0]]), proxies, num_positives=1, num_negatives=1)
@@ -124,15 +94,9 @@ def _soft_cross_entropy(similarity: Tensor, positive: Tensor, num_negatives: int
 
 
 def across_cameras(losses: Tensor, cameras: Tensor, reduction: CameraReduction = "sum") -> Tensor:
-    """Mean over the images of each camera, then sum or mean over the cameras in the batch (the paper's code: sum).
+    """Mean of losses [B] over the images of each camera, then sum or mean (scalar) over the cameras in the batch.
 
-    Args:
-        losses: [B].
-        cameras: [B] int64.
-        reduction: over cameras. With ``sum`` a client with eight cameras has up to four times the loss of one with two.
-
-    Returns:
-        scalar.
+    The paper's code takes the sum: a client with eight cameras has up to four times the loss of one with two.
 
     >>> across_cameras(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 4]))
     tensor(7.)
@@ -162,7 +126,7 @@ class ProxyLoss:
     camera_negatives: int = 30
     """|Q'| of Eq. (7)"""
     camera_reduction: CameraReduction = "sum"
-    """over the cameras in a batch; with ``sum`` clients of many cameras have larger losses"""
+    """reduction over the cameras in a batch; with ``sum``, more cameras give a larger loss"""
 
     def __call__(self, similarity: Tensor, labels: Tensor, proxies: Proxies) -> Tensor:
         """Return L_capr (scalar) of similarities [B, A] to proxies, where ``labels`` [B] are each image's own."""
@@ -170,7 +134,6 @@ class ProxyLoss:
         if self.inter:
             total = total + self.inter * inter_camera_loss(similarity, labels, proxies, self.inter_negatives)
         if self.camera:
-            total = total + self.camera * camera_aware_loss(
-                similarity, proxies, self.camera_positives, self.camera_negatives
-            )
+            positives, negatives = self.camera_positives, self.camera_negatives
+            total = total + self.camera * camera_aware_loss(similarity, proxies, positives, negatives)
         return across_cameras(total, proxies.cameras[labels], self.camera_reduction)

@@ -18,7 +18,7 @@ __all__ = ["Proxies", "make_proxies", "proxy_batches", "update_memory"]
 
 @dataclass
 class Proxies:
-    """What the clusters of a client's images look like to each camera, sorted by cluster, then by camera."""
+    """The proxies of a client's clusters, one for each camera, sorted by cluster, then by camera."""
 
     memory: Tensor
     """K, [A, D] float32 of unit length; it changes while the client trains"""
@@ -39,7 +39,7 @@ class Proxies:
 
 
 def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[Proxies, Tensor]:
-    """Return the proxies of clustered images, and which one is whose.
+    """Return the proxies of clustered images, and the proxy of each image.
 
     A proxy is the mean of its images' features of unit length, scaled to unit length.
 
@@ -102,9 +102,8 @@ def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: fl
 def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
     """Batches of P proxies with K images each; as many as the clustered images fill, at least one.
 
-    A pass takes all proxies in random order, P at a time, each with K of its images, which repeat if there are fewer;
-    passes follow one another until there are batches enough. What is left of a pass is dropped. With fewer than P
-    proxies a batch holds all of them.
+    A pass takes all proxies in random order, P at a time, each with K of its images, which repeat if there are fewer.
+    The rest of a pass is dropped. With fewer than P proxies a batch holds all of them.
 
     Args:
         labels: [n] int64 proxy of each image, -1: none.

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 def find_clusters(
     features: Tensor, *, k1: int = 20, k2: int = 6, eps: float = 0.5, min_samples: int = 4, search: Search = nearest
 ) -> Ints:
-    """Cluster images by what they have in common with their neighbours, in memory that grows with n * k1.
+    """Cluster images by the neighbours that they share, in memory that grows with n * k1.
 
     The encoding follows public code for clustering, see :mod:`fedsim.functional.reciprocal`.
 
@@ -53,17 +53,10 @@ def find_clusters(
 
 
 def cluster_graph(distances: Csr, eps: float, min_samples: int) -> Ints:
-    """Run DBSCAN on a sparse graph.
+    """Run DBSCAN on a sparse graph; arguments and result are those of :func:`find_clusters`.
 
-    An image on the border of several clusters belongs to the first of them.
-
-    Args:
-        distances: [n, n] sparse and symmetric with its diagonal; what is not stored is far.
-        eps: largest distance of neighbours.
-        min_samples: see :func:`find_clusters`.
-
-    Returns:
-        [n], see :func:`find_clusters`.
+    ``distances`` [n, n] are symmetric with a diagonal; missing ones are far. An image on the border of several clusters
+    belongs to the first of them.
     """
     graph = sort_graph_by_row_values(distances, copy=True, warn_when_not_sorted=False)
     labels = DBSCAN(eps=eps, min_samples=min_samples, metric="precomputed").fit_predict(graph)

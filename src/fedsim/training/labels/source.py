@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,7 +41,7 @@ class ScoredBatch(NamedTuple):
 
 
 class PseudoLabels:
-    """What a client trains on in a local epoch: its proxies take the place of a head, and move with each batch.
+    """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
 
     Args:
         labels: [n * r] int64 proxy of each copy of each image, -1: none, on the CPU. Copy c of image i is c * n + i.
@@ -59,22 +59,14 @@ class PseudoLabels:
         momentum: float,
         draw: Callable[[torch.Generator], list[Tensor]],
     ) -> None:
-        self.labels = labels
-        self.proxies = proxies
-        self.loss = loss
-        self.momentum = momentum
-        self.batches = draw
+        self.labels, self.proxies = labels, proxies
+        self.loss, self.momentum, self.batches = loss, momentum, draw
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """of the images that are in clusters"""
 
     def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
-        """Return the loss of a batch, then move the proxies of its images towards them.
-
-        Args:
-            features: [B, D] float32 of the neck, of any length.
-            labels: [B] int64 proxies, on the device.
-        """
+        """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move these."""
         similarity = similarities(features, self.proxies, self.loss.temperature)
         loss = self.loss(similarity, labels, self.proxies)
         guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
@@ -84,13 +76,13 @@ class PseudoLabels:
 
 
 def grow_clusters(features: Tensor | None, last: Tensor | None, num_images: int, how: BottomUp) -> Tensor:
-    """Return the cluster of each image [n] int64: at first each its own, then some of the last ones merged.
+    """Return the cluster of each image [n] int64: one for each image at first, then some of the ``last`` [n] merged.
 
     Args:
-        features: [n, D]; None in a client's first round.
-        last: [n] the clusters of its last round; None in its first.
+        features: [n, D]; None in a client's first round, as is ``last``.
+        last: the clusters of its last round.
         num_images: n.
-        how: how many merge.
+        how: says how many clusters merge.
     """
     if features is None or last is None:
         return torch.arange(num_images)
@@ -127,51 +119,28 @@ def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
 class Labelled(Protocol):
     """The view that a label source has of its client."""
 
-    @property
-    def client_name(self) -> str:
-        """Its name."""
-
-    @property
-    def round(self) -> int:
-        """The current round, from 0."""
-
-    @property
-    def training_settings(self) -> LocalTraining:
-        """How it trains."""
-
-    @property
-    def objective(self) -> Objective:
-        """The supervised loss."""
-
-    @property
-    def labels(self) -> Tensor:
-        """[n] int64 identities."""
-
-    @property
-    def cameras(self) -> Tensor:
-        """[n] int64."""
-
-    @property
-    def model(self) -> FlatModel:
-        """Its model."""
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """What it remembers."""
+    client_name: str
+    round: int
+    """the current one, from 0"""
+    training_settings: LocalTraining
+    objective: Objective
+    labels: Tensor
+    """[n] int64 identities"""
+    cameras: Tensor
+    """[n] int64"""
+    model: FlatModel
+    kept: dict[str, Tensor]
+    """tensors that it keeps between rounds, by name"""
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Remember a tensor."""
+        """Keep a tensor between rounds."""
 
     def plain_features(self) -> Tensor:
         """Return the features [n, D] of all images without augmentation."""
 
 
 class LabelSource(ABC):
-    """The labels of a client's images during one visit.
-
-    Args:
-        client: whose images they are.
-    """
+    """The labels of a client's images during one visit."""
 
     pseudo: PseudoLabels | None = None
     """of the current local epoch, where labels are clusters"""
@@ -181,11 +150,9 @@ class LabelSource(ABC):
 
     @abstractmethod
     def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return labels [m] and the batches of a local epoch, as positions in them.
+        """Return labels [m] and the random batches of a local epoch, as positions in them.
 
-        Args:
-            stream: of the batches.
-            is_wanted: whether the client gets to any batch of the epoch.
+        ``is_wanted`` says whether the client gets to any batch of the epoch.
         """
 
     @abstractmethod
