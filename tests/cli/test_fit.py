@@ -274,7 +274,7 @@ def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
     test = ["test", "--config", folder / "config.yaml", "--ckpt_path", checkpoint]
     result = fedsim(*test, check=False)
     assert result.returncode == 2
-    assert "the checkpoint is of method Local, model.settings.method is FedPav" in result.stderr
+    assert "the checkpoint is of method Local, model.method is FedPav" in result.stderr
     result = fedsim(*test, "--model.method=Local", "--data.val=none", check=False)
     assert result.returncode == 2
     assert "client town0 has 7 identities in the checkpoint, 10 here" in result.stderr

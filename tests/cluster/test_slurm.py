@@ -243,7 +243,7 @@ def test_a_chain_that_breaks_is_cancelled(slurm, tmp_path, tiny):
     first, *others = chain(slurm, tmp_path, tmp_path / "run", "--config", tiny, "--model.threads=0")
     assert slurm.wait(first, 60) == ["FAILED"]
     assert [slurm.wait(job, 30) for job in others] == [["CANCELLED"]] * 3
-    assert "fedsim: error: model.settings.threads" in (tmp_path / f"{first}.log").read_text()
+    assert "fedsim: error: model.threads" in (tmp_path / f"{first}.log").read_text()
 
 
 # -- started again -----------------------------------------------------------------------------------------------------

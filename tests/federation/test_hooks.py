@@ -37,7 +37,7 @@ def overriding(method, *hooks):
             called.add(hook)
             return getattr(super(sub, self), hook)
 
-        is_property = isinstance(getattr(cls, hook), property)
+        is_property = not callable(getattr(cls, hook))  # a property, or a class attribute in its place
         return property(get) if is_property else lambda self, *args, **kwargs: get(self)(*args, **kwargs)
 
     sub = type(cls.__name__, (cls,), {hook: identity(hook) for hook in hooks})
