@@ -3,9 +3,12 @@
 Ten clients of drawn people (configs/quickstart.yaml's network and optimizer, half of its images, batches of 8), two
 unseen data sets, 8 rounds of one epoch, everybody in every round. Two clients, town3 and town8, send
 
-- ``flipped``: the received model minus ten times their update;
-- ``noise``: the received model plus Gaussian noise, ten times as large as their update is on average;
+- ``flipped``: the received model minus their update times SIZE;
+- ``noise``: the received model plus Gaussian noise, SIZE times as large as their update is on average;
 - ``none``: their update, for the price of a rule where nobody lies.
+
+SIZE is 10. A second declaration, after the first had been read, has 100 (``--size 100``): noise of size 10 is averaged
+away. A client whose numbers leave the range of exact sums is left out of the round.
 
 Running statistics are sent as they are. Rules: the mean with equal weights, the coordinate-wise median, the trimmed
 mean with a fifth cut at either end, Krum and Multi-Krum (5 of 10) for two bad clients. The score is the global model's
@@ -38,7 +41,6 @@ from seeded_runs import ROOT, SEEDS, score, show
 LIARS = ("town3", "town8")
 HONEST = [f"town{i}" for i in range(10) if f"town{i}" not in LIARS]
 UNSEEN = ("new0", "new1")
-SIZE = 10.0
 ATTACKS = ("none", "flipped", "noise")
 RULES = {
     "mean": (),
@@ -51,7 +53,7 @@ COMMON = (
     "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.max_epochs", "8", "--trainer.devices", "1",
     "--trainer.check_val_every_n_epoch", "8", "--trainer.enable_progress_bar", "false", "--data.val", "none",
     "--data.source.clients", "10", "--data.source.unseen", "2", "--data.source.scale", "0.5",
-    "--model.client.batch_size", "8",
+    "--model.client.batch_size", "8", "--model.on_bad_update", "skip_client",
 )  # fmt: skip
 
 
@@ -61,6 +63,8 @@ class Lying(Method):
 
     attack: Literal["none", "flipped", "noise"] = "none"
     """lie"""
+    size: float = 10.0
+    """of the lie, relative to the update"""
     shared_groups = BODY
 
     def upload(self, client: Client) -> Upload:
@@ -69,10 +73,10 @@ class Lying(Method):
         vector, received = client.model.shared.clone(), client.received.vector[:count]
         change = vector[:count] - received
         if client.client_name in LIARS and self.attack == "flipped":
-            vector[:count] = received - SIZE * change
+            vector[:count] = received - self.size * change
         elif client.client_name in LIARS and self.attack == "noise":
             noise = torch.randn(count, generator=torch_generator(client.seed, client.round, client.client_name, "lie"))
-            vector[:count] = received + SIZE * change.square().mean().sqrt() * noise
+            vector[:count] = received + self.size * change.square().mean().sqrt() * noise
         return Upload(vector)
 
     def weights(self, reports):  # noqa: ANN001, ANN201 - as in Method
@@ -80,11 +84,11 @@ class Lying(Method):
         return weigh("uniform", reports)
 
 
-def fit(folder: Path, attack: str, rule: tuple[str, ...], seed: int) -> None:
+def fit(folder: Path, attack: str, size: float, rule: tuple[str, ...], seed: int) -> None:
     """Train, unless it has been done."""
     if (folder / "summary.json").is_file() and read_run(folder).summary["finished"]:
         return
-    method = ("--model.method", "robust.Lying", "--model.method.attack", attack)
+    method = ("--model.method", "robust.Lying", "--model.method.attack", attack, "--model.method.size", str(size))
     options = [*COMMON, *method, *rule, "--seed_everything", str(seed), "--run_dir", str(folder), "--overwrite", "true"]
     if fedsim(["fit", *options]):
         sys.exit(f"{folder}: failed")
@@ -94,6 +98,7 @@ def main() -> None:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/robust"))
+    parser.add_argument("--size", type=float, default=10.0)
     args = parser.parse_args()
     rows = []
     for name, rule in RULES.items():
@@ -101,8 +106,8 @@ def main() -> None:
         for attack in ATTACKS:
             runs = []
             for seed in SEEDS:
-                folder = args.runs / f"{name.replace(' ', '_')}-{attack}-{seed}"
-                fit(folder, attack, rule, seed)
+                folder = args.runs / f"{args.size:g}" / f"{name.replace(' ', '_')}-{attack}-{seed}"
+                fit(folder, attack, args.size, rule, seed)
                 runs.append(read_run(folder))
             row += [
                 show(np.array([np.mean([score(run, "global", d) for d in domains]) for run in runs]))

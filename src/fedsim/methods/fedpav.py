@@ -129,7 +129,7 @@ class FedPav(Method):
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Features of the public images, in rounds that distil."""
-        if not has_server_step(self, round_):
+        if self.distillation is None or not has_server_step(self, round_):
             return Payload()
         return Payload(up={"features": (server.num_public, server.models[arch].network.num_features)})
 
