@@ -17,7 +17,7 @@ from fedsim.training.messages import Upload
 from fedsim.training.settings import ClientOverride
 from fedsim.training.uploads import Uploads
 from plain_loops import Federation, play, sgd
-from small import fit, make_data, make_model, named, vector
+from small import fit, make_data, make_model, named, refuse, vector
 
 RULES = {"median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2)}
 
@@ -197,3 +197,8 @@ def test_architectures_are_aggregated_apart():
     mean = fit(make_model(FedAvg(share_head=False, weighting="uniform"), clients=own), four(), rounds=1)
     for arch in model.parts.models:  # the median of two is their mean
         torch.testing.assert_close(vector(model, arch), vector(mean, arch), rtol=0, atol=1e-6)
+
+
+def test_a_wrong_name_lists_the_rules(capsys, tiny):
+    line = refuse(capsys, "fit", "--config", tiny, "--model.aggregation", "Krumm")
+    assert "model.aggregation: there is no class Krumm; choose from Krum, Median, TrimmedMean" in line

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from fedsim.core.errors import DrawsFailedError, FedSimError, RunStoppedError
 from fedsim.data.images import ReIDSource
 from fedsim.federation.privacy import Privacy
+from fedsim.federation.robust import Aggregation
 from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
@@ -26,6 +27,7 @@ _CLASSES = {
     "model.backbone": Backbone,
     "model.selection": Selection,
     "model.privacy": Privacy,
+    "model.aggregation": Aggregation,
     "data.source": ReIDSource,
 }
 # where the types that the parser knows say too little; without a section: options of fedsim augment
