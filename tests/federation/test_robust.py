@@ -9,8 +9,9 @@ import torch
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
+from fedsim.federation.privacy import DifferentialPrivacy
 from fedsim.federation.robust import Krum, Median, TrimmedMean
-from fedsim.methods import IFCA, FedAtt, FedAvg, FedNova, FedPav, LotteryFL, Scaffold
+from fedsim.methods import IFCA, SKA, FedAtt, FedAvg, FedNova, FedPav, LotteryFL, Scaffold
 from fedsim.methods.base import Method
 from fedsim.models import BODY, SmallCNN
 from fedsim.training.messages import Upload
@@ -154,12 +155,20 @@ def test_a_lie_moves_the_mean_and_no_robust_rule():
         (FedNova(), "weighs clients"),
         (LotteryFL(), "aggregation of its own"),
         (Scaffold(), "also uploads tensors"),
+        (SKA(dual=False, unseen="avg", avg_every=3), "also uploads tensors"),  # in the third round
         (IFCA(), "weighs clients|aggregation of its own"),
     ],
 )
 def test_methods_that_need_more_than_a_mean_are_refused(method, says):
     with pytest.raises(ConfigError, match=rf"model\.aggregation: .*({says})"):
         make_model(method, aggregation=Median()).assemble(make_data(), 0, 1, torch.device("cpu"))
+
+
+def test_differential_privacy_is_refused():
+    privacy = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0)
+    model = make_model(FedPav(weighting="uniform"), bn_stats="local", privacy=privacy, aggregation=Median())
+    with pytest.raises(ConfigError, match=r"model\.aggregation: differential privacy"):
+        model.assemble(make_data(), 0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("bn_stats", ["pooled", "first"])

@@ -23,9 +23,9 @@ class GatheringAggregator(Aggregator):
     """Lets a rule see every upload; see :class:`~fedsim.federation.aggregation.Aggregator`.
 
     Uploads wait in the host memory of the rank that trained the client, 4 bytes per shared element. Ranks exchange them
-    piece by piece: a piece of all clients has at most 64 MiB, and no rank ever holds all uploads. Every rank computes
-    the same result from the same numbers in the same order, the order of the reports. So it has the same bits on any
-    number of ranks.
+    piece by piece: a piece of all clients has at most 64 MiB, and no rank holds more than its own clients' uploads
+    beside it. Every rank computes the same result from the same numbers in the same order, the order of the reports. So
+    it has the same bits on any number of ranks.
 
     Args:
         rule: makes one vector of the uploads of an architecture.

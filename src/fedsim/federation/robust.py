@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.federation.privacy import DifferentialPrivacy, Privacy
 from fedsim.federation.requirements import check_statistics_of_uploads
 from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
 from fedsim.methods.base import Method
@@ -32,15 +33,20 @@ _FIELD = "model.aggregation"
 class Aggregation(ABC):
     """Makes one vector of the uploads of an architecture, alike on every rank."""
 
-    def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy) -> None:
-        """Raise ConfigError if method or statistics need more than a plain mean of uploads."""
+    def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy, privacy: Privacy) -> None:
+        """Raise ConfigError if method, statistics or privacy need more than a plain mean of uploads."""
         name = type(method).__name__
+        if isinstance(privacy, DifferentialPrivacy):
+            raise ConfigError(
+                f"{_FIELD}: differential privacy accounts for noise on a mean only; leave it out"
+            )
         check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
         if method.measures:
             raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
         if {"masks", "uploads"} & method.requires:
             raise ConfigError(f"{_FIELD}: {name} has an aggregation of its own; leave it out")
-        if any(method.payload(server, arch, 0).up for arch in server.models):
+        rounds = range(max(method.server_every, 1))  # some upload more in some rounds only
+        if any(method.payload(server, arch, round_).up for arch in server.models for round_ in rounds):
             raise ConfigError(f"{_FIELD}: {name} also uploads tensors whose mean no robust rule protects; leave it out")
 
     @abstractmethod
@@ -111,8 +117,9 @@ class Krum(Aggregation):
         # pieces share their differences in float64: no square of a large norm cancels
         distances = torch.zeros(len(reports), len(reports), dtype=torch.float64)
         for _, piece in uploads.pieces():
-            for i, row in enumerate(piece.double()):
-                distances[i] += (piece.double() - row).square().sum(1)
+            exact = piece.double()
+            for i, row in enumerate(exact):
+                distances[i] += (exact - row).square().sum(1)
         scores = krum_scores(distances, self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
         return uploads.combine(lambda piece: piece[chosen].double().mean(0).float())

@@ -36,7 +36,7 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     how.privacy.prepare(how.method, parts.server, how.selection)
     how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if how.aggregation is not None:
-        how.aggregation.check(how.method, parts.server, how.bn_stats)
+        how.aggregation.check(how.method, parts.server, how.bn_stats, how.privacy)
     return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
 
 

@@ -14,7 +14,9 @@ _PIECE = 2**24
 
 
 class Uploads:
-    """The vectors that the clients of one architecture have sent. No rank ever holds all of them.
+    """The vectors that the clients of one architecture have sent.
+
+    A rank holds those of its own clients, and one piece of all.
 
     Args:
         clients: who sent one; the rows.
