@@ -37,9 +37,7 @@ class Aggregation(ABC):
         """Raise ConfigError if method, statistics or privacy need more than a plain mean of uploads."""
         name = type(method).__name__
         if isinstance(privacy, DifferentialPrivacy):
-            raise ConfigError(
-                f"{_FIELD}: differential privacy accounts for noise on a mean only; leave it out"
-            )
+            raise ConfigError(f"{_FIELD}: differential privacy accounts for noise on a mean only; leave it out")
         check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
         if method.measures:
             raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
