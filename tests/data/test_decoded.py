@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal as signals
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -197,6 +198,25 @@ def test_signals_to_the_whole_job_leave_reading_to_the_parent(files, signal):
     [worker] = multiprocessing.active_children()
     subprocess.run(["kill", f"-{signal}", str(worker.pid)], check=True)
     assert torch.equal(torch.cat([first, *(batch.pixels for batch in batches)]), ImageFiles(files).decode(SIZE))
+
+
+def test_no_thread_of_a_reading_process_takes_a_signal(files):
+    """Torch starts a thread before the DataLoader's hook runs, and the kernel delivers to any thread that listens."""
+    if not Path("/proc").is_dir():
+        pytest.skip("reads the masks of threads from /proc")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # the call that makes torch start its thread in a worker
+    batches = read_batches(ImageFiles(files), SIZE, [[row] for row in range(11)], workers=1)
+    next(batches)
+    [worker] = multiprocessing.active_children()
+    threads = [task.read_text() for task in Path(f"/proc/{worker.pid}/task").glob("*/status")]
+    masks = [int(line.split()[1], 16) for text in threads for line in text.splitlines() if line.startswith("SigBlk")]
+    batches.close()
+    torch.set_num_threads(before)
+    listening = {number: sum(not mask >> (number - 1) & 1 for mask in masks) for number in (2, 10, 15)}
+    assert listening[signals.SIGINT] == listening[signals.SIGUSR1] == 0
+    assert listening[signals.SIGTERM] <= 1  # the thread that waits for the parent's word
+    assert not signals.pthread_sigmask(signals.SIG_BLOCK, ()) & set(listening)  # the parent itself listens again
 
 
 def test_reading_processes_end_when_the_parent_says_so(files):

@@ -7,6 +7,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +109,7 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
     if workers == 0:
         yield from map(reader.__getitems__, order)
         return
-    yield from DataLoader(
+    loader = DataLoader(
         reader,
         batch_sampler=order,  # type: ignore[arg-type] # any iterable of lists will do
         num_workers=min(workers, max(len(order), 1)),
@@ -116,6 +117,9 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         worker_init_fn=_leave_signals_to_the_parent,
         generator=torch.Generator(),  # else seeds for workers would be drawn from the global stream, which models use
     )
+    with _signals_blocked():
+        started = iter(loader)
+    yield from started
 
 
 class _Reader(Dataset[ReadBatch]):
@@ -145,11 +149,21 @@ def _unchanged(batch: ReadBatch) -> ReadBatch:
     return batch
 
 
+_SIGNALS = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Workers that start in this context are born with blocked signals, and with them the threads that torch starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
     """Ctrl-C and schedulers signal all processes of a run; a worker that ends then would look like a failure."""
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_when_the_parent_says_so, daemon=True).start()
 
 
