@@ -7,8 +7,6 @@ import sys
 
 from fedsim._version import __version__
 
-__all__ = ["COMMANDS", "main"]
-
 COMMANDS = {
     "fit": "train a federation and score it as it learns",
     "validate": "score a checkpoint on the clients' validation data",

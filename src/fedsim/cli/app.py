@@ -19,8 +19,6 @@ from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.federation.callbacks.tracking import end_run
 from fedsim.strategy.launch import await_rank_0
 
-__all__ = ["run_command"]
-
 _MOVED = {  # since version 0.2
     "fedsim.selection": "fedsim.federation.selection",
     "fedsim.privacy": "fedsim.federation.privacy",

@@ -21,8 +21,6 @@ from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 
-__all__ = ["run_plain_command"]
-
 
 def run_plain_command(command: str, args: list[str]) -> str:
     """Run ``augment``, ``data``, ``export``, ``rank``, ``report`` or ``sweep``.

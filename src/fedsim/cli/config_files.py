@@ -16,8 +16,6 @@ import yaml
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import DataError
 
-__all__ = ["check_config_files", "join_configs", "normalise", "read_config"]
-
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
     """Read the config files of a command line: the parser does not say which one is broken.

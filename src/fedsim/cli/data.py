@@ -21,8 +21,6 @@ from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
 
-__all__ = ["call", "check", "convert", "data_of", "manifest", "prepare", "preview", "run_data_command", "splits"]
-
 
 def run_data_command(args: list[str]) -> str:
     """Run ``fedsim data COMMAND``.

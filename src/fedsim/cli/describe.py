@@ -17,8 +17,6 @@ from fedsim.federation.ledger import Traffic
 from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
 
-__all__ = ["FederatedTrainer", "describe_federation", "group_table"]
-
 
 def describe_federation(model: Federation, data: FederatedDataModule, world_size: int, rounds: int) -> str:
     """Return a report on a federation that has not been set up.

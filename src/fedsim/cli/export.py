@@ -19,8 +19,6 @@ from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_states
 
-__all__ = ["export"]
-
 log = logging.getLogger(__name__)
 
 

@@ -45,8 +45,6 @@ from fedsim.federation.federation import Federation
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import follow_launcher, leave_launcher
 
-__all__ = ["LIGHTNING_COMMANDS", "FedSimCLI", "rank_of_this_process", "say"]
-
 log = logging.getLogger(__name__)
 
 LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")

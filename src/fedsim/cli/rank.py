@@ -23,8 +23,6 @@ from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.summary import METRICS
 from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
-__all__ = ["rank"]
-
 T = TypeVar("T")
 
 

@@ -15,19 +15,6 @@ from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
 from fedsim.strategy.checkpoint_files import find_version
 
-__all__ = [
-    "check_rounds",
-    "checkpoint_at",
-    "default_run_dir",
-    "describe_checkpoint",
-    "find_checkpoint",
-    "folder_of_draw",
-    "metrics_files",
-    "prepare_for_fit",
-    "rounds_done",
-    "with_own_config",
-]
-
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"

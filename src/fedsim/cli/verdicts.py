@@ -19,8 +19,6 @@ from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 
-__all__ = ["Verdict", "explain", "lost_peer", "lost_reader", "one_line", "user_error_behind", "verdict_on"]
-
 # settings that are classes -> their base; for the list in the message about a wrong name
 _CLASSES = {
     "model.method": Method,

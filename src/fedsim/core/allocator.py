@@ -7,8 +7,6 @@ import os
 
 import torch
 
-__all__ = ["is_out_of_memory", "keep_freed_memory"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's options, <malloc.h>
 
 

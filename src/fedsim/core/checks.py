@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable
 
 from fedsim.core.errors import ConfigError
 
-__all__ = ["at_least", "known", "not_negative", "positive", "within"]
-
 Number = float | int | None
 """None is a setting that was left out: it passes."""
 

@@ -5,19 +5,6 @@ from __future__ import annotations
 import signal
 from typing import ClassVar
 
-__all__ = [
-    "BadUpdateError",
-    "ConfigError",
-    "DataError",
-    "DrawsFailedError",
-    "FedSimError",
-    "LeftOutError",
-    "NoClustersError",
-    "PeerError",
-    "RunStoppedError",
-    "TrainingError",
-]
-
 
 class FedSimError(Exception):
     """Base of every error whose message names what is wrong and what to do about it."""

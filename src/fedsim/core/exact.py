@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["GRID", "MAX_MAGNITUDE", "accumulate"]
-
 GRID = 2.0**40
 """Grid points per unit."""
 

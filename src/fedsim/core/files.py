@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fedsim.core.errors import ConfigError
 
-__all__ = ["flush_directory", "flush_file", "make_folder", "new_folder", "replacing"]
-
 
 def make_folder(path: Path, setting: str) -> None:
     """Make a folder for results, which may exist, and its parents, before there are results.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ALIGNMENT", "Entry", "FlatParameters", "aligned"]
-
 ALIGNMENT = 64
 """Entries start at multiples of this many elements, so that vectorised kernels see aligned memory as usual."""
 

@@ -10,8 +10,6 @@ import hashlib
 import numpy as np
 import torch
 
-__all__ = ["derive_seed", "numpy_generator", "seed_global_stream", "torch_generator"]
-
 
 def derive_seed(*parts: int | str) -> int:
     """Hash ``parts`` to a seed in [0, 2**63).

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 
-__all__ = ["read_sparse", "write_sparse"]
-
 _FORMAT = "fedsim sparse 1"
 
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["STORABLE", "ClientStore", "DiskStore", "MemoryStore", "Place", "bytes_of", "make_store"]
-
 STORABLE = {
     torch.float64: "F64",
     torch.float32: "F32",

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from fedsim.core.files import flush_directory, replacing
 
-__all__ = ["begin_version", "current_version", "publish_version"]
-
 _POINTER = "current"
 
 

@@ -22,9 +22,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.colour import jitter_colours
 from fedsim.functional.normalise import normalise_images
 
-__all__ = ["Augmentation"]
-
-
 _ATTEMPTS = 10
 """Rectangles drawn per image, as in torchvision; the first one that fits is erased."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["grouped", "identity_batches", "limited", "shuffled_batches"]
-
 _GROUP = 2**18
 """Pixel values per group of batches: a megabyte of float32 fits into a CPU cache."""
 

@@ -9,8 +9,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Split, turns
 
-__all__ = ["cap_training"]
-
 
 def cap_training(client: str, train: Split, max_identities: int | None, max_images: int | None) -> Split:
     """Keep a random part of a client's training images, in their order.

@@ -12,8 +12,6 @@ from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.images import Domain
 
-__all__ = ["Finding", "check_data", "find_data"]
-
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
     datasets.VIPeR, datasets.ThreeDPeS, datasets.ILIDS, datasets.GRID, datasets.CAVIAR4REID, datasets.CUHKSYSU,

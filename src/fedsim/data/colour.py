@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["jitter_colours"]
-
 _GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in brightness (ITU-R BT.601)."""
 

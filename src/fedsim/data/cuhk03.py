@@ -14,8 +14,6 @@ from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError, DataError
 
-__all__ = ["Variant", "convert_cuhk03"]
-
 Variant = Literal["detected", "labeled"]
 
 _PARTS = {"bounding_box_train": "train_idx", "query": "query_idx", "bounding_box_test": "gallery_idx"}

@@ -30,8 +30,6 @@ from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.standins import standin_of
 
-__all__ = ["FederatedDataModule", "OncePerRound"]
-
 log = logging.getLogger(__name__)
 
 Cache = Literal["device", "host", "none"]

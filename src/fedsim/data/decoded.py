@@ -31,22 +31,6 @@ from fedsim.core.files import flush_directory, flush_file, replacing
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Size, Split
 from fedsim.data.pixels import read_batches
 
-__all__ = [
-    "DecodedFile",
-    "DecodedImages",
-    "Wanted",
-    "build",
-    "find",
-    "is_built",
-    "is_complete",
-    "open_decoded",
-    "still_unreadable",
-    "use",
-    "use_split",
-    "verify",
-    "without",
-]
-
 log = logging.getLogger(__name__)
 
 _DECODING = 1

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fedsim.data.images import GallerySplit, Images, Index, Split
 
-__all__ = ["ClientData", "FederatedData", "GeneratedImages", "RetrievalSet", "map_splits"]
-
 
 @dataclass(frozen=True)
 class RetrievalSet:

@@ -16,8 +16,6 @@ from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, divide
 
-__all__ = ["RESERVED", "Labels", "Partition", "Validation", "build_federation"]
-
 Validation = Literal["identities", "first_image", "images", "none"]
 
 Labels = Literal["own", "common"]

@@ -42,8 +42,6 @@ from fedsim.data.pixels import Pixels
 if TYPE_CHECKING:
     from fedsim.data.federated import ClientData, FederatedData
 
-__all__ = ["Generated", "Mixture", "add_generated", "check_is_free", "write_generated"]
-
 log = logging.getLogger(__name__)
 
 _LABELS = "labels.csv"

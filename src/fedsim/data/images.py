@@ -17,19 +17,6 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from fedsim.core.errors import DataError
 
-__all__ = [
-    "Domain",
-    "GallerySplit",
-    "ImageArray",
-    "ImageFiles",
-    "Images",
-    "ImagesInParts",
-    "ReIDSource",
-    "Size",
-    "Split",
-    "turns",
-]
-
 Size = tuple[int, int]
 """(height, width) in pixels"""
 

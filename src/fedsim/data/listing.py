@@ -12,8 +12,6 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.data.images import ImageFiles, Split
 
-__all__ = ["Label", "label_images", "list_images", "named", "read_folder"]
-
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 
 

@@ -32,8 +32,6 @@ from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.federations import RESERVED
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Index, Split
 
-__all__ = ["Row", "domains_of", "hash_rows", "list_rows", "read_manifest", "read_rows", "write_manifest"]
-
 _CLIENT_PARTS = ("train", "val_query", "val_gallery")
 _PART = re.compile(r"train|val_query|val_gallery|public|(query|gallery)( (0|[1-9]\d{0,3}))?", re.ASCII)
 _PID = re.compile(r"-1|\d{1,18}", re.ASCII)  # fits int64

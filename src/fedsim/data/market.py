@@ -15,8 +15,6 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Spl
 from fedsim.data.listing import Label, named, read_folder
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
-__all__ = ["MarketFolders", "check_identities", "read_market_domain", "write_market_splits"]
-
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
 

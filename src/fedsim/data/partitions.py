@@ -11,8 +11,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Index, Split
 
-__all__ = ["Part", "Partition", "divide"]
-
 Partition = Literal["by_dataset", "union", "by_camera", "by_identity", "iid", "dirichlet", "shards"]
 
 _SHARDS = 2

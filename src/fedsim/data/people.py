@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CAMERA", "IDENTITY", "SHOT", "draw_people"]
-
 Floats = NDArray[np.floating[Any]]
 Uniforms = Mapping[str, Floats]
 Point = tuple[Floats, Floats]

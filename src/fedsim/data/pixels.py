@@ -18,8 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 from fedsim.core.errors import DataError
 from fedsim.data.images import Images, Size
 
-__all__ = ["HeldPixels", "Pixels", "ReadBatch", "ReadPixels", "read_batches"]
-
 
 class Pixels(ABC):
     """n decoded images: uint8 [n, 3, H, W], RGB."""

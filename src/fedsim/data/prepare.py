@@ -10,8 +10,6 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import decoded
 from fedsim.data.datamodule import FederatedDataModule
 
-__all__ = ["prepare_data"]
-
 
 def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, verify: bool) -> str:
     """Decode the images of a config, unless they are decoded; return a table, and the unreadable images.

@@ -12,8 +12,6 @@ from PIL import Image, ImageDraw
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, Size, Split, turns
 
-__all__ = ["contact_sheet", "write_contact_sheet"]
-
 _MARGIN = 16
 
 

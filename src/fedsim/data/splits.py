@@ -20,8 +20,6 @@ from fedsim.core.files import replacing
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import GallerySplit, Index
 
-__all__ = ["SplitStyle", "draw_splits", "official_grid_splits", "read_splits", "write_splits"]
-
 SplitStyle = Literal["one_query", "pairs"]
 
 _MINIMUM = 2  # images of an identity that can be found

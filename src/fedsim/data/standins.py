@@ -22,8 +22,6 @@ from fedsim.data.datasets.omniglot import Omniglot, alphabet_name
 from fedsim.data.images import ReIDSource, Size
 from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 
-__all__ = ["STANDINS", "standin_of", "write_standin"]
-
 
 class _Picture(NamedTuple):
     """A file, and whom it shows."""

@@ -21,8 +21,6 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
 from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
 
-__all__ = ["GENERATOR_VERSION", "SyntheticImages", "SyntheticReID", "content_hash"]
-
 GENERATOR_VERSION = 1
 
 _BATCH = 16  # images drawn at a time: small enough for the intermediate arrays to stay in the cache

@@ -24,8 +24,6 @@ from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import Neighbours, Search, nearest
 from fedsim.functional.similarity import Distance, Similarity
 
-__all__ = ["Backend", "BackendName", "FaissBackend", "TorchBackend", "count_ranks", "make_backend", "make_search"]
-
 BackendName = Literal["auto", "torch", "faiss"]
 
 _MOST = 2048

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-__all__ = ["Interval", "one_match_bounds"]
-
 
 class Interval(NamedTuple):
     """Closed, in percent."""

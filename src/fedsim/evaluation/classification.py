@@ -26,8 +26,6 @@ from fedsim.evaluation.summary import ACCURACIES, Row
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
 
-__all__ = ["ClassificationEvaluator", "evaluator_for", "hits_of"]
-
 
 def evaluator_for(settings: Evaluation) -> type[Evaluator]:
     """Return the evaluator of ``settings.task``."""

@@ -42,8 +42,6 @@ from fedsim.training.features import extract_features, shard_of
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
-__all__ = ["METRICS", "Evaluator", "Kind", "Row"]
-
 _MAPS = 8
 """Images whose maps are drawn."""
 

@@ -16,8 +16,6 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 
-__all__ = ["FeatureFile", "read_features", "write_features"]
-
 _LOCAL_HEADER = 30  # bytes before name and extra field of a member of a zip archive
 
 

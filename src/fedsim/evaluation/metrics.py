@@ -25,8 +25,6 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import JUNK, MAX_RANK, Ranking, RetrievalLabels
 from fedsim.functional.similarity import Distance
 
-__all__ = ["CMC", "MeanAP", "ReIDRetrieval"]
-
 
 class _Retrieval(Metric):
     """Collects features of queries and gallery, on any number of ranks, and ranks them at the end.

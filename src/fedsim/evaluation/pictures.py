@@ -20,8 +20,6 @@ from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
 
-__all__ = ["draw_maps", "draw_ranked_lists", "rank_lists", "write_picture", "write_ranked_lists"]
-
 _FRAME = 3
 """Pixels around a picture."""
 

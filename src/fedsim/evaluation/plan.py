@@ -23,8 +23,6 @@ from fedsim.methods.base import Method
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
-__all__ = ["Job", "Plan", "SplitName", "Trial", "check_matches", "score_trials", "trials_of"]
-
 log = logging.getLogger(__name__)
 
 SplitName = Literal["val", "test"]

@@ -24,8 +24,6 @@ from fedsim.evaluation.ranking import (
 )
 from fedsim.functional.similarity import Distance, Similarity, query_blocks
 
-__all__ = ["Ranker", "rank_features", "score_blocks"]
-
 
 @dataclass(frozen=True)
 class Ranker:

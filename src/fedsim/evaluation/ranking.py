@@ -13,20 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "JUNK",
-    "MAX_RANK",
-    "Floats",
-    "Ints",
-    "QueryScores",
-    "Ranking",
-    "RetrievalLabels",
-    "average_scores",
-    "expected_hits",
-    "positive_ranks",
-    "score_ranks",
-]
-
 JUNK = -1
 """Identity of gallery images that count neither as right nor as wrong (Market-1501's convention)."""
 

@@ -25,8 +25,6 @@ from fedsim.functional.reciprocal import (
     unit,
 )
 
-__all__ = ["expand_queries", "rerank_blocks"]
-
 
 def rerank_blocks(
     query: Tensor,

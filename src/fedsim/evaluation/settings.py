@@ -8,8 +8,6 @@ from typing import Literal
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 
-__all__ = ["Evaluation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:

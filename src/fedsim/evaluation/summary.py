@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ACCURACIES", "MAX_NAMES", "METRICS", "METRICS_OF", "Curve", "Kind", "Row", "few_names", "summarise"]
-
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
 Curve = tuple[Literal["val", "test"], Kind, str]

@@ -22,8 +22,6 @@ from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
-__all__ = ["OTHER_LADDER", "AdaptiveBackbones", "next_rungs"]
-
 log = logging.getLogger(__name__)
 
 OTHER_LADDER = "ckpt_path: model.adaptive_backbones is not that of the run that wrote the checkpoint"

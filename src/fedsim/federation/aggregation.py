@@ -16,8 +16,6 @@ from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Answers, Report, Upload
 from fedsim.training.statistics import BatchNormStatistics
 
-__all__ = ["Aggregator", "aggregation_weights"]
-
 
 def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
     """Ask the method for weights, separately for the clients of each architecture.

@@ -16,8 +16,6 @@ from fedsim.training.client import Client
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
 
-__all__ = ["assemble"]
-
 
 def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> Parts:
     """Build the server and the clients that ``rank`` hosts. No image is read.

@@ -9,8 +9,6 @@ from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 
-__all__ = ["Availability"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:

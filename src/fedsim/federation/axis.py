@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from fedsim.training.messages import Report
 
-__all__ = ["Axis", "RoundRecord"]
-
 
 @dataclass(frozen=True)
 class RoundRecord:

@@ -19,8 +19,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.settings import ClientOverride
 from fedsim.training.statistics import StatisticsPolicy, shared_names
 
-__all__ = ["Blueprint", "build_models"]
-
 
 @dataclass(frozen=True)
 class Blueprint:

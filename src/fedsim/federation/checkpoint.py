@@ -18,8 +18,6 @@ from fedsim.methods.base import Method
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import FlatModel
 
-__all__ = ["check_content", "describe_content", "restore", "save"]
-
 log = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.strategy.strategy import FederatedStrategy
 
-__all__ = ["check_trainer", "data_of", "naming_the_field", "warn_of_idle_ranks"]
-
 log = logging.getLogger(__name__)
 
 # field of the trainer section -> Lightning's other words for it

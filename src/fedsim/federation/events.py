@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from fedsim.core.placement import Placement
     from fedsim.training.client import BatchReport
 
-__all__ = [
-    "RoundCallback",
-    "as_oracle",
-    "evaluates_after",
-    "log_scores",
-    "publish",
-    "round_callbacks",
-    "was_stopped",
-]
-
 
 class RoundCallback(Callback):
     """A Lightning callback that also hears what happens within a round, on the rank where it happens."""

@@ -43,8 +43,6 @@ from fedsim.federation.wiring import axes_of, evaluator_of, round_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
-__all__ = ["Federation"]
-
 
 class Federation(LightningModule):
     """Server, clients of this rank, and the round that joins them.

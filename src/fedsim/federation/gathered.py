@@ -13,8 +13,6 @@ from fedsim.methods.base import Weights
 from fedsim.training.messages import Report, Upload
 from fedsim.training.uploads import Uploads
 
-__all__ = ["GatheringAggregator", "Rule"]
-
 Rule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
 """architecture, uploads, reports -> the vector [num_shared] that takes the place of the weighted mean"""
 

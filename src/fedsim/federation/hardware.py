@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
 
-__all__ = ["ClientHardware", "Hardware"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClientHardware:

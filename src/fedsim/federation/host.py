@@ -18,8 +18,6 @@ from fedsim.training.client import BatchReport, Client
 from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
-__all__ = ["Host"]
-
 
 @dataclass(frozen=True)
 class Host:

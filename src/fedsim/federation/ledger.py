@@ -25,8 +25,6 @@ from fedsim.methods.base import Method
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
 
-__all__ = ["Accounting", "Ledger", "Traffic"]
-
 log = logging.getLogger(__name__)
 
 

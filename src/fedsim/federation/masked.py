@@ -14,8 +14,6 @@ from fedsim.methods.base import Weights
 from fedsim.training.messages import Upload
 from fedsim.training.statistics import BatchNormStatistics
 
-__all__ = ["MaskedAggregator"]
-
 
 class MaskedAggregator(Aggregator):
     """Sums uploads with element masks; see :class:`~fedsim.federation.aggregation.Aggregator`.

@@ -23,8 +23,6 @@ from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
 
-__all__ = ["Parts", "layout_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:

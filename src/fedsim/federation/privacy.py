@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fedsim.methods.base import Weights
     from fedsim.training.client import Client
 
-__all__ = ["DifferentialPrivacy", "Privacy", "WhiteNoise", "clip_norm", "gaussian_epsilon"]
-
 
 class Privacy(Axis):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""

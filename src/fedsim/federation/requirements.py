@@ -18,8 +18,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
 
-__all__ = ["check_equal_start", "check_image_size", "check_image_sizes", "check_settings", "settings_of"]
-
 
 def check_settings(
     federated: FederatedData,

@@ -25,8 +25,6 @@ from fedsim.training.server import Server
 from fedsim.training.statistics import StatisticsPolicy
 from fedsim.training.uploads import Uploads
 
-__all__ = ["Aggregation", "Krum", "Median", "TrimmedMean"]
-
 _FIELD = "model.aggregation"
 
 

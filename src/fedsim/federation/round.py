@@ -21,8 +21,6 @@ from fedsim.methods.base import Weights, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
-__all__ = ["Round", "RoundResult"]
-
 
 @dataclass(frozen=True)
 class RoundResult:

@@ -15,8 +15,6 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.training.client import Outcome
 from fedsim.training.messages import Report
 
-__all__ = ["Columns", "RoundTable"]
-
 log = logging.getLogger(__name__)
 
 _COMMON = ("loss", "correct", "images", "seconds", "skipped")

@@ -15,8 +15,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.axis import Axis, RoundRecord
 
-__all__ = ["UCB", "AllClients", "PoissonSampling", "PowerOfChoice", "RandomFraction", "Selection"]
-
 log = logging.getLogger(__name__)
 
 

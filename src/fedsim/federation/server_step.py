@@ -9,8 +9,6 @@ from fedsim.methods.base import Method, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.server import Server
 
-__all__ = ["broadcast_server", "work_on_server"]
-
 
 def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, recalibrate: int | None) -> None:
     """Let rank 0 work as the server, and give everybody the result: replicas would drift apart.

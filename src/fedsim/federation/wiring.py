@@ -23,8 +23,6 @@ from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.strategy.strategy import FederatedStrategy
 
-__all__ = ["axes_of", "evaluator_of", "make_aggregator", "round_of"]
-
 
 def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     """Return what acts around the rounds: choices that any method can be combined with.

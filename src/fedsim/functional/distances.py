@@ -8,8 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["cosine_distance_of_parameters"]
-
 
 def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].

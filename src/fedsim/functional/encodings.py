@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["Encoding", "bitmap_bytes", "dense_bytes", "index_bytes", "sparse_bytes"]
-
 Encoding = Literal["dense", "bitmap", "index", "min"]
 
 _VALUE = 4

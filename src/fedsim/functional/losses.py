@@ -6,16 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "batch_hard_triplet",
-    "distillation_loss",
-    "feature_divergence",
-    "mean_cosine_distance",
-    "model_contrastive",
-    "smoothed_cross_entropy",
-    "soft_label_divergence",
-]
-
 
 def smoothed_cross_entropy(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, targets: Tensor | None = None

@@ -16,8 +16,6 @@ from fedsim.functional.similarity import Distance, Similarity
 
 Ints = NDArray[np.int64]
 
-__all__ = ["Neighbours", "Search", "nearest", "top_of_block"]
-
 
 @dataclass(frozen=True)
 class Neighbours:

@@ -7,8 +7,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "normalise_images"]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

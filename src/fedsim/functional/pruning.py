@@ -13,17 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "cubic_sparsity",
-    "global_magnitude_mask",
-    "hamming_distance",
-    "layerwise_magnitude_mask",
-    "next_step",
-    "pruned_fraction",
-    "stepped_weight",
-    "zero_pruned_",
-]
-
 _BLOCK = 2**17
 """Elements that a CPU zeroes at a time: intermediates stay in its cache."""
 

@@ -41,19 +41,6 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.functional.neighbours import Neighbours, Search
 
-__all__ = [
-    "Encodings",
-    "Scale",
-    "check_options",
-    "encode",
-    "encode_units",
-    "jaccard_blocks",
-    "search_checked",
-    "sparse_jaccard",
-    "squared_distance",
-    "unit",
-]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Csr: TypeAlias = Any  # scipy.sparse.csr_array

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fedsim.functional.pruning import zero_pruned_
 
-__all__ = ["has_recovered", "prune_in_trials", "try_mask"]
-
 _WINDOW = 2
 """Number of earlier accuracies that the last one is compared with."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["coordinate_median", "krum_scores", "trimmed_mean"]
-
 
 def coordinate_median(vectors: Tensor) -> Tensor:
     """Return the median of each coordinate; of an even number of clients the mean of the middle two.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["cosine_factor", "step_factor", "warmup_factor"]
-
 
 def step_factor(round_: int, step: int, gamma: float) -> float:
     """``gamma ** floor(t / step)`` for the global round t = 0, 1, ...

@@ -12,8 +12,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-__all__ = ["Distance", "NotFiniteError", "Similarity", "exact_products", "query_blocks"]
-
 Distance = Literal["cosine", "euclidean"]
 
 _ROWS = 256

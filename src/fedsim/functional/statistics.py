@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["central_variance", "second_moments"]
-
 
 def second_moments(mean: Tensor, variance: Tensor) -> Tensor:
     """Return ``E[x^2] = var + mean^2``, which a client uploads in place of its variance; all of one shape."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["klpwa_weights", "normalise", "sgd_normaliser", "size_weights", "softmax_weights", "uniform_weights"]
-
 
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
     """Divide weights by their sum; if all are zero, return uniform ones, so that no round is lost.

@@ -25,8 +25,6 @@ from fedsim.generation.sampling import check_identities
 from fedsim.generation.saved import CHECKPOINT, is_finished, write_losses, write_trained
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 
-__all__ = ["check_client", "device_of", "fit_generator", "needing_memory", "new_training"]
-
 
 def new_training(
     client: ClientData,

@@ -31,8 +31,6 @@ from torch import Tensor
 
 from fedsim.core.checks import within
 
-__all__ = ["LossWeights", "realness_loss"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:

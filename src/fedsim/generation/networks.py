@@ -18,18 +18,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.images import Size
 from fedsim.functional.normalise import normalise_images
 
-__all__ = [
-    "LUMA",
-    "AppearanceEncoder",
-    "Decoder",
-    "Discriminator",
-    "Generator",
-    "Networks",
-    "StructureEncoder",
-    "check_backbone",
-    "check_size",
-]
-
 LUMA = (0.299, 0.587, 0.114)
 """of red, green and blue (ITU-R BT.601)"""
 _SLOPE = 0.2

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from fedsim.generation.networks import LUMA
 
-__all__ = ["SwapMeter", "SwapQuality", "colour_histogram", "edge_strength", "pearson", "quality_table"]
-
 
 @dataclass(frozen=True)
 class SwapQuality:

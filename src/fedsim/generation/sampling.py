@@ -12,8 +12,6 @@ from fedsim.core.errors import DataError
 from fedsim.core.seeding import torch_generator
 from fedsim.data.images import Index
 
-__all__ = ["Draw", "Sampler", "check_identities"]
-
 
 class Draw(NamedTuple):
     """Positions of a step's images among the client's, [B] int64 each."""

@@ -27,21 +27,6 @@ from fedsim.data.federated import ClientData
 from fedsim.data.images import Index, Size
 from fedsim.generation.quality import SwapQuality
 
-__all__ = [
-    "CHECKPOINT",
-    "check_trained",
-    "has_quality",
-    "hash_images",
-    "is_begun",
-    "is_finished",
-    "read_backbone",
-    "read_quality",
-    "restore",
-    "write_losses",
-    "write_quality",
-    "write_trained",
-]
-
 CHECKPOINT = "training.ckpt"
 
 _FILE = "generator.safetensors"

@@ -14,8 +14,6 @@ from torch import Tensor
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 
-__all__ = ["check_sheet_file", "join_sheets", "swap_sheet", "write_sheet"]
-
 _TITLE = 16
 """Height of the line above the images, pixels."""
 _MARGIN = 4

@@ -15,8 +15,6 @@ from fedsim.generation.networks import AppearanceEncoder, Generator
 from fedsim.generation.quality import SwapMeter, SwapQuality
 from fedsim.generation.training import to_pixels, to_symmetric
 
-__all__ = ["Pairs", "Swaps", "draw_pairs", "make_swaps", "measure_swaps", "soft_labels", "swap_grid"]
-
 _BATCH = 64
 
 

@@ -39,8 +39,6 @@ from fedsim.generation.networks import AppearanceEncoder, Discriminator, Generat
 from fedsim.generation.sampling import Sampler
 from fedsim.generation.saved import hash_images
 
-__all__ = ["GeneratorSteps", "GeneratorTraining", "to_pixels", "to_symmetric"]
-
 Losses = dict[str, Tensor]
 
 

@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     from fedsim.training.server import Server
     from fedsim.training.uploads import Uploads
 
-__all__ = [
-    "BodySharing",
-    "Delivered",
-    "InitialState",
-    "Method",
-    "Need",
-    "PartSharing",
-    "Payload",
-    "Signal",
-    "Weighting",
-    "WeightingChoice",
-    "Weights",
-    "has_server_step",
-    "message_to",
-    "run_epoch",
-    "weigh",
-]
-
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal["identities", "public_images", "speeds", "masks", "uploads"]

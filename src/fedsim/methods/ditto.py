@@ -28,8 +28,6 @@ from fedsim.core.checks import not_negative
 from fedsim.methods.base import BodySharing, Method, WeightingChoice
 from fedsim.training.client import Client
 
-__all__ = ["Ditto"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(BodySharing, WeightingChoice, Method):

@@ -33,8 +33,6 @@ from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["FedAtt"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedAtt(BodySharing, Method):

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 
 from fedsim.methods.base import Method, PartSharing, Weighting, WeightingChoice
 
-__all__ = ["FedAvg"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(PartSharing, WeightingChoice, Method):

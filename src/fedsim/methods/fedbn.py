@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from fedsim.methods.base import Method, Weighting, WeightingChoice
 from fedsim.models.groups import Group
 
-__all__ = ["FedBN"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(WeightingChoice, Method):

@@ -45,8 +45,6 @@ from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["FedCAPR"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedCAPR(Method):

@@ -44,8 +44,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
-__all__ = ["FedDIP"]
-
 _DENSE = "dense"
 
 

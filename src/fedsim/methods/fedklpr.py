@@ -70,8 +70,6 @@ from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["FedKLPR"]
-
 _HISTORY = 3
 """number of accuracies in stage 1"""
 _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}

@@ -32,8 +32,6 @@ from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["FedNova"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(BodySharing, Method):

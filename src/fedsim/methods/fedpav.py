@@ -62,8 +62,6 @@ from fedsim.training.messages import Report, Upload
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 
-__all__ = ["Distillation", "FedPav"]
-
 _CDW_BATCH = 32
 _CDW_FLOOR = 1e-8
 """Distances that sum to less say nothing."""

@@ -28,8 +28,6 @@ from fedsim.core.checks import not_negative
 from fedsim.methods.base import Method, PartSharing, WeightingChoice
 from fedsim.training.client import Client
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(PartSharing, WeightingChoice, Method):

@@ -66,8 +66,6 @@ from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["FedReID", "FedReIDFineTune"]
-
 _EXPERT = "expert"
 
 

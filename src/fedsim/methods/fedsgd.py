@@ -25,8 +25,6 @@ from fedsim.core.checks import at_least
 from fedsim.methods.base import BodySharing, Method, Weighting, WeightingChoice
 from fedsim.training.client import Client
 
-__all__ = ["FedSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(BodySharing, WeightingChoice, Method):

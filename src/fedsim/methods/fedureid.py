@@ -34,8 +34,6 @@ from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
 
-__all__ = ["FedUReID"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedUReID(Method):

@@ -52,8 +52,6 @@ from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 from fedsim.training.uploads import Uploads
 
-__all__ = ["IFCA"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Method):

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from fedsim.methods.base import Method
 from fedsim.models.groups import Group
 
-__all__ = ["Local"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Method):

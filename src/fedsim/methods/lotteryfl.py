@@ -44,8 +44,6 @@ from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
 
-__all__ = ["LotteryFL"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LotteryFL(OwnMask, BodySharing, Method):

@@ -34,8 +34,6 @@ from fedsim.methods.base import Method, PartSharing, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
 
-__all__ = ["MOON"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(PartSharing, WeightingChoice, Method):

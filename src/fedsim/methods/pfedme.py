@@ -36,8 +36,6 @@ from fedsim.methods.base import BodySharing, Method, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
 
-__all__ = ["PFedMe"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(BodySharing, Method):

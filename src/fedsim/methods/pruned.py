@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from fedsim.training.client import Client
     from fedsim.training.flat_model import FlatModel
 
-__all__ = [
-    "OwnMask",
-    "check_pruning",
-    "full_mask",
-    "own_accuracy",
-    "proxy_accuracy",
-    "prunable_entries",
-    "prunable_layers",
-    "upload_masked",
-    "zero_pruned",
-]
-
 
 class OwnMask:
     """Hooks of a method whose clients prune: client k trains, sends and uses theta_k * M_k, where M_k begins as ones.

@@ -12,8 +12,6 @@ from fedsim.training.features import neck_features
 if TYPE_CHECKING:
     from fedsim.training.client import Client
 
-__all__ = ["first_features", "received_features", "remember_received"]
-
 _ROLE = "received"
 _BATCH = 32
 """Images by which a change is measured (FedCAPR's code)."""

@@ -40,8 +40,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
-__all__ = ["Scaffold"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(BodySharing, Method):

@@ -57,8 +57,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
-__all__ = ["SKA"]
-
 _LG = "generalised"
 
 

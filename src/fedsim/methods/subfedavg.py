@@ -40,8 +40,6 @@ from fedsim.methods.base import BodySharing, Method, run_epoch
 from fedsim.methods.pruned import OwnMask, check_pruning, own_accuracy, prunable_layers
 from fedsim.training.client import Client
 
-__all__ = ["SubFedAvg"]
-
 _LAST_STEP = 0.05
 """share of the remaining weights that is pruned near the target"""
 

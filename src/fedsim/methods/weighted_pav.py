@@ -45,8 +45,6 @@ from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
 
-__all__ = ["WeightedPav"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedPav(Method):

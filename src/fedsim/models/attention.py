@@ -15,17 +15,6 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 
-__all__ = [
-    "CBAM",
-    "AttentiveNorm2d",
-    "NormInit",
-    "NormKind",
-    "Place",
-    "SqueezeExcitation",
-    "holds_attention",
-    "insert_attention",
-]
-
 NormKind = Literal["bn", "attentive", "se", "cbam"]
 NormInit = Literal["convert", "random"]
 

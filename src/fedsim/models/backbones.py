@@ -27,9 +27,6 @@ from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 
-__all__ = ["Backbone", "ConvNeXt", "MobileNetV2", "ResNet", "SmallCNN"]
-
-
 _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from fedsim.models.backbones import Backbone
 
-__all__ = ["CifarResNet"]
-
 _WIDTHS = (16, 32, 64)
 
 

@@ -20,8 +20,6 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import NormInit
 
-__all__ = ["AFF", "MSCAM", "FusionKind", "StageFusion", "fuse_residuals", "fused_resnet"]
-
 FusionKind = Literal["none", "mscam", "aff34", "aff_residual"]
 
 _LAYERS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}

@@ -15,8 +15,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.fusion import MSCAM
 
-__all__ = ["BODY", "STATISTICS", "TRUNK", "Group", "body_groups", "group_names"]
-
 
 class Group(StrEnum):
     """The role of a tensor in the model. A method shares whole groups."""

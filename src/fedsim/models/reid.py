@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fedsim.core.checks import positive, within
 from fedsim.core.errors import ConfigError
 
-__all__ = ["Features", "KeyedDropout", "Neck", "ReIDModel", "make_head"]
-
 
 class Features(NamedTuple):
     """Features of a batch of images."""

@@ -17,8 +17,6 @@ from typing import NoReturn, Protocol
 
 from fedsim.core.errors import PeerError, RunStoppedError
 
-__all__ = ["ControlChannel", "Store", "end_with_launcher"]
-
 _PERIOD = 0.5  # seconds between two looks at the others
 _PATIENCE = 5.0  # seconds for a main thread to notice trouble; it may wait in a collective that never ends
 _LINGER = 3.0  # seconds that a failing rank stays, so that the others can read its message

@@ -29,20 +29,6 @@ from fedsim.core.files import flush_file
 from fedsim.core.store import STORABLE, bytes_of
 from fedsim.core.versions import current_version
 
-__all__ = [
-    "CONFIG_KEY",
-    "CONTENT_KEY",
-    "FORMAT",
-    "SERVER_KEY",
-    "STATES_KEY",
-    "find_version",
-    "read_checkpoint",
-    "read_states",
-    "relocate_callbacks",
-    "write_global",
-    "write_shards",
-]
-
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
 """of the text of the resolved configuration, on its way to the writer"""

@@ -25,8 +25,6 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from fedsim.core.errors import ConfigError
 
-__all__ = ["Launch", "await_rank_0", "check_address", "find_launch", "follow_launcher", "leave_launcher", "requeue"]
-
 log = logging.getLogger(__name__)
 
 Environment = MutableMapping[str, str]

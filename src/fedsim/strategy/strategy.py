@@ -33,8 +33,6 @@ from fedsim.strategy.checkpoint_files import (
 )
 from fedsim.strategy.launch import check_address
 
-__all__ = ["FederatedStrategy"]
-
 T = TypeVar("T")
 
 _LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 that starts the others of its machine

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-__all__ = ["Architectures"]
-
 
 class Architectures(Mapping[str, str]):
     """Client -> name of its architecture, of all clients and alike on all ranks.

@@ -11,8 +11,6 @@ from torch import Tensor
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 
-__all__ = ["Batch", "plain_batches"]
-
 
 class Batch(NamedTuple):
     """A training batch on the device."""

@@ -14,8 +14,6 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.models.reid import Features, ReIDModel
 from fedsim.training.flat_model import FlatModel
 
-__all__ = ["PLAIN", "Extraction", "extract_features", "neck_features", "run_batches", "shard_of"]
-
 
 class Extraction(Protocol):
     """Settings of the extraction, such as :class:`~fedsim.evaluation.settings.Evaluation`."""

@@ -18,8 +18,6 @@ from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
 
-__all__ = ["FlatModel", "Head", "Output"]
-
 
 class Head(NamedTuple):
     """An identity head's tensors."""

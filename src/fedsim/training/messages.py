@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fedsim.training.public import PublicImages
 
-__all__ = ["Answers", "Download", "Report", "Upload"]
-
 
 @dataclass(frozen=True)
 class Download:

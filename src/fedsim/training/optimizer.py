@@ -14,8 +14,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.training.settings import LocalTraining
 
-__all__ = ["ELEMENTWISE", "LocalOptimizer"]
-
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
 

@@ -11,8 +11,6 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data.augmentation import Augmentation
 from fedsim.functional.normalise import normalise_images
 
-__all__ = ["PublicImages"]
-
 
 class PublicImages:
     """Public images in host memory.

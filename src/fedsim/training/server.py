@@ -14,8 +14,6 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Answers, Download
 from fedsim.training.public import PublicImages
 
-__all__ = ["Server"]
-
 
 class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.

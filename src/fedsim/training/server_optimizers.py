@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-__all__ = ["FedAdagrad", "FedAdam", "FedYogi"]
-
 
 class _AdaptiveServer(Optimizer):
     """Adaptive federated optimization (Reddi et al., ICLR 2021, Algorithm 2). No bias correction, as in the paper.

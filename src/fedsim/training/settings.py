@@ -18,8 +18,6 @@ from fedsim.functional.schedules import cosine_factor, step_factor, warmup_facto
 from fedsim.models.backbones import Backbone
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
-__all__ = ["ClientOverride", "LocalTraining", "LongRound", "Objective", "Schedule"]
-
 
 def _default_optimizer(params: Iterable[Any]) -> Optimizer:
     """FedReIDBench's (paper 003's code): SGD with Nesterov momentum, trunk rate 0.005."""

@@ -13,9 +13,6 @@ from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.models.groups import STATISTICS, Group
 from fedsim.training.flat_model import FlatModel
 
-__all__ = ["BatchNormStatistics", "StatisticsPolicy", "shared_names"]
-
-
 StatisticsPolicy = Literal["mean", "first", "pooled", "local", "recalibrate"]
 
 

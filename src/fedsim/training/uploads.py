@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Uploads"]
-
 _PIECE = 2**24
 """Numbers of all clients together in one piece: 64 MiB of float32."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedsim.training.optimizer import LocalOptimizer
     from fedsim.training.settings import LocalTraining
 
-__all__ = ["BatchReport", "Outcome", "Tally", "Visit"]
-
 
 class BatchReport(NamedTuple):
     """Progress within a client's round, for progress displays."""

@@ -16,8 +16,6 @@ from fedsim.generation.fitting import check_client
 from fedsim.generation.networks import Networks, check_backbone, check_size
 from fedsim.generation.saved import check_trained, is_finished
 
-__all__ = ["check_fit", "check_pretrain", "choose_clients", "open_data"]
-
 
 def open_data(config: str | list[str]) -> FederatedDataModule:
     """Return the data of configs, without images that cannot be read, if they say so."""

@@ -48,8 +48,6 @@ from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
 from fedsim.strategy.launch import find_launch, leave_launcher
 
-__all__ = ["fit", "preview", "run_augment_command", "write"]
-
 log = logging.getLogger(__name__)
 
 Labels = Literal["teacher", "appearance"]

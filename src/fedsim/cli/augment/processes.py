@@ -19,8 +19,6 @@ from fedsim.core.errors import DataError, RunStoppedError
 from fedsim.core.placement import place
 from fedsim.strategy.launch import requeue
 
-__all__ = ["ending_on_signals", "fit_in_processes"]
-
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

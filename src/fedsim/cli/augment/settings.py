@@ -17,8 +17,6 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.generation.saved import is_begun
 
-__all__ = ["check_settings_files", "keep_settings", "read_settings"]
-
 _FILE = "settings.yaml"
 _OPTIONS = ("appearance", "networks", "losses", "training", "size", "pretrain", "seed")
 """which it holds; the other options of a call are about the call"""

@@ -13,8 +13,6 @@ import yaml
 from fedsim.cli.papers.files import Paper, list_papers, no_such_name, read_paper
 from fedsim.core.errors import FedSimError
 
-__all__ = ["run_papers_command"]
-
 _WIDTH = 120
 
 

@@ -16,8 +16,6 @@ import yaml
 from fedsim.cli.papers.published import Table, TestSet, table_of
 from fedsim.core.errors import ConfigError
 
-__all__ = ["OfAPaper", "Paper", "find_in_paper", "list_papers", "no_such_name", "read_paper", "with_paper"]
-
 Config = Mapping[str, Any]
 
 

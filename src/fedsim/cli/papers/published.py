@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # it imports torch
     from fedsim.cli.report.runs import Run
 
-__all__ = ["Row", "Status", "Table", "TestSet", "table_of"]
-
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
 """Test set -> metric, as the paper names it: mAP, rank1, rank5, rank10 -> percent."""

@@ -16,8 +16,6 @@ from fedsim.cli.report.runs import KINDS, Run
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.bounds import one_match_bounds
 
-__all__ = ["closest_table", "compare_with", "doubts_about", "find_table", "not_comparable"]
-
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
 _FEW = 2

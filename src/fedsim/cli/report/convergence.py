@@ -18,8 +18,6 @@ from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import METRICS, Run
 from fedsim.core.errors import ConfigError, DataError
 
-__all__ = ["Reached", "Spread", "convergence_table", "fairness_table", "first_reaching", "spread_of"]
-
 
 class Reached(NamedTuple):
     """When a score was reached for the first time."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "draw_participation", "participation_of", "rungs_of"]
-
 _COLUMNS = 50
 """Blocks of rounds that a picture shows at most."""
 

@@ -13,8 +13,6 @@ from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run, read_run
 from fedsim.core.errors import ConfigError
 
-__all__ = ["Group", "group_runs", "traffic"]
-
 _WAYS = ("down", "up", "extra")
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 from torch import Tensor
 
-__all__ = ["mean_and_spread", "score_table", "table_in_parts", "table_of_lines"]
-
 _GAP = 2
 
 

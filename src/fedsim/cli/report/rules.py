@@ -11,8 +11,6 @@ from fedsim.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from fedsim.cli.report.runs import Run
 
-__all__ = ["BIG_SETS", "Rule", "RuleName", "best_of_each", "best_rounds", "mean_over_rounds"]
-
 RuleName = Literal["last", "best", "best3", "oracle"]
 
 BIG_SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")

@@ -14,8 +14,6 @@ from fedsim.cli.config_files import read_config
 from fedsim.cli.run_directory import metrics_files
 from fedsim.core.errors import DataError
 
-__all__ = ["KINDS", "METRICS", "Run", "read_run"]
-
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
 KINDS = ("global", "local", "personalised", "ensemble")
 

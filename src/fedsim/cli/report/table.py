@@ -15,8 +15,6 @@ from fedsim.cli.report.rules import Rule, RuleName
 from fedsim.cli.report.runs import METRICS
 from fedsim.core.errors import ConfigError, DataError
 
-__all__ = ["report"]
-
 _MEANING = {
     "global": "global: the server's model",
     "local": "local: a client's own after training, before averaging",

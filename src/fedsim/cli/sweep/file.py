@@ -21,8 +21,6 @@ from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 
-__all__ = ["Draw", "Parameter", "Sweep", "command_of", "draws", "read_content", "read_sweep", "sweep_of"]
-
 Draw = dict[str, Any]
 """Option name, without hyphens -> value."""
 

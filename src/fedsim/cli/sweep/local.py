@@ -25,8 +25,6 @@ from fedsim.cli.sweep.file import Draw, Sweep, command_of, draws
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import ConfigError, DrawsFailedError, RunStoppedError
 
-__all__ = ["Job", "Result", "check_results", "command_line", "compare_results", "plan_jobs", "run_jobs", "table_of"]
-
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

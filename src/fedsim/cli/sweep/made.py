@@ -14,8 +14,6 @@ from fedsim.cli.papers.files import find_in_paper
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import ConfigError, DataError
 
-__all__ = ["sweep_of_method", "sweep_of_paper"]
-
 _METHODS = Path("configs/methods")
 _ANY_METHOD = {
     "model.client.optimizer.init_args.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2},

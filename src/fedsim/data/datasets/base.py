@@ -9,8 +9,6 @@ from typing import NamedTuple
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, ReIDSource
 
-__all__ = ["Counts", "DataSet"]
-
 
 class Counts(NamedTuple):
     """Sizes of a complete data set; None where they depend on a split."""

@@ -15,8 +15,6 @@ from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
 
-__all__ = ["CIFAR10"]
-
 _TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 _TEST = "test_batch"
 _SHAPE = (3, 32, 32)

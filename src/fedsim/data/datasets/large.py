@@ -14,8 +14,6 @@ from fedsim.data.images import Domain, ImageFiles, Split
 from fedsim.data.listing import Label, label_images, named, read_folder
 from fedsim.data.market import check_identities, read_market_domain
 
-__all__ = ["CUHK03NP", "CUHKSYSU", "MSMT17", "DukeMTMC", "Market1501"]
-
 
 class Market1501(DataSet):
     """Market-1501 (Zheng et al., ICCV 2015): 1,501 people, 6 cameras.

@@ -14,8 +14,6 @@ from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.listing import Label, label_images, list_images
 
-__all__ = ["InkImages", "Omniglot", "alphabet_name"]
-
 _BACKGROUND, _EVALUATION = "images_background", "images_evaluation"
 _DRAWERS = 20
 _QUERY_EVERY = 4

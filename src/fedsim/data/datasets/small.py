@@ -17,18 +17,6 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Spl
 from fedsim.data.listing import Label, list_images, read_folder
 from fedsim.data.splits import draw_splits, official_grid_splits
 
-__all__ = [
-    "CAVIAR4REID",
-    "CUHK01",
-    "CUHK02",
-    "GRID",
-    "ILIDS",
-    "PRID2011",
-    "ThreeDPeS",
-    "VIPeR",
-    "warn_of_common_people",
-]
-
 Protocol = Literal["half", "splits"]
 
 log = logging.getLogger(__name__)

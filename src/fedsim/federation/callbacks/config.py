@@ -11,8 +11,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 from fedsim.core.files import replacing
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
-__all__ = ["KeepConfig"]
-
 
 class KeepConfig(SaveConfigCallback):
     """Writes the resolved configuration into the run directory, and into every checkpoint."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedsim.strategy.strategy import FederatedStrategy
     from fedsim.training.client import BatchReport
 
-__all__ = ["Preemption"]
-
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

@@ -16,8 +16,6 @@ from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import RoundCallback
 from fedsim.training.client import BatchReport
 
-__all__ = ["RoundProgress"]
-
 log = logging.getLogger(__name__)
 
 _MAX_NAMES = 12  # of clients in one line

@@ -16,8 +16,6 @@ from fedsim.core.files import replacing
 from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
 
-__all__ = ["RunSummary"]
-
 
 class RunSummary(Callback):
     """Writes the final and the best scores, bytes, seconds, versions and seed; anew after each evaluation.

@@ -29,8 +29,6 @@ from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few
 from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
 
-__all__ = ["RUN_ID_FILE", "Tracking", "code_version", "end_run", "join_run", "public_config"]
-
 log = logging.getLogger(__name__)
 
 RUN_ID_FILE = "wandb_id"

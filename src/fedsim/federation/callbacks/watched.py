@@ -9,8 +9,6 @@ from lightning import LightningModule
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
-__all__ = ["federation_of"]
-
 
 def federation_of(pl_module: LightningModule) -> Federation:
     """Return the module with its type: fedsim's callbacks watch nothing but federations."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.similarity import Similarity
 
-__all__ = ["merge_clusters"]
-
 _CANDIDATES = 50
 _ROWS = 256
 """Images whose similarities to all others are in memory at a time."""

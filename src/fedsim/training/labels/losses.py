@@ -18,8 +18,6 @@ from torch import Tensor
 
 from fedsim.training.labels.proxies import Proxies
 
-__all__ = ["ProxyLoss", "across_cameras", "camera_aware_loss", "inter_camera_loss", "intra_camera_loss", "similarities"]
-
 CameraReduction = Literal["sum", "mean"]
 
 

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Proxies", "make_proxies", "proxy_batches", "update_memory"]
-
 
 @dataclass
 class Proxies:

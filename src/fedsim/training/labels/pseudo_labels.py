@@ -17,8 +17,6 @@ from torch import Tensor
 from fedsim.functional.neighbours import Search, nearest
 from fedsim.functional.reciprocal import Csr, encode, sparse_jaccard
 
-__all__ = ["cluster_graph", "find_clusters"]
-
 Ints = NDArray[np.int64]
 
 

@@ -9,8 +9,6 @@ from fedsim.core.checks import at_least, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.training.labels.losses import ProxyLoss
 
-__all__ = ["BottomUp", "ClusterOverride", "Clustering"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Clustering:

@@ -21,8 +21,6 @@ from fedsim.training.labels.proxies import Proxies, make_proxies, proxy_batches,
 from fedsim.training.labels.pseudo_labels import find_clusters
 from fedsim.training.settings import LocalTraining, Objective
 
-__all__ = ["CLUSTERS", "FACTS", "Clusters", "Identities", "LabelSource", "PseudoLabels", "ScoredBatch", "source_of"]
-
 CLUSTERS = "bottom_up"
 """the name of the clusters that a client keeps between rounds, where they grow: [n] int64, the cluster of each image"""
 FACTS = ("clusters", "clustered")
