@@ -23,7 +23,8 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.availability import Availability
 from fedsim.federation.axis import RoundRecord
 from fedsim.federation.hardware import ClientHardware, Hardware
-from fedsim.federation.ledger import Accounting, Ledger, Traffic
+from fedsim.federation.ledger import Ledger, Traffic
+from fedsim.federation.masked import Accounting
 from fedsim.federation.selection import RandomFraction
 from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
@@ -416,7 +417,7 @@ def test_only_few_clients_are_logged_by_name():
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     for number, named in ((MAX_NAMES, True), (MAX_NAMES + 1, False)):
         names = [f"town{i}" for i in range(number)]
-        ledger = Ledger(model.settings.method, model.server, dict.fromkeys(names, "smallcnn"))
+        ledger = Ledger(model.settings.method, model.server, dict.fromkeys(names, "smallcnn"), None, Accounting())
         ledger.observe(RoundRecord(0, 0, names[:2], {"town0": Report(1, {}, images=1.0)}))
         assert ("comm/town0/up_bytes" in ledger.metrics()) is named
         assert ledger.metrics()["comm/down_bytes"] == 2 * ledger.metrics()["comm/up_bytes"]

@@ -36,10 +36,7 @@ class Blueprint:
 
 
 def build_models(
-    blueprint: Blueprint,
-    clients: Sequence[ClientData],
-    overrides: Mapping[str, ClientOverride],
-    device: torch.device,
+    blueprint: Blueprint, clients: Sequence[ClientData], overrides: Mapping[str, ClientOverride], device: torch.device
 ) -> tuple[dict[str, FlatModel], Architectures]:
     """Build one resident model per architecture.
 

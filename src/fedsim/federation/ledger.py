@@ -2,44 +2,27 @@
 
 Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger also covers
 clients that do not answer and the tensors that a method sends beside the model. Pruned elements are not sent:
-:class:`Accounting` says how the rest is encoded. Tensors count as float32 without padding. The traffic between ranks is
-something else, and dense.
+:class:`~fedsim.federation.masked.Accounting` says how the rest is encoded. Tensors count as float32 without padding.
+The traffic between ranks is something else, and dense.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from fedsim.core.flat import FlatParameters
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.axis import Axis, RoundRecord
 from fedsim.federation.hardware import Hardware
-from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
+from fedsim.federation.masked import Accounting, PrunedTraffic
+from fedsim.functional.encodings import dense_bytes
 from fedsim.methods.base import Method
-from fedsim.training.messages import Report
 from fedsim.training.server import Server
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accounting:
-    """Rules for the traffic of pruned models and of the first round."""
-
-    encoding: Encoding = "bitmap"
-    """of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its position; or
-    all values with zeros; or the shortest of these. If the receiver already has the mask, only values are counted"""
-    masks: Literal["changed", "every_upload"] = "changed"
-    """when a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and never down
-    (paper 004's figures)"""
-    first_download: bool = True
-    """count the downloads of the first round; paper 004 does not, since everybody has the initial weights"""
 
 
 class Traffic(NamedTuple):
@@ -69,10 +52,6 @@ class Traffic(NamedTuple):
         """All but the shared tensors."""
         return self.extra_down + self.extra_up
 
-    def unanswered(self) -> Traffic:
-        """Return the traffic if the client's answer does not come, or does not count."""
-        return self._replace(up=0, extra_up=0)
-
 
 class Ledger(Axis):
     """Counts the bytes of a run, alike on all ranks.
@@ -92,15 +71,12 @@ class Ledger(Axis):
         method: Method,
         server: Server,
         archs: Mapping[str, str],
-        hardware: Hardware | None = None,
-        accounting: Accounting = Accounting(),
+        hardware: Hardware | None,
+        accounting: Accounting,
     ) -> None:
         self._method, self._server, self._archs = method, server, archs
-        self._hardware, self._accounting = hardware, accounting
-        self._num_parameters = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
-        self.unpruned: dict[str, int] = {}
-        """client -> number of shared parameters that the server sends it; clients that are missing get all"""
-        self._note_server_masks()
+        self._hardware, self._counts_first_download = hardware, accounting.first_download
+        self.pruned = PrunedTraffic(method, server, archs, accounting)
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
         """client -> its traffic in the last round, of the clients that were selected"""
@@ -113,7 +89,7 @@ class Ledger(Axis):
     def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
         """Return the clients' traffic in round ``round_``, from 0, if they answer and nothing is pruned."""
         of_arch = {arch: self._of_arch(arch, round_) for arch in sorted({self._archs[name] for name in clients})}
-        if round_ == 0 and not self._accounting.first_download:
+        if round_ == 0 and not self._counts_first_download:
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
         return {name: of_arch[self._archs[name]] for name in clients}
 
@@ -128,12 +104,12 @@ class Ledger(Axis):
     def observe(self, record: RoundRecord) -> None:
         """Enter a round. Uploads of clients without a report did not arrive."""
         reports, expected = record.reports, self.expected(record.round_, record.selected)
-        encoded = {name: self._encoded(name, traffic, reports.get(name)) for name, traffic in expected.items()}
-        self.unpruned |= {
-            name: int(report.traffic["unpruned"]) for name, report in reports.items() if "unpruned" in report.traffic
-        }
-        self._note_server_masks()
-        self.round = {name: t if name in reports else t.unanswered() for name, t in encoded.items()}
+        self.round = {}
+        for name, whole in expected.items():
+            down, up = self.pruned.bytes_of(name, whole.down, whole.up, reports.get(name))
+            traffic = whole._replace(down=down, up=up)
+            self.round[name] = traffic if name in reports else traffic._replace(up=0, extra_up=0)
+        self.pruned.observe(reports)
         self.seconds = self.simulated_seconds(self.round, {name: report.images for name, report in reports.items()})
         for traffic in self.round.values():
             self.totals["down"] += traffic.down
@@ -143,35 +119,7 @@ class Ledger(Axis):
 
     def prunes(self, arch: str) -> bool:
         """Whether clients prune models of an architecture, or the server does."""
-        return "masks" in self._method.requires or self._server_mask(arch) is not None
-
-    def _encoded(self, name: str, traffic: Traffic, report: Report | None) -> Traffic:
-        """Return a client's traffic after pruning, given that without; without a report its upload did not arrive."""
-        method, accounting, size = self._method, self._accounting, self._num_parameters[self._archs[name]]
-        if not self.prunes(self._archs[name]):
-            return traffic
-        always = accounting.masks == "every_upload"
-        own = {} if report is None else report.traffic
-        down, up = self.unpruned.get(name, size), int(own.get("unpruned", size))
-        # a client has its own mask; of the server's it may have missed some
-        down_bytes = sparse_bytes(size, down, accounting.encoding, always or "masks" in method.requires or down == size)
-        up_bytes = sparse_bytes(size, up, accounting.encoding, not (always or own.get("new mask")))
-        saved = dense_bytes(size)
-        return traffic._replace(
-            down=traffic.down and traffic.down - saved + down_bytes, up=traffic.up - saved + up_bytes
-        )
-
-    def _note_server_masks(self) -> None:
-        """Count the elements that the server sends in the next round, if it prunes."""
-        for arch in self._server.models:
-            mask = self._server_mask(arch)
-            if mask is not None:
-                num_unpruned = self._num_parameters[arch] - int((~mask).count_nonzero())
-                self.unpruned |= {name: num_unpruned for name, its in self._archs.items() if its == arch}
-
-    def _server_mask(self, arch: str) -> Tensor | None:
-        name = self._method.payload(self._server, arch, self._server.round).mask
-        return None if name is None else self._server.kept[arch][name]
+        return self.pruned.occurs(arch)
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
         """Return the seconds of a round on the clients' hardware: those of its slowest client.
@@ -193,22 +141,17 @@ class Ledger(Axis):
         """Return the last round's bytes, and those since the run began."""
         metrics = self._named("comm", list(self.round.values()))
         metrics |= {"comm/total_bytes": float(self.total), "comm/formula_bytes": float(self.totals["formula"])}
-        if self.unpruned and self.round:
-            densities = [self._density(name) for name in self.round]
+        if self.pruned.unpruned and self.round:
+            densities = [self.pruned.density(name) for name in self.round]
             metrics["comm/density"] = sum(densities) / len(densities)
         if self.seconds is not None:
             metrics["time/simulated_seconds"] = self.seconds
         if len(self._archs) <= MAX_NAMES:
             for name in self._archs:
                 metrics |= self._named(f"comm/{name}", [self.round[name]] if name in self.round else [])
-                if self.unpruned:
-                    metrics[f"comm/{name}/density"] = self._density(name)
+                if self.pruned.unpruned:
+                    metrics[f"comm/{name}/density"] = self.pruned.density(name)
         return metrics
-
-    def _density(self, name: str) -> float:
-        """Share of the shared parameters that a client's model has left."""
-        size = self._num_parameters[self._archs[name]]
-        return self.unpruned.get(name, size) / size
 
     def _named(self, prefix: str, traffic: Sequence[Traffic]) -> dict[str, float]:
         sums = {"down": sum(t.down for t in traffic), "up": sum(t.up for t in traffic)}
@@ -219,12 +162,12 @@ class Ledger(Axis):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return :attr:`totals` and :attr:`unpruned`."""
-        return {"totals": dict(self.totals), "unpruned": dict(self.unpruned)}
+        """Return :attr:`totals`, and how many parameters clients have left."""
+        return {"totals": dict(self.totals), "unpruned": dict(self.pruned.unpruned)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; one of an old version may lack the totals."""
-        self.unpruned = dict(state.get("unpruned", {}))
+        self.pruned.unpruned = dict(state.get("unpruned", {}))
         if state.get("totals") is None:
             log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
         else:

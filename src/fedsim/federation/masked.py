@@ -1,22 +1,33 @@
-"""Sums of uploads whose clients have pruned their models: the mean of an element is that over those who have it."""
+"""Pruned models: the means of elements that only some clients have, and the bytes of messages that lack elements.
+
+The rest of the room knows no masks: it asks here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.federation.aggregation import Aggregator
+from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.functional.pruning import zero_pruned_
-from fedsim.methods.base import Weights
-from fedsim.training.messages import Upload
+from fedsim.methods.base import Method, Weights
+from fedsim.training.messages import Report, Upload
+from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
 
 
+def clients_prune(method: Method) -> bool:
+    """Return whether uploads may lack elements, each client's others."""
+    return "masks" in method.requires
+
+
 class MaskedAggregator(Aggregator):
-    """Sums uploads with element masks; see :class:`~fedsim.federation.aggregation.Aggregator`.
+    """Sums the uploads of clients that prune; see :class:`~fedsim.federation.aggregation.Aggregator`.
 
     The buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is
     ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where nobody has pruned, so that
@@ -51,7 +62,9 @@ class MaskedAggregator(Aggregator):
             zero_pruned_(x[: len(sent)], sent)
             if not upload.zeros_count:
                 mask[:-1] = sent
-        self.add_weighted(shares, _weight_of_parameters(client, weights), mask)
+        of_parameters = [weights.clients[client]] if weights.parameters is None else weights.parameters[client]
+        assert len(of_parameters) == 1, "weights of single tensors do not go together with masks"
+        self.add_weighted(shares, of_parameters[0], mask)
         self.sum_vector(client, x, weights, values)
 
     def divide(self, arch: str, total: Tensor) -> Tensor:
@@ -63,9 +76,78 @@ class MaskedAggregator(Aggregator):
         return mean
 
 
-def _weight_of_parameters(client: str, weights: Weights) -> float:
-    """Return the one weight of all parameters of a client."""
-    if weights.parameters is None:
-        return weights.clients[client]
-    assert len(weights.parameters[client]) == 1, "weights of single tensors do not go together with masks"
-    return weights.parameters[client][0]
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Rules for the traffic of pruned models and of the first round."""
+
+    encoding: Encoding = "bitmap"
+    """of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its position; or
+    all values with zeros; or the shortest of these. If the receiver already has the mask, only values are counted"""
+    masks: Literal["changed", "every_upload"] = "changed"
+    """when a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and never down
+    (paper 004's figures)"""
+    first_download: bool = True
+    """count the downloads of the first round; paper 004 does not, since everybody has the initial weights"""
+
+
+class PrunedTraffic:
+    """Knows how much of the clients' models is left, and the bytes that it takes to send it.
+
+    Args:
+        method: declares who prunes.
+        server: with a model of each architecture.
+        archs: client -> architecture, for all clients.
+        rules: of the count.
+    """
+
+    def __init__(self, method: Method, server: Server, archs: Mapping[str, str], rules: Accounting) -> None:
+        self._server, self._method, self._archs, self._rules = server, method, archs, rules
+        self._sizes = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
+        self.unpruned: dict[str, int] = {}
+        """client -> number of shared parameters that the server sends it; clients that are missing get all"""
+        self._note_server_masks()
+
+    def occurs(self, arch: str) -> bool:
+        """Return whether clients prune models of an architecture, or the server does."""
+        return clients_prune(self._method) or self._server_mask(arch) is not None
+
+    def bytes_of(self, name: str, down: int, up: int, report: Report | None) -> tuple[int, int]:
+        """Return the bytes of a client's download and upload, given those of whole models.
+
+        Without a download, ``down`` is 0; without a report, the upload did not arrive.
+        """
+        if not self.occurs(self._archs[name]):
+            return down, up
+        size, encoding = self._sizes[self._archs[name]], self._rules.encoding
+        always = self._rules.masks == "every_upload"
+        own = {} if report is None else report.traffic
+        left_down, left_up = self.unpruned.get(name, size), int(own.get("unpruned", size))
+        # a client has its own mask; of the server's it may have missed some
+        is_known = always or clients_prune(self._method) or left_down == size
+        pruned_down = sparse_bytes(size, left_down, encoding, is_known)
+        pruned_up = sparse_bytes(size, left_up, encoding, not (always or own.get("new mask")))
+        saved = dense_bytes(size)
+        return down and down - saved + pruned_down, up - saved + pruned_up
+
+    def observe(self, reports: Mapping[str, Report]) -> None:
+        """Learn how much is left after a round."""
+        told = {name: report.traffic for name, report in reports.items()}
+        self.unpruned |= {name: int(numbers["unpruned"]) for name, numbers in told.items() if "unpruned" in numbers}
+        self._note_server_masks()
+
+    def density(self, name: str) -> float:
+        """Return the share of the shared parameters that a client's model has left."""
+        size = self._sizes[self._archs[name]]
+        return self.unpruned.get(name, size) / size
+
+    def _note_server_masks(self) -> None:
+        """Count the elements that the server sends in the next round, if it prunes."""
+        for arch, size in self._sizes.items():
+            mask = self._server_mask(arch)
+            if mask is not None:
+                left = size - int((~mask).count_nonzero())
+                self.unpruned |= {name: left for name, its in self._archs.items() if its == arch}
+
+    def _server_mask(self, arch: str) -> Tensor | None:
+        name = self._method.payload(self._server, arch, self._server.round).mask
+        return None if name is None else self._server.kept[arch][name]

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.axis import Axis
+from fedsim.federation.masked import clients_prune
 from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.training.messages import Download, Report, Upload
@@ -252,21 +253,17 @@ def _import_accounting() -> tuple[Any, Any]:
 
 def _check_what_is_sent(method: Method, server: Server) -> None:
     name = type(method).__name__
-    if method.measures:
-        raise ConfigError(
-            f"model.method: {name}, as it is configured, measures signals on the clients, which differential privacy "
-            "does not cover; choose a method or weighting without them"
-        )
-    if "masks" in method.requires:
-        raise ConfigError(
-            f"model.method: {name} uploads which elements its clients prune, without noise; differential privacy needs "
-            "a method without masks of the clients"
-        )
-    if "public_images" in method.requires:
-        raise ConfigError(
-            f"model.method: {name}, as it is configured, needs public images, and differential privacy does not cover "
-            "what clients say about them; switch it off"
-        )
+    refusals = {
+        f"{name}, as it is configured, measures signals on the clients, which differential privacy does not cover; "
+        "choose a method or weighting without them": bool(method.measures),
+        f"{name} uploads which elements its clients prune, without noise; differential privacy needs a method without "
+        "masks of the clients": clients_prune(method),
+        f"{name}, as it is configured, needs public images, and differential privacy does not cover what clients say "
+        "about them; switch it off": "public_images" in method.requires,
+    }
+    for words, applies in refusals.items():
+        if applies:
+            raise ConfigError(f"model.method: {words}")
     for arch, model in server.models.items():
         if extras := method.payload(server, arch, 0).up:
             raise ConfigError(_extras(f"model.method: {name}", ", ".join(extras)))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.federation.masked import clients_prune
 from fedsim.federation.privacy import DifferentialPrivacy, Privacy
 from fedsim.federation.requirements import check_statistics_of_uploads
 from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
@@ -39,7 +40,7 @@ class Aggregation(ABC):
         check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
         if method.measures:
             raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
-        if {"masks", "uploads"} & method.requires:
+        if clients_prune(method) or "uploads" in method.requires:
             raise ConfigError(f"{_FIELD}: {name} has an aggregation of its own; leave it out")
         rounds = range(max(method.server_every, 1))  # some upload more in some rounds only
         if any(method.payload(server, arch, round_).up for arch in server.models for round_ in rounds):

@@ -15,7 +15,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
 from fedsim.federation.availability import Availability
 from fedsim.federation.hardware import Hardware
-from fedsim.federation.ledger import Accounting
+from fedsim.federation.masked import Accounting
 from fedsim.federation.privacy import Privacy
 from fedsim.federation.robust import Aggregation
 from fedsim.federation.selection import AllClients, Selection

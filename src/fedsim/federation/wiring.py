@@ -17,7 +17,7 @@ from fedsim.federation.axis import Axis
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.gathered import GatheringAggregator
 from fedsim.federation.host import Host
-from fedsim.federation.masked import MaskedAggregator
+from fedsim.federation.masked import MaskedAggregator, clients_prune
 from fedsim.federation.parts import Parts
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
@@ -81,4 +81,4 @@ def make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy, de
         return GatheringAggregator(how.aggregation.aggregate, *common)
     if "uploads" in how.method.requires:
         return GatheringAggregator(partial(how.method.aggregate, parts.server), *common)
-    return MaskedAggregator(*common) if "masks" in how.method.requires else Aggregator(*common)
+    return MaskedAggregator(*common) if clients_prune(how.method) else Aggregator(*common)
