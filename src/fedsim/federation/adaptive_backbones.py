@@ -106,10 +106,7 @@ class BackboneLadder(Axis):
         self._archs = [of_layout[layout_of(backbone)] for backbone in settings.ladder]
         """names of the ladder's architectures, from the smallest"""
         self._caps = dict.fromkeys(parts.archs, len(self._archs)) | settings.caps
-        self._check(settings)
-
-    def _check(self, settings: AdaptiveBackbones) -> None:
-        where, parts, selection = "model.adaptive_backbones", self._parts, self._selection
+        where = "model.adaptive_backbones"
         if not selection.has_rewards:
             raise ConfigError(f"{where}: needs rewards, which {type(selection).__name__} has not; use UCB")
         for client, arch in parts.archs.items():
@@ -135,14 +132,14 @@ class BackboneLadder(Axis):
         """Let clients switch, if it is time."""
         if round_ == 0 or round_ % self._settings.every:
             return
-        parts, before = self._parts, self.rungs
-        after = next_rungs(self._selection.mean_rewards(), before, self._caps, self._settings.share)
-        for name in (name for name in before if after[name] != before[name]):
-            old, new = parts.archs[name], self._archs[after[name] - 1]
-            log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
-            parts.archs.assign(name, new)
-            if name in parts.clients:
-                _move(parts.clients[name], parts.models[new], parts.method, parts.server)
+        parts, rewards = self._parts, self._selection.mean_rewards()
+        for name, rung in next_rungs(rewards, self.rungs, self._caps, self._settings.share).items():
+            old, new = parts.archs[name], self._archs[rung - 1]
+            if new != old:
+                log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
+                parts.archs.assign(name, new)
+                if name in parts.clients:
+                    _move(parts.clients[name], parts.models[new], parts.method, parts.server)
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""

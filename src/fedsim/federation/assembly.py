@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Sequence
+
 import torch
+from torch import nn
 
 from fedsim.core.placement import place
 from fedsim.core.store import make_store
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.federation.blueprint import Blueprint, build_models
+from fedsim.data.federated import ClientData
 from fedsim.federation.ledger import Ledger
-from fedsim.federation.parts import Parts
+from fedsim.federation.parts import Parts, layout_of
 from fedsim.federation.requirements import check_image_sizes, check_settings, settings_of
 from fedsim.federation.settings import Settings
+from fedsim.models.groups import Group, group_names
+from fedsim.models.reid import ReIDModel
+from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
-from fedsim.training.statistics import BatchNormStatistics
+from fedsim.training.statistics import BatchNormStatistics, shared_names
 
 
 def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> Parts:
     """Build the server and the clients that ``rank`` hosts. No image is read.
-
-    Args:
-        how: the federation as configured.
-        data: the federation's data.
-        rank: of this process.
-        world_size: number of processes.
-        device: where models live.
 
     Raises:
         ConfigError: if settings and data do not fit together.
@@ -33,9 +35,7 @@ def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: in
     settings = {c.name: settings_of(c, how.client, how.clients) for c in data.federated.clients}
     federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
     check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
-    rungs = how.adaptive_backbones.ladder if how.adaptive_backbones else ()
-    blueprint = Blueprint(how.backbone, how.neck, how.method, how.bn_stats, how.seed, rungs)
-    models, archs = build_models(blueprint, federated.clients, how.clients, device)
+    models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
     placement = place(costs, world_size)
     check_image_sizes(models, data)
@@ -56,3 +56,37 @@ def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: in
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
         store=store, clients=clients,
     )  # fmt: skip
+
+
+def _build_models(
+    how: Settings, clients: Sequence[ClientData], device: torch.device
+) -> tuple[dict[str, FlatModel], Architectures]:
+    """Build one resident model per architecture: return architecture -> model, client -> architecture.
+
+    Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
+    the ladder gets a resident model, with room for the largest head.
+    """
+    groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
+    common, ladder = layout_of(how.backbone), how.adaptive_backbones.ladder if how.adaptive_backbones else ()
+    for data in clients:
+        own = how.clients[data.name].backbone if data.name in how.clients else None
+        backbone, layout = (how.backbone, common) if own is None else (own, layout_of(own))
+        groups.setdefault(layout, (backbone, []))[1].append(data)
+    for backbone in ladder:
+        groups.setdefault(layout_of(backbone), (backbone, []))
+    models: dict[str, FlatModel] = {}
+    archs: dict[str, str] = {}
+    for layout, (backbone, group) in groups.items():
+        name = layout[0].lower()
+        if name in models:
+            name = next(new for i in itertools.count(2) if (new := f"{name}{i}") not in models)
+        max_classes = max(c.num_classes for c in (clients if ladder else group))
+        shared_head = max_classes if Group.HEAD in how.method.shared_groups and max_classes else None
+        with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
+            torch.manual_seed(how.seed)
+            network = ReIDModel(copy.deepcopy(backbone), how.neck, shared_head).to(device)
+        of_names = group_names(network)
+        shared = shared_names(of_names, how.method.shared_groups, how.bn_stats)
+        models[name] = FlatModel(name, network, shared, of_names, max_classes)
+        archs |= {c.name: name for c in group}
+    return models, Architectures(archs)

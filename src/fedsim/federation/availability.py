@@ -29,14 +29,12 @@ class Availability:
             raise ConfigError("model.availability.straggler_work: 0 would be a drop-out; set drop instead")
 
     def of(self, clients: Sequence[str], round_: int, seed: int) -> dict[str, float]:
-        """Return :meth:`work` of each of ``clients``."""
-        return {client: self.work(round_, client, seed) for client in clients}
-
-    def work(self, round_: int, client: str, seed: int) -> float:
-        """Return the share of its local work that ``client`` gets done: 0 (dropped), ``straggler_work`` or 1."""
-        if self.drop == self.straggle == 0:
-            return 1.0
-        dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)
-        if dropped < self.drop:
-            return 0.0
-        return self.straggler_work if slow < self.straggle else 1.0
+        """Return client -> the share of its local work that it gets done: 0 (dropped), ``straggler_work`` or 1."""
+        work = dict.fromkeys(clients, 1.0)
+        for client in clients if self.drop or self.straggle else ():
+            dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)
+            if dropped < self.drop:
+                work[client] = 0.0
+            elif slow < self.straggle:
+                work[client] = self.straggler_work
+        return work

@@ -14,7 +14,6 @@ from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
 from fedsim.federation.axis import Axis
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts
-from fedsim.methods.base import Method
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import FlatModel
 
@@ -23,7 +22,17 @@ log = logging.getLogger(__name__)
 
 def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
     """Return the federation's additions to Lightning's checkpoint, with the states of ``axes``."""
-    content = describe_content(parts.method, parts.models, parts.num_classes, parts.placement.ranks, threads)
+    models = parts.models.items()
+    content = {
+        "format": FORMAT,
+        "method": type(parts.method).__name__,
+        "layouts": {arch: _layout(model.flat.shared_entries) for arch, model in models},
+        "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models},
+        "complete": {arch: model.is_complete for arch, model in models},
+        "clients": dict(parts.num_classes),
+        "hosts": dict(parts.placement.ranks),
+        "threads": threads,
+    }
     states = {axis.key: axis.state_dict() for axis in axes if axis.key}
     private = ((name, parts.store.read(name)) for name in parts.store.clients())
     return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
@@ -33,10 +42,12 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], t
     """Load the additions of :func:`save` into the server, the clients and ``axes``.
 
     Raises:
-        ConfigError: if the checkpoint is of another method, federation or model.
+        ConfigError: naming the first difference, if the checkpoint is of another method, federation or model.
     """
-    content = _upgraded(checkpoint[CONTENT_KEY])
-    check_content(content, parts.method, parts.models, parts.num_classes)
+    content = checkpoint[CONTENT_KEY]
+    # up to 0.1 the ledger's state stood apart
+    content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
+    _check_content(content, parts)
     if content.get(BackboneLadder.key) and not any(isinstance(axis, BackboneLadder) for axis in axes):
         raise ConfigError(OTHER_LADDER)
     for axis in axes:  # before the clients' states, whose layout a ladder decides
@@ -48,54 +59,15 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], t
         log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])
 
 
-def _upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's content with the keys of this version: up to 0.1 the ledger's stood apart."""
-    old = {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}
-    return {Ledger.key: old, **content}
-
-
-def describe_content(
-    method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int], hosts: Mapping[str, int], threads: int
-) -> dict[str, Any]:
-    """Return fedsim's part of a checkpoint, in plain types.
-
-    Args:
-        method: of the run.
-        models: architecture -> model.
-        classes: client -> number of identities, for all clients.
-        hosts: client -> rank whose files hold its private state.
-        threads: CPU threads per rank.
-    """
-    return {
-        "format": FORMAT,
-        "method": type(method).__name__,
-        "layouts": {arch: _layout(model.flat.shared_entries) for arch, model in models.items()},
-        "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models.items()},
-        "complete": {arch: model.is_complete for arch, model in models.items()},
-        "clients": dict(classes),
-        "hosts": dict(hosts),
-        "threads": threads,
-    }
-
-
-def check_content(
-    content: Mapping[str, Any], method: Method, models: Mapping[str, FlatModel], classes: Mapping[str, int]
-) -> None:
-    """Check that a checkpoint fits a federation.
-
-    The arguments are those of :func:`describe_content`, and its result in the checkpoint.
-
-    Raises:
-        ConfigError: naming the difference: method, clients, or the first tensor.
-    """
-    name = type(method).__name__
+def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
+    name, classes = type(parts.method).__name__, parts.num_classes
     if content["method"] != name:
         raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {name}")
     if classes.keys() != content["clients"].keys():
         here, there = ", ".join(classes), ", ".join(content["clients"])
         raise ConfigError(f"ckpt_path: the checkpoint's clients are {there}; this federation's are {here}")
-    for arch in sorted({*models, *content["layouts"]}):
-        model = models.get(arch)
+    for arch in sorted({*parts.models, *content["layouts"]}):
+        model = parts.models.get(arch)
         _compare(arch, "shares", model.flat.shared_entries if model else [], content["layouts"].get(arch, []))
         private = _private_entries(model) if model else []
         _compare(arch, "keeps private", private, content["private_layouts"].get(arch, []))

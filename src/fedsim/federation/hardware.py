@@ -35,9 +35,14 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check("model.hardware", self)
-        for name, own in self.clients.items():
-            _check(f"model.hardware.clients.{name}", own)
+        sections: dict[str, ClientHardware | Hardware] = {"model.hardware": self}
+        sections |= {f"model.hardware.clients.{name}": own for name, own in self.clients.items()}
+        for where, numbers in sections.items():
+            rates = {name: getattr(numbers, name) for name in ("down_mbit", "up_mbit", "images_per_second")}
+            positive(where, "; .inf takes no time", **rates)
+            latency = numbers.latency_ms
+            if latency is not None and not 0 <= latency < float("inf"):
+                raise ConfigError(f"{where}.latency_ms: {latency} is not a number of milliseconds from 0")
 
     def speed(self, client: str) -> float:
         """Return the images per second that a client trains on."""
@@ -56,11 +61,3 @@ class Hardware:
         """Return the hardware of one client."""
         own = asdict(self.clients.get(client, ClientHardware()))
         return replace(self, clients={}, **{name: value for name, value in own.items() if value is not None})
-
-
-def _check(where: str, numbers: ClientHardware | Hardware) -> None:
-    rates = {"down_mbit": numbers.down_mbit, "up_mbit": numbers.up_mbit, "images_per_second": numbers.images_per_second}
-    positive(where, "; .inf takes no time", **rates)
-    latency = numbers.latency_ms
-    if latency is not None and not 0 <= latency < float("inf"):
-        raise ConfigError(f"{where}.latency_ms: {latency} is not a number of milliseconds from 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Mapping
 
 import torch
 
@@ -24,24 +26,27 @@ def check_settings(
     overrides: Mapping[str, ClientOverride],
     bn_stats: StatisticsPolicy,
     method: Method,
-    hardware: Hardware | None = None,
+    hardware: Hardware | None,
 ) -> None:
     """Raise ConfigError if settings need data that are not there."""
-    names = [c.name for c in federated.clients]
+    names, configured = [c.name for c in federated.clients], f"{type(method).__name__}, as it is configured"
     known("model.clients", overrides, names)
     known("model.hardware.clients", hardware.clients if hardware else (), names)
     _check_identities(federated, method)
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
     if "public_images" in method.requires and federated.public is None:
-        raise ConfigError(
-            f"model.method: {type(method).__name__}, as it is configured, needs public images; "
-            "set data.public to an unseen data set"
-        )
+        raise ConfigError(f"model.method: {configured}, needs public images; set data.public to an unseen data set")
     if "uploads" in method.requires:
         check_statistics_of_uploads(bn_stats, f"model.method: {type(method).__name__}")
     if "speeds" in method.requires:
-        _check_speeds(names, type(method).__name__, hardware)
+        if hardware is None:
+            raise ConfigError(f"model.hardware: {configured}, weighs by images_per_second; set it")
+        if endless := [client for client in names if hardware.speed(client) == math.inf]:
+            raise ConfigError(
+                f"model.hardware.images_per_second: client {endless[0]}'s is infinite, and {configured}, weighs by it; "
+                "give a number"
+            )
 
 
 def check_statistics_of_uploads(bn_stats: StatisticsPolicy, who: str) -> None:
@@ -50,17 +55,6 @@ def check_statistics_of_uploads(bn_stats: StatisticsPolicy, who: str) -> None:
         raise ConfigError(
             f"model.bn_stats: {bn_stats} is for weighted means, but {who} sees single uploads; set it to mean"
         )
-
-
-def _check_speeds(clients: Sequence[str], method: str, hardware: Hardware | None) -> None:
-    if hardware is None:
-        raise ConfigError(f"model.hardware: {method}, as it is configured, weighs by images_per_second; set it")
-    for name in clients:
-        if hardware.speed(name) == float("inf"):
-            raise ConfigError(
-                f"model.hardware.images_per_second: client {name}'s is infinite, and {method}, as it is configured, "
-                "weighs by it; give a number"
-            )
 
 
 def _check_identities(federated: FederatedData, method: Method) -> None:
@@ -109,13 +103,8 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
 def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:
     """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
     crop = data.augmentation.crop
-    check_image_size(models, "augmentation.crop" if crop else "size", crop or data.size)
-    check_image_size(models, "test_size", data.test_size)
-
-
-def check_image_size(models: Mapping[str, FlatModel], name: str, size: tuple[int, int]) -> None:
-    """Raise ConfigError if a model cannot process images of this height and width."""
-    for arch, model in models.items():
+    sizes = {"augmentation.crop" if crop else "size": crop or data.size, "test_size": data.test_size}
+    for (name, size), (arch, model) in itertools.product(sizes.items(), models.items()):
         images = torch.zeros(2, 3, *size, device=model.flat.buffer.device)
         backbone = model.network.eval().backbone
         try:
