@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -18,28 +18,27 @@ from fedsim.training.statistics import BatchNormStatistics
 
 
 def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
-    """Ask the method for weights, separately for the clients of each architecture.
-
-    Args:
-        method: decides.
-        reports: client -> report, of the clients that returned an update.
-        archs: client -> architecture.
-
-    Returns:
-        architecture -> weights; architectures without a report are missing.
+    """Ask the method for weights, separately for the clients of each architecture that has reports.
 
     Raises:
         AssertionError: if weights do not sum to 1: the model would shrink or grow each round.
     """
     result: dict[str, Weights] = {}
-    name = type(method).__name__
-    for arch in sorted({archs[name] for name in reports}):
-        members = {name: report for name, report in reports.items() if archs[name] == arch}
+    who = f"{type(method).__name__}.weights"
+    for arch, members in by_architecture(reports, archs).items():
         weights = result[arch] = method.weights(members)
-        _check_weights(f"{name}.weights", members, {client: [weight] for client, weight in weights.clients.items()})
+        _check_weights(who, members, {client: [weight] for client, weight in weights.clients.items()})
         if weights.parameters is not None:
-            _check_weights(f"{name}.weights, of parameters,", members, weights.parameters)
+            _check_weights(f"{who}, of parameters,", members, weights.parameters)
     return result
+
+
+def by_architecture(reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, dict[str, Report]]:
+    """Return architecture, sorted -> client -> report; architectures without a report are missing."""
+    found: dict[str, dict[str, Report]] = {arch: {} for arch in sorted({archs[client] for client in reports})}
+    for client, report in reports.items():
+        found[archs[client]][client] = report
+    return found
 
 
 def _check_weights(what: str, members: Mapping[str, Report], weights: Mapping[str, Sequence[float]]) -> None:
@@ -49,8 +48,12 @@ def _check_weights(what: str, members: Mapping[str, Report], weights: Mapping[st
         assert abs(sum(column) - 1) < 1e-9, f"{what} do not sum to 1: {weights}"
 
 
+Extras = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""architecture -> name -> shape of a tensor that every client uploads beside its vector"""
+
+
 class Aggregator:
-    """Sums what clients upload, into one buffer per architecture that lives as long as the federation.
+    """Sums uploads, into one buffer per architecture that lives as long as the federation.
 
     Where weights are known when a round begins, each upload is added at once. Otherwise uploads wait in host memory.
     Both give the same bits: the sums run over a rank's clients in the order in which they trained.
@@ -78,46 +81,23 @@ class Aggregator:
     ) -> None:
         self.strategy, self.statistics, self.archs, self.seed = strategy, statistics, archs, seed
         self.is_exact = reduction == "exact"
+        self.limit = MAX_MAGNITUDE if self.is_exact else math.inf
+        """largest value that a contribution may hold"""
         self.untouched: dict[str, Tensor] = {}
         """architecture -> shared parameters without a mean in the last round, bool [num_shared_parameters], if there
         are any; ignore the values of :meth:`means` at their places"""
-        dtype = torch.float64 if self.is_exact else torch.float32
-        self._totals = {
-            arch: torch.zeros(self.length_of(of_arch), dtype=dtype, device=device)
-            for arch, of_arch in statistics.items()
-        }
+        empty = torch.zeros(0, dtype=torch.float64 if self.is_exact else torch.float32, device=device)
+        self._totals = {arch: empty.new_zeros(self.length_of(of_arch)) for arch, of_arch in statistics.items()}
         self._extras: dict[tuple[str, str], Tensor] = {}
-        self._shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {}
+        self._shapes: Extras = {}
         self._waiting: dict[str, Upload] = {}
-        self._weights: Mapping[str, Weights] | None = None
-
-    @property
-    def limit(self) -> float:
-        """Largest value that a contribution may hold."""
-        return MAX_MAGNITUDE if self.is_exact else math.inf
 
     def length_of(self, statistics: BatchNormStatistics) -> int:
         """Return the length of an architecture's sums."""
         return statistics.num_shared
 
-    def num_tensors(self, method: Method) -> dict[str, int]:
-        """Return client -> how many shared tensors it has, if the method measures a number for each."""
-        measured = self.archs.items() if "tensor" in method.measures.values() else ()
-        return {name: len(self.statistics[arch].parameters) for name, arch in measured}
-
-    def begin(
-        self,
-        round_: int,
-        extras: Mapping[str, Mapping[str, tuple[int, ...]]],
-        weights: Mapping[str, Weights] | None = None,
-    ) -> None:
-        """Empty the sums.
-
-        Args:
-            round_: from 0.
-            extras: architecture -> name -> shape of what every client uploads beside its vector.
-            weights: by architecture, for all ranks' clients, if they are known already.
-        """
+    def begin(self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None) -> None:
+        """Empty the sums for a round; ``weights``, by architecture, are those of all ranks' clients, if known."""
         self.round, self._weights, self._shapes = round_, weights, extras
         self._waiting, self.untouched = {}, {}
         for total in self._totals.values():
@@ -167,12 +147,12 @@ class Aggregator:
     def answers(self, reports: Mapping[str, Report]) -> dict[str, Answers]:
         """Return the means of the extra tensors, and the reports, by architecture: one collective for each tensor."""
         found = {}
-        for arch in sorted({self.archs[name] for name in reports}):
+        for arch, members in by_architecture(reports, self.archs).items():
             extras = {}
             for name, shape in sorted(self._shapes.get(arch, {}).items()):
                 total = self.strategy.sum_(self._extras[arch, name])
                 extras[name] = (total.div_(GRID) if self.is_exact else total).to(torch.float32).view(shape)
-            found[arch] = Answers({name: r for name, r in reports.items() if self.archs[name] == arch}, extras)
+            found[arch] = Answers(members, extras)
         self._extras = {}
         return found
 
@@ -192,23 +172,21 @@ class Aggregator:
 
     def sum_vector(self, client: str, x: Tensor, weights: Weights, total: Tensor) -> None:
         """Add the weighted shared vector ``x`` [num_shared] of a client to ``total``, which is as long."""
-        for span, weight in self._stretches(client, self.archs[client], weights):
+        for span, weight in self._stretches(client, weights):
             self.add_weighted(total[span], weight, x[span])
 
-    def _stretches(self, client: str, arch: str, weights: Weights) -> Iterator[tuple[slice, float]]:
-        """Yield (span, weight): one stretch if all of the client's upload has the same weight."""
-        statistics = self.statistics[arch]
+    def _stretches(self, client: str, weights: Weights) -> list[tuple[slice, float]]:
+        """Return (span, weight): one stretch if all of the client's upload has the same weight."""
+        statistics = self.statistics[self.archs[client]]
         own = statistics.weight(client, weights.clients, self.seed, self.round)
         of_parameters = [weights.clients[client]] if weights.parameters is None else weights.parameters[client]
         if len(of_parameters) > 1:
-            spans = (entry.span for entry in statistics.parameters)
-            yield from zip(spans, of_parameters, strict=True)
+            spans = [entry.span for entry in statistics.parameters]
         elif own == of_parameters[0]:
-            yield slice(None), own
-            return
+            return [(slice(None), own)]
         else:
-            yield slice(statistics.span.start), of_parameters[0]
-        yield statistics.span, own
+            spans = [slice(statistics.span.start)]
+        return [*zip(spans, of_parameters, strict=True), (statistics.span, own)]
 
     def add_weighted(self, total: Tensor, weight: float, x: Tensor) -> None:
         """Add ``weight * x`` to ``total``, exactly or in float32."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 
+from fedsim.core.placement import Placement
 from fedsim.evaluation.summary import few_names
 from fedsim.strategy.strategy import FederatedStrategy
-
-if TYPE_CHECKING:
-    from fedsim.core.placement import Placement
-    from fedsim.training.client import BatchReport
+from fedsim.training.client import BatchReport
 
 
 class RoundCallback(Callback):
@@ -33,14 +30,9 @@ class RoundCallback(Callback):
 
 
 def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None:
-    """Give a round's numbers to loggers and callbacks.
+    """Give the numbers of round ``round_``, from 0, to loggers and callbacks.
 
     Straight to them: Lightning's own bookkeeping takes a quarter of a millisecond per number.
-
-    Args:
-        trainer: whose loggers and callbacks they are.
-        round_: from 0.
-        metrics: by name.
     """
     for logger in trainer.loggers:
         logger.log_metrics({**metrics, "epoch": round_}, step=round_)
@@ -66,11 +58,18 @@ def evaluates_after(trainer: Trainer, round_: int) -> bool:
     return bool(trainer.enable_validation) and every is not None and (round_ + 1) % every == 0
 
 
+def strategy_of(trainer: Trainer) -> FederatedStrategy:
+    """Return the trainer's strategy, which owns all collectives."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, FederatedStrategy)
+    return strategy
+
+
 def was_stopped(trainer: Trainer) -> bool:
     """Return whether a signal ended the fit before its last round."""
-    strategy, last = trainer.strategy, trainer.max_epochs
-    assert isinstance(strategy, FederatedStrategy)
-    return strategy.stop_signal is not None and not (last is not None and 0 <= last <= trainer.current_epoch)
+    last = trainer.max_epochs
+    is_last = last is not None and 0 <= last <= trainer.current_epoch
+    return strategy_of(trainer).stop_signal is not None and not is_last
 
 
 def as_oracle(scores: Mapping[str, float]) -> dict[str, float]:

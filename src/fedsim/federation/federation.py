@@ -16,7 +16,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.compatibility import check_trainer, data_of
-from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks
+from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks, strategy_of
 from fedsim.federation.requirements import check_equal_start
 from fedsim.federation.settings import (
     Accounting,
@@ -160,17 +160,16 @@ class Federation(LightningModule):
         strategy, is_new = self.strategy, not hasattr(self, "parts")
         if strategy.root_device.type == "cpu":
             keep_freed_memory()
-        callbacks = round_callbacks(self.trainer)
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
-                for callback in callbacks:
+                for callback in round_callbacks(self.trainer):
                     callback.on_placed(self.parts.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
-            self.round = round_of(self.settings, self.parts, self.axes, self.trainer, callbacks)
-            self.evaluator = evaluator_of(self.settings, self.parts, data, strategy, callbacks)
+            self.round = round_of(self.settings, self.parts, self.axes, self.trainer)
+            self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
             check_equal_start(strategy, self.parts.models)
@@ -184,9 +183,7 @@ class Federation(LightningModule):
     @property
     def strategy(self) -> FederatedStrategy:
         """The trainer's strategy, which owns all collectives."""
-        strategy = self.trainer.strategy
-        assert isinstance(strategy, FederatedStrategy)
-        return strategy
+        return strategy_of(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.federation.aggregation import Aggregator
+from fedsim.federation.aggregation import Aggregator, Extras, by_architecture
 from fedsim.methods.base import Weights
 from fedsim.training.messages import Report, Upload
 from fedsim.training.uploads import Uploads
@@ -22,32 +22,22 @@ class GatheringAggregator(Aggregator):
 
     Uploads wait in the host memory of the rank that trained the client, 4 bytes per shared element. Ranks exchange them
     piece by piece: a piece of all clients has at most 64 MiB, and no rank holds more than its own clients' uploads
-    beside it. Every rank computes the same result from the same numbers in the same order, the order of the reports. So
-    it has the same bits on any number of ranks.
-
-    Args:
-        rule: makes one vector of the uploads of an architecture.
-        others: arguments of Aggregator.
+    beside it. Every rank computes with the same numbers in the same order, that of the reports: the result has the same
+    bits on any number of ranks. ``others`` are the arguments of Aggregator.
     """
 
     def __init__(self, rule: Rule, *others: Any) -> None:
         super().__init__(*others)
         self._rule = rule
 
-    def begin(
-        self,
-        round_: int,
-        extras: Mapping[str, Mapping[str, tuple[int, ...]]],
-        weights: Mapping[str, Weights] | None = None,  # noqa: ARG002 - uploads wait whatever is known
-    ) -> None:
+    def begin(self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None) -> None:  # noqa: ARG002 - uploads wait whatever is known
         """Forget the last round's uploads."""
         super().begin(round_, extras)
 
     def means(self, weights: Mapping[str, Weights], reports: Mapping[str, Report]) -> dict[str, Tensor]:
         """Return what the rule makes of the uploads of each architecture, float32 [num_shared]."""
         found = {}
-        for arch in sorted(weights):
-            members = {name: report for name, report in reports.items() if self.archs[name] == arch}
+        for arch, members in by_architecture(reports, self.archs).items():
             mean = self._rule(arch, self._uploads(arch, list(members)), members)
             found[arch] = self.statistics[arch].decode(mean.double()).float().to(self._totals[arch].device)
         for client, upload in self._waiting.items():

@@ -36,16 +36,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Round:
-    """A round; every rank runs it, and all come to the same.
-
-    Args:
-        how: the federation as configured.
-        parts: the federation, assembled.
-        axes: choices beside the method; they act before a round and learn from it.
-        host: trains this rank's clients.
-        aggregator: sums the uploads.
-        strategy: the collectives.
-    """
+    """A round; every rank runs it, and all come to the same."""
 
     how: Settings
     parts: Parts
@@ -55,13 +46,7 @@ class Round:
     strategy: FederatedStrategy
 
     def run(self, round_: int, optimizer_step: Callable[[], Any], keep_snapshots: bool) -> RoundResult:
-        """Run round ``round_``, from 0.
-
-        Args:
-            round_: which one.
-            optimizer_step: steps the server's optimizer.
-            keep_snapshots: whether local models are kept for an evaluation.
-        """
+        """Run round ``round_``, from 0; ``keep_snapshots`` keeps local models for an evaluation."""
         started, how, parts, method = time.perf_counter(), self.how, self.parts, self.how.method
         # 1. The server picks clients; some of them do not answer, or are slow.
         parts.server.round = round_
@@ -109,11 +94,10 @@ class Round:
 
     def _empty_table(self) -> RoundTable:
         method, parts = self.how.method, self.parts
-        numbers, tensors = (
-            tuple(name for name, kind in method.measures.items() if kind == which) for which in ("client", "tensor")
-        )
+        numbers, tensors = (tuple(n for n, kind in method.measures.items() if kind == k) for k in ("client", "tensor"))
         columns = Columns(parts.facts, numbers, self.aggregator.columns, tensors)
-        return RoundTable(parts.names, columns, self.strategy.world_size, self.aggregator.num_tensors(method))
+        num_tensors = {name: len(parts.statistics[arch].parameters) for name, arch in parts.archs.items() if tensors}
+        return RoundTable(parts.names, columns, self.strategy.world_size, num_tensors)
 
     def _report(self, table: RoundTable, name: str) -> Report:
         hardware = self.how.hardware

@@ -18,8 +18,7 @@ from fedsim.training.messages import Report
 log = logging.getLogger(__name__)
 
 _COMMON = ("loss", "correct", "images", "seconds", "skipped")
-_REASONS = (BadUpdateError, NoClustersError)
-"""Why a client is left out; the column ``skipped`` holds the position here from 1, or 0 for a client that counts."""
+_REASONS = (BadUpdateError, NoClustersError)  # the column ``skipped`` holds the position here from 1; 0: it counts
 
 
 class Columns(NamedTuple):
@@ -51,10 +50,9 @@ class RoundTable:
     """
 
     def __init__(
-        self, clients: Sequence[str], columns: Columns, world_size: int, num_tensors: Mapping[str, int] | None = None
+        self, clients: Sequence[str], columns: Columns, world_size: int, num_tensors: Mapping[str, int]
     ) -> None:
-        self._columns = columns
-        self._num_tensors = num_tensors or {}
+        self._columns, self._num_tensors = columns, num_tensors
         shape = (len(clients), max(self._num_tensors.values(), default=0))
         self._tensors = {name: torch.zeros(shape, dtype=torch.float64) for name in columns.tensors}
         self._row_of = {name: row for row, name in enumerate(clients)}
@@ -72,8 +70,6 @@ class RoundTable:
             self._filled.clear()
         return [self._table, self._busy, self._stop_signals, *self._tensors.values()]
 
-    # -- filled by each rank -------------------------------------------------------------------------------------------
-
     def fill(
         self,
         client: str,
@@ -82,10 +78,7 @@ class RoundTable:
         numbers: Mapping[str, float],
         tensors: Mapping[str, Sequence[float]],
     ) -> None:
-        """Write the row of a client that has trained on ``rank``.
-
-        ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
-        """
+        """Write the row of a client that has trained on ``rank``; a missing one of ``numbers`` becomes NaN."""
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         others = (numbers.get(name, math.nan) for name in self._columns.names)
@@ -101,8 +94,6 @@ class RoundTable:
     def ask_to_stop(self, rank: int, signum: int) -> None:
         """Note that a signal has asked ``rank`` to end the run."""
         self._stop_signals[rank] = signum
-
-    # -- read by all ---------------------------------------------------------------------------------------------------
 
     @property
     def stop_signal(self) -> int | None:
@@ -128,17 +119,11 @@ class RoundTable:
         numbers = dict(zip(self._columns.names, others, strict=True))
         tensors = {name: table[row, : self._num_tensors[client]].tolist() for name, table in self._tensors.items()}
         return Report(
-            num_images,
-            {name: numbers[name] for name in self._columns.signals},
-            tensors,
-            speed=speed,
-            loss=loss / max(images, 1),
-            accuracy=correct / max(images, 1),
-            images=images,
-            seconds=seconds,
+            num_images, {name: numbers[name] for name in self._columns.signals}, tensors, speed,
+            loss=loss / max(images, 1), accuracy=correct / max(images, 1), images=images, seconds=seconds,
             facts={name: numbers[name] for name in self._columns.facts if not math.isnan(numbers[name])},
             traffic={name: numbers[name] for name in self._columns.traffic},
-        )
+        )  # fmt: skip
 
     def metrics(self, shares: Mapping[str, float], reports: Mapping[str, Report], wall: float) -> dict[str, float]:
         """Return the numbers about training for the log.

@@ -13,11 +13,7 @@ from fedsim.training.server import Server
 def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, recalibrate: int | None) -> None:
     """Let rank 0 work as the server, and give everybody the result: replicas would drift apart.
 
-    Args:
-        strategy: the collectives.
-        server: in the round that has just been averaged.
-        method: whose ``server_step`` runs.
-        recalibrate: batch size of new running statistics from public images; None: they stay.
+    ``recalibrate`` is the batch size of new running statistics from public images; None: they stay.
     """
     with strategy.together():
         if strategy.global_rank == 0:
@@ -33,10 +29,8 @@ def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
     """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
     for arch in sorted(server.vectors):
         strategy.broadcast_(server.vector(arch))
-    kept = [(arch, name) for arch, tensors in server.kept.items() for name in tensors]
-    layout = {
-        (arch, name): (tuple(server.kept[arch][name].shape), server.kept[arch][name].dtype) for arch, name in kept
-    }
+    kept = {(arch, name): tensor for arch, tensors in server.kept.items() for name, tensor in tensors.items()}
+    layout = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()}
     for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
         if strategy.global_rank != 0:
             server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.models[arch].device)

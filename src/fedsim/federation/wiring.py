@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from lightning import Trainer
 
 from fedsim.data.datamodule import FederatedDataModule
@@ -14,7 +13,7 @@ from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation import Aggregator
 from fedsim.federation.axis import Axis
-from fedsim.federation.events import RoundCallback
+from fedsim.federation.events import round_callbacks, strategy_of
 from fedsim.federation.gathered import GatheringAggregator
 from fedsim.federation.host import Host
 from fedsim.federation.masked import MaskedAggregator, clients_prune
@@ -38,33 +37,22 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy]
 
 
-def round_of(
-    how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer, callbacks: Sequence[RoundCallback]
-) -> Round:
+def round_of(how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer) -> Round:
     """Return the round that a trainer runs."""
-    strategy = trainer.strategy
-    assert isinstance(strategy, FederatedStrategy)
-    aggregator = make_aggregator(how, parts, strategy, strategy.root_device)
-    host = Host(
-        parts.clients, how.method, parts.server, aggregator, strategy, how.on_bad_update, str(trainer.precision),
-        callbacks, how.privacy,
-    )  # fmt: skip
+    strategy = strategy_of(trainer)
+    aggregator = _make_aggregator(how, parts, strategy)
+    host = Host(how, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
     return Round(how, parts, axes, host, aggregator, strategy)
 
 
-def evaluator_of(
-    how: Settings,
-    parts: Parts,
-    data: FederatedDataModule,
-    strategy: FederatedStrategy,
-    callbacks: Sequence[RoundCallback],
-) -> Evaluator:
+def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:
     """Return what scores the federation's models."""
+    strategy = strategy_of(trainer)
 
     def tell(what: str) -> None:
         strategy.poll()
         strategy.describe_activity(f"scoring the {what}")
-        for callback in callbacks:
+        for callback in round_callbacks(trainer):
             callback.on_scoring(what)
 
     return evaluator_for(how.evaluation)(
@@ -74,9 +62,9 @@ def evaluator_of(
     )  # fmt: skip
 
 
-def make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy, device: torch.device) -> Aggregator:
+def _make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
     """Return the sums that the method's uploads need."""
-    common = (strategy, parts.statistics, parts.archs, how.reduction, device, how.seed)
+    common = (strategy, parts.statistics, parts.archs, how.reduction, strategy.root_device, how.seed)
     if how.aggregation is not None:
         return GatheringAggregator(how.aggregation.aggregate, *common)
     if "uploads" in how.method.requires:
