@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning import LightningModule, Trainer
 
@@ -19,10 +19,8 @@ from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import RoundCallback, was_stopped
 from fedsim.strategy.launch import requeue
-
-if TYPE_CHECKING:
-    from fedsim.strategy.strategy import FederatedStrategy
-    from fedsim.training.client import BatchReport
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.client import BatchReport
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +46,7 @@ class Preemption(RoundCallback):
     def __init__(self, grace: float = 120.0, requeue: bool = True) -> None:
         if not grace >= 0:
             raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
-        self.grace = grace
-        self.requeue = requeue
+        self.grace, self.requeue = grace, requeue
         self._previous: dict[int, Any] = {}
         self._costs: Mapping[str, float] = {}
         self._clients: list[str] = []
@@ -80,8 +77,7 @@ class Preemption(RoundCallback):
 
     def on_client_batch(self, report: BatchReport) -> None:
         """Give the round up if it cannot end in time."""
-        deadline = self._strategy.stop_deadline
-        if deadline is None:
+        if (deadline := self._strategy.stop_deadline) is None:
             return
         costs = [self._costs[name] for name in self._clients]
         position = self._clients.index(report.client)
@@ -99,29 +95,25 @@ class Preemption(RoundCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
-        self._restore()
-        if self._strategy.stop_signal is not None:
-            self._say_how_to_continue(trainer)
+        self._end(trainer, self._strategy.stop_signal)
         if was_stopped(trainer):
             self._ask_to_start_again(trainer, self._strategy.stop_signal)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back."""
-        self._restore()
-        if isinstance(exception, RunStoppedError):
-            self._say_how_to_continue(trainer)
-            self._ask_to_start_again(trainer, exception.signum)
+        number = exception.signum if isinstance(exception, RunStoppedError) else None
+        self._end(trainer, number)
+        self._ask_to_start_again(trainer, number)
 
-    def _say_how_to_continue(self, trainer: Trainer) -> None:
+    def _end(self, trainer: Trainer, number: int | None) -> None:
+        """Restore the handlers; say how to continue after signal ``number``, if there was one."""
+        while self._previous:
+            caught, handler = self._previous.popitem()
+            signal.signal(caught, handler if handler is not None else signal.SIG_DFL)
         last = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        if current_version(last) is not None:
+        if number is not None and current_version(last) is not None:
             log.info("continue with: fedsim fit --ckpt_path %s", trainer.default_root_dir)
 
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
         if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
-
-    def _restore(self) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -32,12 +32,10 @@ class RoundProgress(RoundCallback, ProgressBar):
 
     def __init__(self, interval: float = 0.2) -> None:
         super().__init__()
-        self.interval = interval
+        self.interval, self._last = interval, 0.0
         self._enabled = True
         self._bar: tqdm[NoReturn] | None = None
-        self._clients: list[str] = []
-        self._round = 0
-        self._last = 0.0
+        self._round, self._clients = 0, list[str]()
 
     def disable(self) -> None:
         """Stay silent (Lightning calls this on all ranks but the first)."""
@@ -61,13 +59,9 @@ class RoundProgress(RoundCallback, ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar, on terminals only."""
         if self._enabled and sys.stderr.isatty():
-            self._bar = tqdm(
-                total=max(trainer.max_epochs or 0, 0) or None,
-                initial=trainer.current_epoch,
-                unit="round",
-                bar_format="{l_bar}{bar:24}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]{postfix}",
-                dynamic_ncols=True,
-            )
+            layout = "{l_bar}{bar:24}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]{postfix}"
+            total, done = max(trainer.max_epochs or 0, 0) or None, trainer.current_epoch
+            self._bar = tqdm(total=total, initial=done, unit="round", bar_format=layout, dynamic_ncols=True)
 
     def on_round_start(self, round_: int, clients: list[str]) -> None:
         """Remember which clients of this rank are to come."""
@@ -80,10 +74,8 @@ class RoundProgress(RoundCallback, ProgressBar):
         self._last = time.monotonic()
         position = self._clients.index(report.client)
         self._bar.n = self._round + (position + report.share) / len(self._clients)
-        self._bar.set_postfix_str(
-            f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}, "
-            f"loss {float(report.loss):.3f}"
-        )
+        visit = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
+        self._bar.set_postfix_str(f"{visit}, loss {float(report.loss):.3f}")
 
     def on_scoring(self, what: str) -> None:
         """Say what is being scored."""
@@ -98,9 +90,9 @@ class RoundProgress(RoundCallback, ProgressBar):
         metrics = {**federation.scores, **federation.round_metrics}
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
         names["time/simulated_seconds"] = "simulated seconds"
-        every = trainer.check_val_every_n_epoch or 1
+        monitor, every = federation.settings.evaluation.monitor, trainer.check_val_every_n_epoch or 1
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
-            names[federation.settings.evaluation.monitor] = federation.settings.evaluation.monitor.replace("/", " ")
+            names[monitor] = monitor.replace("/", " ")
         shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:

@@ -28,8 +28,7 @@ class RunSummary(Callback):
     """
 
     def __init__(self, folder: str, fingerprint: str) -> None:
-        self.path = Path(folder) / "summary.json"
-        self.fingerprint = fingerprint
+        self.path, self.fingerprint = Path(folder) / "summary.json", fingerprint
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
         self.totals = {"seconds": 0.0}
@@ -77,22 +76,22 @@ class RunSummary(Callback):
         if not trainer.is_global_zero:
             return
         federation = federation_of(pl_module)
-        federated = federation.parts.federated
+        settings, parts = federation.settings, federation.parts
         content = {
             "finished": finished,
-            "method": type(federation.settings.method).__name__,
+            "method": type(settings.method).__name__,
             "fingerprint": self.fingerprint,
-            "seed": federation.settings.seed,
+            "seed": settings.seed,
             "rounds": rounds,
-            "clients": [c.name for c in federated.clients],
-            "unseen": list(federated.unseen),
+            "clients": parts.names,
+            "unseen": list(parts.federated.unseen),
             "primary": federation.evaluator.primary,
             "final": self.final,
             "best": self.best,
-            **{f"bytes_{name}": total for name, total in federation.parts.ledger.totals.items()},
+            **{f"bytes_{name}": total for name, total in parts.ledger.totals.items()},
             **self.totals,
             "ranks": trainer.world_size,
-            "threads": federation.settings.threads,
+            "threads": settings.threads,
             "device": str(federation.device),
             "versions": _versions(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

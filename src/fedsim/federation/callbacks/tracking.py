@@ -23,18 +23,17 @@ import fedsim
 from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
-from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
 from fedsim.federation.callbacks.watched import federation_of
-from fedsim.federation.events import was_stopped
+from fedsim.federation.compatibility import data_of
+from fedsim.federation.events import strategy_of, was_stopped
 
 log = logging.getLogger(__name__)
 
 RUN_ID_FILE = "wandb_id"
 """In the run directory: the id of the W&B run that a continued job continues."""
 
-_QUANTILES = (0, 25, 50, 75, 100)
 _OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
@@ -62,14 +61,11 @@ class Tracking(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the data, once per run."""
-        data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
-        if trainer.current_epoch > 0 or not isinstance(data, FederatedDataModule):
-            return
-        for run in _runs(trainer):
+        for run in _runs(trainer) if trainer.current_epoch == 0 else ():
             import wandb
 
             try:
-                sheet = contact_sheet(data.list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
+                sheet = contact_sheet(data_of(trainer).list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
             except Exception as error:  # the run is worth more than its picture
                 log.warning("no contact sheet for W&B: %s", error)
                 return
@@ -80,30 +76,39 @@ class Tracking(Callback):
     ) -> None:
         """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
         federation = federation_of(pl_module)
+        values: dict[str, dict[str, float]] = {}
+        for name, report in federation.reports.items():
+            for metric, value in report.numbers.items():
+                values.setdefault(metric, {})[name] = value
         for run in _runs(trainer):
-            clients = {name: report.numbers for name, report in federation.reports.items()}
-            few = len(federation.parts.names) <= MAX_NAMES
-            run.log({**(_by_name(clients) if few else _spreads(clients)), "round": trainer.current_epoch + 1})
+            row: dict[str, Any] = {"round": trainer.current_epoch + 1}
+            for metric, of_clients in values.items():
+                if len(federation.parts.names) <= MAX_NAMES:
+                    row |= {f"train/{name}/{metric}": value for name, value in of_clients.items()}
+                else:
+                    row |= _spread(f"train/{metric}", of_clients.values())
+            run.log(row)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the evaluation's table and CMC curves."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        federation = federation_of(pl_module)
+        federation, round_ = federation_of(pl_module), trainer.current_epoch + 1
         for run in _runs(trainer):
-            round_ = trainer.current_epoch + 1
-            scores = _table(federation.scores, round_)
-            row = {**scores, **_score_spreads(federation.scores), **_cmc(federation.evaluator.curves, round_)}
-            run.log({**row, "round": round_})
+            row = {**_table(federation.scores, round_), **_score_spreads(federation.scores)}
+            run.log({**row, **_cmc(federation.evaluator.curves, round_), "round": round_})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell W&B if the run was preempted."""
-        _mark_preempted(trainer, pl_module)
+        """Tell W&B if the run was preempted: a sweep's server gives it to the next agent, which continues it."""
+        stop_signal = strategy_of(trainer).stop_signal
+        if was_stopped(trainer) and stop_signal in (signal.SIGTERM, signal.SIGUSR1):
+            for run in _runs(trainer):
+                run.mark_preempting()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Tell W&B if the run was preempted, in the middle of a round."""
         if isinstance(exception, RunStoppedError):
-            _mark_preempted(trainer, pl_module)
+            self.on_train_end(trainer, pl_module)
 
 
 def join_run(logger: WandbLogger, folder: Path) -> None:
@@ -149,18 +154,17 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def code_version() -> dict[str, Any]:
     """Return fedsim's version and, if its source is in a repository, the commit and whether files differ from it."""
-    version: dict[str, Any] = {"version": __version__}
-    source = Path(fedsim.__file__).parent
     # an installed copy may lie, unknown to git, in the environment of somebody else's repository
-    if _git(source, "ls-files", "--error-unmatch", "__init__.py") is not None:
-        commit, changes = _git(source, "rev-parse", "HEAD"), _git(source, "status", "--porcelain", "--", ".")
-        version |= {"commit": commit, "changed": bool(changes)}
-    return version
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"version": __version__}
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    return {"version": __version__, "commit": commit, "changed": bool(changes)}
 
 
-def _git(folder: Path, *args: str) -> str | None:
+def _git(*args: str) -> str | None:
+    command = ["git", "-C", str(Path(fedsim.__file__).parent), *args]
     try:
-        done = subprocess.run(["git", "-C", folder, *args], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -181,25 +185,6 @@ def _runs(trainer: Trainer) -> list[Any]:
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
-def _mark_preempted(trainer: Trainer, pl_module: LightningModule) -> None:
-    """A sweep's server gives a preempted run to the next agent, which continues it."""
-    federation = federation_of(pl_module)
-    if was_stopped(trainer) and federation.strategy.stop_signal in (signal.SIGTERM, signal.SIGUSR1):
-        for run in _runs(trainer):
-            run.mark_preempting()
-
-
-def _by_name(clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    return {f"train/{name}/{metric}": value for name, values in clients.items() for metric, value in values.items()}
-
-
-def _spreads(clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for metric in dict.fromkeys(metric for values in clients.values() for metric in values):
-        row |= _spread(f"train/{metric}", [values[metric] for values in clients.values()])
-    return row
-
-
 def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:
     """Quantiles and a histogram, in the place of a curve for each of many."""
     import wandb
@@ -207,15 +192,13 @@ def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:
     numbers = np.array([value for value in values if np.isfinite(value)])
     if not len(numbers):
         return {}
-    at = np.percentile(numbers, _QUANTILES).tolist()
-    quantiles = {f"spread/{name}/p{q}": value for q, value in zip(_QUANTILES, at, strict=True)}
-    return {**quantiles, f"spread/{name}/histogram": wandb.Histogram(numbers.tolist())}
+    row = {f"spread/{name}/p{q}": float(np.percentile(numbers, q)) for q in (0, 25, 50, 75, 100)}
+    return {**row, f"spread/{name}/histogram": wandb.Histogram(numbers.tolist())}
 
 
 def _score_spreads(scores: Mapping[str, float]) -> dict[str, Any]:
     """How the scores of single data sets are spread, where there are too many to name."""
-    named = few_names(scores)
-    groups: dict[str, list[float]] = {}
+    named, groups = few_names(scores), dict[str, list[float]]()
     for key, value in scores.items():
         if key not in named:
             split, kind, _, metric = key.split("/")
