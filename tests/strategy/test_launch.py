@@ -80,6 +80,9 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
             ports.add(int(environ["MASTER_PORT"]))
     assert len(ports) == 60
     assert all(15000 <= port < 32768 for port in ports)
+    environ = STEP | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    follow_launcher("auto", 1, environ)
+    assert environ["MASTER_PORT"] == "15091"
     environ = STEP | {"MASTER_PORT": "4711", "MASTER_ADDR": "me"}
     follow_launcher("auto", 1, environ)
     assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("me", "4711")

@@ -37,20 +37,11 @@ class Store(Protocol):
 
 
 class ControlChannel:
-    """One rank's end of the channel.
-
-    Args:
-        store: shared by all ranks.
-        rank: of this process.
-        world_size: number of ranks.
-        silence: seconds without a sign of life after which a rank counts as lost.
-    """
+    """One rank's end of the channel; after ``silence`` seconds without a sign of life a rank counts as lost."""
 
     def __init__(self, store: Store, rank: int, world_size: int, silence: float) -> None:
-        self._store = store
-        self._rank = rank
-        self._ranks = range(world_size)
-        self._silence = silence
+        self._store, self._rank, self._silence = store, rank, silence
+        self._others = set(range(world_size)) - {rank}
         self.activity = "start"
         """the present work of this rank, for the others' messages"""
         self.last_act: Callable[[int], None] = lambda _: None
@@ -95,18 +86,14 @@ class ControlChannel:
         while self._trouble is None and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.05)
-        self._note(self._lost(before))
-        assert self._trouble is not None
-        raise self._trouble
-
-    def _lost(self, before: dict[int, tuple[str, int]]) -> PeerError:
-        """Name the rank without a sign of life since ``before``, if there is exactly one."""
         silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
         silent = [rank for rank in silent if rank not in self._acknowledged]
         how = "ended without a word, or did not answer in time"
-        if len(silent) != 1:
-            return PeerError(f"another rank {how}")
-        return PeerError(f"rank {silent[0]} {how}, in {self._activities[silent[0]]}", silent[0])
+        if len(silent) == 1:
+            self._note(PeerError(f"rank {silent[0]} {how}, in {self._activities[silent[0]]}", silent[0]))
+        self._note(PeerError(f"another rank {how}"))
+        assert self._trouble is not None
+        raise self._trouble
 
     def fail(self, message: str) -> None:
         """Tell the others that this rank stops, and stay until they have read it."""
@@ -122,8 +109,7 @@ class ControlChannel:
         if in_order:
             self._word = _DONE
             if self._rank == 0:  # wait for the goodbyes of the living
-                others = set(self._ranks) - {0}
-                while not others <= self._acknowledged and self._trouble is None:
+                while not self._others <= self._acknowledged and self._trouble is None:
                     self._wake.wait(_PERIOD / 10)
         self._closing = True
         if in_order:  # else a thread may be waiting for a store that never answers
@@ -134,14 +120,11 @@ class ControlChannel:
                 self._write()
 
     def _tell(self, word: str) -> None:
-        if not self._word:
-            self._word = word
-            self._linger()
-
-    def _linger(self) -> None:
-        """Stay until the others have read our word, or are leaving themselves."""
-        others, deadline = set(self._ranks) - {self._rank}, time.monotonic() + _LINGER
-        while not others <= self._heard | self._acknowledged and time.monotonic() < deadline:
+        """Say our first word, and stay until the others have read it, or are leaving themselves."""
+        if self._word:
+            return
+        self._word, deadline = word, time.monotonic() + _LINGER
+        while not self._others <= self._heard | self._acknowledged and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.02)
 
@@ -161,21 +144,21 @@ class ControlChannel:
                 _die(str(self._trouble))
 
     def _look(self) -> None:
+        others = sorted(self._others)
         while not self._closing and self._trouble is None:
             waited = not self._wake.wait(_PERIOD)
             self._wake.clear()
             try:
                 self._write()
-                values = self._store.multi_get([_key(rank) for rank in self._ranks])
+                values = self._store.multi_get([_key(rank) for rank in others])
             except Exception as error:  # of any type: the store is gone, with rank 0 or torchrun's agent
                 if not self._closing:
                     doing, kind = self._activities.get(0, "start"), type(error).__name__
                     self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({kind})", 0))
                 return
             self._idle = 0
-            for rank, value in enumerate(values):
-                if rank != self._rank:
-                    self._read(rank, value.decode(), waited)
+            for rank, value in zip(others, values, strict=True):
+                self._read(rank, value.decode(), waited)
         if self._acknowledged:  # failed ranks need not stay any longer
             with suppress(Exception):
                 self._write()

@@ -38,14 +38,12 @@ STATES_KEY = "fedsim_states"
 """of a rank's private states on their way to the writer: an iterator over (client, state)"""
 FORMAT = 2
 
-_SHARD_BYTES = 2**29
-"""Size at which private states in memory are written."""
+_SHARD_BYTES = 2**29  # size at which private states in memory are written
 
 
 def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
     """Write and flush all of a checkpoint except the clients' private states."""
-    config = checkpoint.pop(CONFIG_KEY, None)
-    if config is not None:
+    if (config := checkpoint.pop(CONFIG_KEY, None)) is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
     try:
@@ -126,7 +124,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{file}: is of format {content['format']}, this version reads format {FORMAT}; "
             "use the version of fedsim that wrote it"
         )
-    for name in _shards(content):
+    for name in _shards(content, range(len(content["files"]))):
         if not (version / name).is_file():
             raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
     result: dict[str, Any] = checkpoint
@@ -134,20 +132,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Read the private states of some clients only: client -> name -> tensor on the CPU.
+    """Read the private states of ``clients`` only: client -> name -> tensor on the CPU.
 
-    Args:
-        path: the checkpoint, or one version of it.
-        content: fedsim's part of it.
-        clients: their names.
+    ``path`` is the checkpoint, or one version of it; ``content`` is fedsim's part of it.
 
     Raises:
         DataError: if a file cannot be read, or lacks a client.
     """
     version, wanted = find_version(path), set(clients)
-    ranks = {content["hosts"][client] for client in clients}
     states: dict[str, dict[str, Tensor]] = {}
-    for name in _shards(content, ranks):
+    for name in _shards(content, {content["hosts"][client] for client in clients}):
         try:
             with safe_open(version / name, framework="pt") as shard:
                 for key in shard.keys():  # noqa: SIM118 - it is no dict
@@ -161,11 +155,9 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
     return states
 
 
-def _shards(content: Mapping[str, Any], ranks: Iterable[int] | None = None) -> list[str]:
-    """List the files of some ranks' clients (None: of all)."""
-    counts: list[int] = content["files"]
-    chosen = range(len(counts)) if ranks is None else sorted(ranks)
-    return [_shard_name(rank, index) for rank in chosen for index in range(counts[rank])]
+def _shards(content: Mapping[str, Any], ranks: Iterable[int]) -> list[str]:
+    """List the files of some ranks' clients."""
+    return [_shard_name(rank, index) for rank in sorted(ranks) for index in range(content["files"][rank])]
 
 
 def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Slurm and torchrun: number of ranks, the address where ranks meet, and the restart of a job.
 
-These launchers start the processes and describe them in environment variables. fedsim reads the variables, and refuses
-settings that contradict them. docs/cluster.md is for users.
+These launchers start the processes and describe them in environment variables, which settings must not contradict.
+docs/cluster.md is for users.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
@@ -55,10 +55,8 @@ class Launch:
 def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.environ) -> tuple[Devices, int]:
     """Return ``trainer.devices`` and ``trainer.num_nodes`` of the launcher, or the configured ones without a launcher.
 
-    Args:
-        devices: as configured; ``auto`` or -1 takes the launcher's number.
-        num_nodes: as configured; 1, the default, takes the launcher's number.
-        environ: gets the variables that Lightning and torch read.
+    As ``devices``, ``auto`` and -1 take the launcher's number; as ``num_nodes`` the default, 1, does. ``environ`` gets
+    the variables that Lightning and torch read.
 
     Raises:
         ConfigError: if the config or the launch contradicts the launcher.
@@ -89,12 +87,12 @@ def _check_by_hand(num_nodes: int, environ: Environment) -> None:
         return
     number = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    if number is None or host is None or port is None:
+    if None in (number, host, port):
         raise ConfigError(
             f"trainer.num_nodes: {num_nodes}, but there is no launcher to start them; use torchrun or Slurm "
             "(docs/cluster.md), or start fedsim on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
         )
-    if number not in map(str, range(num_nodes)):
+    if number not in {*map(str, range(num_nodes))}:
         raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}, as trainer.num_nodes says")
     log.info(
         "NODE_RANK %s of %d nodes: waits at %s:%s for the others, as long as trainer.strategy.timeout says",
@@ -124,10 +122,6 @@ def find_launch(environ: Environment = os.environ) -> Launch | None:
         return None
     if "SLURM_STEP_ID" not in environ and tasks > 1:
         raise ConfigError(f"Slurm: the job has {tasks} tasks, but only one of them runs; put srun before fedsim")
-    return _slurm(environ, tasks)
-
-
-def _slurm(environ: Environment, tasks: int) -> Launch:
     # the step's numbers, not the job's: srun may start fewer
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES") or 1) if tasks > 1 else 1
     spread = environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # 2(x3): two on each of three; 2,1: unequal
@@ -141,34 +135,24 @@ def _slurm(environ: Environment, tasks: int) -> Launch:
 
 def _complete_slurm(environ: Environment, launch: Launch) -> None:
     """Set the job's variables, which Lightning reads, to the step's values, and the address where ranks meet."""
-    environ["SLURM_NTASKS"] = str(launch.nodes * launch.per_node)
-    environ["SLURM_NTASKS_PER_NODE"] = str(launch.per_node)
-    environ["SLURM_NNODES"] = str(launch.nodes)
+    numbers = {"NTASKS": launch.nodes * launch.per_node, "NTASKS_PER_NODE": launch.per_node, "NNODES": launch.nodes}
+    environ.update({f"SLURM_{name}": str(number) for name, number in numbers.items()})
     if environ.get("SLURM_JOB_NAME") in _INTERACTIVE:  # else every task would start a run of its own
         environ["SLURM_JOB_NAME"] = "fedsim"
     if "MASTER_ADDR" not in environ and (nodes := _slurm_nodes(environ)):
         environ["MASTER_ADDR"] = SLURMEnvironment.resolve_root_node_address(nodes)
-    environ.setdefault("MASTER_PORT", str(_slurm_port(environ)))
+    # each step of a job, and of neighbouring jobs, gets another port
+    job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    environ.setdefault("MASTER_PORT", str(_FIRST_PORT + (13 * job + step) % _PORTS))
 
 
 def _slurm_nodes(environ: Environment) -> str:
     return environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
 
 
-def _slurm_port(environ: Environment) -> int:
-    """Return the port where ranks meet; each step of a job, and of neighbouring jobs, gets another one.
-
-    >>> _slurm_port({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
-    15091
-    """
-    job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return _FIRST_PORT + (13 * job + step) % _PORTS
-
-
 def _torchrun(environ: Environment) -> Launch:
-    ranks, per_node, nodes = (
-        int(environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-    )
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+    ranks, per_node, nodes = (int(environ.get(name, "1")) for name in names)
     if ranks != nodes * per_node:
         raise ConfigError(f"torchrun: {ranks} processes on {nodes} nodes; give all nodes the same --nproc-per-node")
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
@@ -213,11 +197,8 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
     """
     deadline = time.monotonic() + patience
     _resolve(host, deadline, patience)
-    if listens:
-        with _listening(port) as server:
-            _reach(host, port, deadline, patience, server)
-    else:
-        _reach(host, port, deadline, patience)
+    with _listening(port) if listens else nullcontext() as server:
+        _reach(host, port, deadline, patience, server)
 
 
 def _resolve(host: str, deadline: float, patience: float) -> None:
@@ -241,25 +222,21 @@ def _resolve(host: str, deadline: float, patience: float) -> None:
         )
 
 
-@contextmanager
-def _listening(port: int) -> Iterator[socket.socket]:
+def _listening(port: int) -> socket.socket:
     """Listen like rank 0 will."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigError(
             f"MASTER_PORT: rank 0 cannot listen at {port} on {socket.gethostname()} ({error.strerror}); "
             "export MASTER_PORT with a free one"
         ) from error
-    with server:
-        yield server
 
 
-def _reach(host: str, port: int, deadline: float, patience: float, server: socket.socket | None = None) -> None:
+def _reach(host: str, port: int, deadline: float, patience: float, server: socket.socket | None) -> None:
     """Connect to any process, or to ``server`` if it is given."""
-    problem = "no answer"
     while True:
         try:
             with socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.1)) as connection:
@@ -306,23 +283,20 @@ def _named(host: str) -> str:
     return f"{host} (the name of Slurm's first node)" if is_default else host
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
+# -- the end, and a new start ------------------------------------------------------------------------------------------
 
 
 def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
     """Give rank 0 time to report an error that all ranks have: srun and torchrun end all ranks when one fails.
 
-    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether a launcher lets it live: then
-    this rank may be the only one with the error.
+    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether it lets this process live:
+    then this rank may be the only one with the error.
     """
     if "TORCHELASTIC_RUN_ID" not in environ and "SLURM_STEP_ID" not in environ:
         return False
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(_LINGER)
     return True
-
-
-# -- starting again ----------------------------------------------------------------------------------------------------
 
 
 def requeue(environ: Environment = os.environ) -> None:

@@ -21,16 +21,8 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
 from fedsim.core.versions import begin_version, publish_version
+from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel, end_with_launcher
-from fedsim.strategy.checkpoint_files import (
-    CONTENT_KEY,
-    STATES_KEY,
-    find_version,
-    read_checkpoint,
-    relocate_callbacks,
-    write_global,
-    write_shards,
-)
 from fedsim.strategy.launch import check_address
 
 T = TypeVar("T")
@@ -65,10 +57,8 @@ class FederatedStrategy(DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
-        self.timeout = timeout
-        self.round_timeout = round_timeout
-        self.silence_timeout = silence_timeout
-        self.connect_timeout = connect_timeout
+        self.timeout, self.round_timeout = timeout, round_timeout
+        self.silence_timeout, self.connect_timeout = silence_timeout, connect_timeout
         self.stop_signal: int | None = None
         """the signal that asked the run to end after this round; None: no signal came"""
         self.stop_deadline: float | None = None
@@ -89,9 +79,9 @@ class FederatedStrategy(DDPStrategy):
         """Open the process groups and the control channel."""
         super().setup_environment()
         self.stop_signal = self.stop_deadline = None
-        if self._patient is None and self.world_size > 1:
-            self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
         if self.world_size > 1:
+            if self._patient is None:
+                self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
             silence = self.silence_timeout.total_seconds()
             self._channel = ControlChannel(self._open_store(), self.global_rank, self.world_size, silence)
             self._channel.start()
@@ -194,14 +184,10 @@ class FederatedStrategy(DDPStrategy):
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
         """Sum float64 CPU tables over all ranks in place, unless a rank has failed.
 
-        One rank fills an entry, the others hold zero, so the sum is exact.
-
-        Args:
-            tables: of the same shapes on every rank.
-            error: of this rank, if it failed.
+        One rank fills an entry, the others hold zero, so the sum is exact. Shapes are the same on every rank.
 
         Raises:
-            Exception: ``error`` on the failed rank.
+            Exception: ``error``, of this rank, if it failed.
             PeerError: on the other ranks.
         """
         if error is not None:
@@ -212,8 +198,7 @@ class FederatedStrategy(DDPStrategy):
         # never empty: without tables this is where ranks wait for each other
         payload = torch.cat([torch.zeros(1, dtype=torch.float64), *(table.flatten() for table in tables)])
         self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))
-        sizes = [table.numel() for table in tables]
-        for table, part in zip(tables, payload[1:].split(sizes), strict=True):
+        for table, part in zip(tables, payload[1:].split([table.numel() for table in tables]), strict=True):
             table.copy_(part.view_as(table))
 
     @contextmanager
@@ -265,35 +250,27 @@ class FederatedStrategy(DDPStrategy):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(
-        self,
-        checkpoint: dict[str, Any],
-        filepath: str | Path,
-        storage_options: Any | None = None,  # noqa: ARG002 - Lightning's signature
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
         """Write a checkpoint directory; every rank writes its own clients' states. A kill leaves one whole version."""
+        states = checkpoint.pop(checkpoint_files.STATES_KEY, ())
+        files = torch.zeros(self.world_size, dtype=torch.float64)
         self._is_saving = True
         try:
             partial = self._begin_version(Path(filepath))
             try:
-                self._write_version(checkpoint, partial)
+                with self._writing(partial):
+                    files[self.global_rank] = checkpoint_files.write_shards(partial, self.global_rank, states)
+                self.exchange([files])
+                with self._writing(partial):
+                    if self.is_global_zero:
+                        checkpoint.get(checkpoint_files.CONTENT_KEY, {})["files"] = [int(n) for n in files]
+                        checkpoint_files.write_global(partial, checkpoint)
+                        publish_version(partial)
             except FedSimError:
                 shutil.rmtree(partial, ignore_errors=True)  # else half a checkpoint would fill the disk
                 raise
         finally:
             self._is_saving = False
-
-    def _write_version(self, checkpoint: dict[str, Any], partial: Path) -> None:
-        states = checkpoint.pop(STATES_KEY, ())
-        files = torch.zeros(self.world_size, dtype=torch.float64)
-        with self._writing(partial):
-            files[self.global_rank] = write_shards(partial, self.global_rank, states)
-        self.exchange([files])
-        with self._writing(partial):
-            if self.is_global_zero:
-                checkpoint.get(CONTENT_KEY, {})["files"] = [int(n) for n in files]
-                write_global(partial, checkpoint)
-                publish_version(partial)
 
     def _begin_version(self, folder: Path) -> Path:
         """Make a partial version on rank 0, and check that all ranks see it."""
@@ -306,21 +283,18 @@ class FederatedStrategy(DDPStrategy):
         name, secret = self.broadcast(token)
         partial = folder / str(name)
         with self._writing(partial):
-            self._check_is_shared(partial, str(secret))
+            try:
+                found = (partial / "token").read_text()
+            except OSError:
+                found = ""
+            if found != secret:
+                raise DataError(
+                    f"{folder}: rank {self.global_rank} on {socket.gethostname()} does not see what rank 0 wrote; "
+                    "put --run_dir on a file system that all machines share"
+                )
         if self.is_global_zero:
             (partial / "token").unlink()
         return partial
-
-    def _check_is_shared(self, partial: Path, token: str) -> None:
-        try:
-            found = (partial / "token").read_text()
-        except OSError:
-            found = ""
-        if found != token:
-            raise DataError(
-                f"{partial.parent}: rank {self.global_rank} on {socket.gethostname()} does not see what rank 0 wrote; "
-                "put --run_dir on a file system that all machines share"
-            )
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -336,12 +310,12 @@ class FederatedStrategy(DDPStrategy):
         found = ""
         with self.together():
             if self.is_global_zero:  # one rank chooses the version: a fit may be writing the next one
-                found = str(find_version(Path(checkpoint_path)))
+                found = str(checkpoint_files.find_version(Path(checkpoint_path)))
         version = Path(self.broadcast(found))
         with self.together():
-            checkpoint = read_checkpoint(version)
-        checkpoint[CONTENT_KEY]["path"] = str(version)
-        relocate_callbacks(checkpoint, version.absolute().parent.parent)
+            checkpoint = checkpoint_files.read_checkpoint(version)
+        checkpoint[checkpoint_files.CONTENT_KEY]["path"] = str(version)
+        checkpoint_files.relocate_callbacks(checkpoint, version.absolute().parent.parent)
         return checkpoint
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
