@@ -79,10 +79,7 @@ def check_trainer(
 ) -> None:
     """Raise ConfigError for the first option of ``trainer`` that fedsim does not support.
 
-    Args:
-        trainer: as configured.
-        has_validation: whether clients hold out validation data, which monitors of ``val/*`` need.
-        metrics: names of the scores.
+    ``has_validation``: clients hold out validation data, which monitors of ``val/*`` need. ``metrics``: of the scores.
     """
     limit = trainer.limit_train_batches
     problems = {
@@ -112,10 +109,8 @@ def check_trainer(
         ),
     }
     if not isinstance(trainer.strategy, FederatedStrategy):
-        raise ConfigError(
-            f"trainer.strategy: {type(trainer.strategy).__name__} is not supported; "
-            "leave it out or use fedsim.strategy.FederatedStrategy"
-        )
+        name = type(trainer.strategy).__name__
+        raise ConfigError(f"trainer.strategy: {name} is not supported; {_REMEDIES['strategy']}")
     trainer.strategy.check()
     if trainer.strategy._layer_sync is not None:
         raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")
@@ -123,10 +118,7 @@ def check_trainer(
         if present:
             raise ConfigError(f"trainer.{problem}")
     for callback in trainer.callbacks:  # type: ignore[attr-defined] # Lightning's stub misses it
-        if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
-            name = type(callback).__name__
-            raise ConfigError(f"trainer.callbacks: {name} acts on the server's step; use model.client settings instead")
-        _check_saving(callback)
+        _check_callback(callback, f"trainer.callbacks: {type(callback).__name__}")
         if isinstance(callback, (ModelCheckpoint, EarlyStopping)) and callback.monitor is not None:
             _check_monitor(f"trainer.callbacks: {type(callback).__name__}", callback.monitor, has_validation, metrics)
     if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
@@ -150,16 +142,16 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
         )  # fmt: skip
 
 
-def _check_saving(callback: Callback) -> None:
-    """Raise ConfigError if ``callback`` saves in the middle of a round, or too little to continue."""
-    name, last = type(callback).__name__, "last.ckpt is at most one round old"
+def _check_callback(callback: Callback, who: str) -> None:
+    """Raise ConfigError if ``callback`` acts within a round, or saves in the middle of one, or too little to go on."""
+    if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
+        raise ConfigError(f"{who} acts on the server's step; use model.client settings instead")
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
-        raise ConfigError(f"trainer.callbacks: {name} would save half a round after an error; leave it out, {last}")
+        last = "last.ckpt is at most one round old"
+        raise ConfigError(f"{who} would save half a round after an error; leave it out, {last}")
     if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
-        raise ConfigError(
-            f"trainer.callbacks: {name}'s save_weights_only leaves out what a run needs to go on; "
-            "use fedsim export for the weights"
-        )
+        what = "leaves out what a run needs to go on; use fedsim export for the weights"
+        raise ConfigError(f"{who}'s save_weights_only {what}")
 
 
 def _check_monitor(who: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:

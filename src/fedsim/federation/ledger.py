@@ -26,16 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class Traffic(NamedTuple):
-    """Bytes between the server and one client in one round."""
+    """Bytes between the server and one client in one round: shared tensors, to the client and to the server; extras."""
 
     down: int
-    """shared tensors, to the client"""
     up: int
-    """shared tensors, to the server"""
     extra_down: int = 0
-    """whatever else, to the client"""
     extra_up: int = 0
-    """whatever else, to the server"""
 
     @property
     def received(self) -> int:
@@ -54,29 +50,19 @@ class Traffic(NamedTuple):
 
 
 class Ledger(Axis):
-    """Counts the bytes of a run, alike on all ranks.
+    """Counts the bytes of a run, alike on all ranks, and with ``hardware`` simulates seconds.
 
-    Args:
-        method: declares the tensors beside the shared ones.
-        server: with a model of each architecture.
-        archs: client -> architecture, for all clients.
-        hardware: of the clients, for simulated seconds; None: no simulation.
-        accounting: rules of the count.
+    ``method`` declares the tensors beside the shared ones; ``archs``: client -> architecture, for all clients.
     """
 
     key = "ledger"
 
     def __init__(
-        self,
-        method: Method,
-        server: Server,
-        archs: Mapping[str, str],
-        hardware: Hardware | None,
-        accounting: Accounting,
+        self, method: Method, server: Server, archs: Mapping[str, str], hardware: Hardware | None, rules: Accounting
     ) -> None:
         self._method, self._server, self._archs = method, server, archs
-        self._hardware, self._counts_first_download = hardware, accounting.first_download
-        self.pruned = PrunedTraffic(method, server, archs, accounting)
+        self._hardware, self._counts_first_download = hardware, rules.first_download
+        self.pruned = PrunedTraffic(method, server, archs, rules)
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
         """client -> its traffic in the last round, of the clients that were selected"""
@@ -126,11 +112,10 @@ class Ledger(Axis):
 
         ``traffic`` and ``images``, the number that it trains on, are by client; a missing client trains on none.
         """
-        if self._hardware is None:
+        if (own := self._hardware) is None:
             return None
-        seconds_of = self._hardware.seconds
-        seconds = [seconds_of(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items()]
-        return max(seconds, default=0.0)
+        each = (own.seconds(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items())
+        return max(each, default=0.0)
 
     @property
     def total(self) -> int:
@@ -158,8 +143,6 @@ class Ledger(Axis):
         if self.totals["extra"]:
             sums["extra"] = sum(t.extra for t in traffic)
         return {f"{prefix}/{name}_bytes": float(value) for name, value in sums.items()}
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return :attr:`totals`, and how many parameters clients have left."""

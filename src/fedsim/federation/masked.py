@@ -93,11 +93,7 @@ class Accounting:
 class PrunedTraffic:
     """Knows how much of the clients' models is left, and the bytes that it takes to send it.
 
-    Args:
-        method: declares who prunes.
-        server: with a model of each architecture.
-        archs: client -> architecture, for all clients.
-        rules: of the count.
+    ``method`` declares who prunes; ``archs``: client -> architecture, for all clients.
     """
 
     def __init__(self, method: Method, server: Server, archs: Mapping[str, str], rules: Accounting) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,24 +22,17 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.federation.axis import Axis
 from fedsim.federation.masked import clients_prune
 from fedsim.federation.selection import Selection
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Weights
+from fedsim.training.client import Client
 from fedsim.training.messages import Download, Report, Upload
 from fedsim.training.server import Server
-
-if TYPE_CHECKING:
-    from fedsim.methods.base import Weights
-    from fedsim.training.client import Client
 
 
 class Privacy(Axis):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
-        """Look at the federation before its first round.
-
-        Raises:
-            ConfigError: if it breaks the promise of this class.
-        """
+        """Raise ConfigError if the federation breaks the promise of this class."""
 
     def received(self, client: Client, server: Server, download: Download) -> Download:
         """Return the message that ``client`` receives instead of ``download``."""
@@ -56,8 +49,8 @@ class Privacy(Axis):
 
         Args:
             server: with the global models from the start of the round.
-            means: architecture -> weighted mean of the messages of :meth:`uploaded`, float32 [num_shared];
-                architectures in which nobody returned an update are missing.
+            means: architecture -> weighted mean of the uploads, float32 [num_shared]; an architecture in which nobody
+                returned an update is missing.
             weights: architecture -> weights of its clients in the mean.
         """
         return means
@@ -148,7 +141,6 @@ class DifferentialPrivacy(Privacy):
         """
         _import_accounting()
         _check_what_is_sent(method, server)
-        _check_weights(method)
         share = selection.expected_share(sum(server.num_clients.values()))
         if share is None:
             raise ConfigError(
@@ -218,10 +210,9 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
 
     Args:
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        rounds: how often noise was added.
+        rounds: number of additions of noise.
         delta: of the guarantee.
-        probability: of each client to take part in a round, independently of all else; None: always, or in a way that
-            gives no amplification.
+        probability: of each client to take part in a round, independently of all else; None: there is none.
 
     Raises:
         ConfigError: if dp-accounting is not installed.
@@ -245,9 +236,8 @@ def _import_accounting() -> tuple[Any, Any]:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError as error:
-        raise ConfigError(
-            "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
-        ) from error
+        what = "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
+        raise ConfigError(what) from error
     return dp_accounting, rdp
 
 
@@ -272,17 +262,12 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
                 "model.bn_stats: running statistics would be sent without noise, which voids differential privacy; "
                 "set bn_stats: local"
             )
-
-
-def _check_weights(method: Method) -> None:
-    sizes = {"one": Report(1, {}), "other": Report(3, {})}
-    swapped = {"one": Report(3, {}), "other": Report(2, {})}
-    one, other = method.weights(sizes), method.weights(swapped)
+    one, other = (method.weights({"a": Report(a, {}), "b": Report(b, {})}) for a, b in ((1, 3), (3, 2)))
     is_uniform = set(one.clients.values()) == set(other.clients.values()) == {0.5}
     if not is_uniform or one.parameters or one.step_size != other.step_size:
         raise ConfigError(
-            f"model.method: {type(method).__name__}, as it is configured, weighs clients by their data; differential "
-            "privacy needs equal weights: set weighting: uniform, or choose another method"
+            f"model.method: {name}, as it is configured, weighs clients by their data; differential privacy needs "
+            "equal weights: set weighting: uniform, or choose another method"
         )
 
 

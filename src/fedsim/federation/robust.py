@@ -48,12 +48,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
-        """Return the vector [num_shared] float32 on the CPU that takes the place of the mean.
-
-        Args:
-            arch: the architecture.
-            uploads: of its clients.
-            reports: of the same.
+        """Return the vector [num_shared] float32 on the CPU that takes the place of an architecture's mean.
 
         Raises:
             ConfigError: if there are too few clients for the rule.

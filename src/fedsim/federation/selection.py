@@ -30,27 +30,21 @@ class Selection(Axis, ABC):
 
     @abstractmethod
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
-        """Return the clients of round ``round_``, in the order of ``clients``.
+        """Return the members of ``clients``, in their order, that take part in round ``round_``, from 0.
 
-        Args:
-            round_: from 0.
-            clients: names of all clients.
-            seed: of the run; with the round, the only source of randomness.
+        ``seed`` is the run's; with the round, it is the only source of randomness.
         """
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
         """Learn client -> number of its training images, before the first round."""
 
     def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
-        """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
-
-        None: it may depend on them. Differential privacy needs to know.
-        """
+        """Return the share of clients that a round selects in expectation; None: it may depend on their data."""
         return None
 
     @property
     def probability(self) -> float | None:
-        """With which a round selects each client, independently of other clients and rounds; None: not so."""
+        """That of each client to be selected, independently of other clients and rounds; None: not so."""
         return None
 
     def mean_rewards(self) -> dict[str, float]:
@@ -128,9 +122,8 @@ class PowerOfChoice(Selection):
 
     In each round d candidates are drawn without replacement, with probabilities in proportion to their numbers of
     images; the m of them with the largest losses take part. The loss is the mean training loss of the client's last
-    visit, so that candidates need not compute one; that of a client that has not taken part yet is infinite. Among
-    equal losses the order of the draw decides. The paper's pow-d asks all candidates for their loss on the current
-    model, which costs a download each.
+    visit, infinite before the first; the paper's pow-d asks all candidates for their loss on the current model, which
+    costs a download each. Among equal losses the order of the draw decides.
 
     Args:
         count: m, clients per round; all clients, if there are no more.
@@ -142,8 +135,7 @@ class PowerOfChoice(Selection):
     def __init__(self, count: int = 5, candidates: int = 10) -> None:
         at_least("model.selection", 1, count=count)
         at_least("model.selection", count, hint=", the clients that are chosen among them", candidates=candidates)
-        self.count = count
-        self.candidates = candidates
+        self.count, self.candidates = count, candidates
         self.losses: dict[str, float] = {}
         """client -> mean training loss of its last visit"""
         self._num_images: Mapping[str, int] = {}
@@ -186,12 +178,11 @@ class UCB(Selection):
     selected yet come first, in random order, so that nobody is selected twice before everybody was selected once. The
     seed decides ties.
 
-    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), which is
-    normalised over all selected clients; here architectures are averaged apart, so rewards compare the method's weights
-    as they would be if all clients had one architecture. With the paper's weights the literal rule rewards the client
-    that moves most, and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close
-    to the global model. A client that does not answer has been selected, and gets nothing. The paper states neither K
-    nor rho.
+    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), normalised
+    over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as if all
+    clients had one architecture. With the paper's weights the literal rule rewards the client that moves most, and soon
+    includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global model. A
+    client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
 
     Args:
         count: K; all clients, if there are no more.
@@ -208,9 +199,7 @@ class UCB(Selection):
         at_least("model.selection", 1, count=count)
         if not 0 <= rho < math.inf:
             raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
-        self.count = count
-        self.rho = rho
-        self.reward = reward
+        self.count, self.rho, self.reward = count, rho, reward
         self.rewards: dict[str, float] = {}
         """client -> H_i, of those that have been selected"""
         self.num_selected: dict[str, int] = {}
@@ -250,12 +239,10 @@ class UCB(Selection):
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:
         """Return H, N, and the A with which the next round selects, of ``clients`` that have been selected."""
-        found = {}
-        for client in clients:
-            if client in self.num_selected:
-                found[f"selection/{client}/H"] = self.rewards[client]
-                found[f"selection/{client}/N"] = float(self.num_selected[client])
-                found[f"selection/{client}/A"] = self.bound(client, round_ + 1)
+        found: dict[str, float] = {}
+        for client in (client for client in clients if client in self.num_selected):
+            numbers = {"H": self.rewards[client], "N": self.num_selected[client], "A": self.bound(client, round_ + 1)}
+            found |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
         return found
 
     def state_dict(self) -> dict[str, Any]:
