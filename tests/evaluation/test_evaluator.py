@@ -671,3 +671,22 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
         part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
         rows = {tuple(np.round(row, 5)) for row in expected.numpy()}
         assert {tuple(np.round(row, 5)) for row in part} <= rows
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_clients_forget_their_visit_when_their_model_fails(tree, ensemble):
+    how = Evaluation(ensemble=ensemble)
+    model = fit(make_model(Ditto(lam=0.0), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
+    clients, visits = model.parts.clients.values(), []
+
+    def fail(*_):
+        if loaded := [client for client in clients if "received" in vars(client)]:
+            visits.extend(set(client.kept) for client in loaded)
+            raise RuntimeError("no features today")
+
+    model.parts.models["smallcnn"].network.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no features today"):
+        model.evaluator.score("test")
+    assert visits == [{"personal"}]
+    assert [client.kept for client in clients] == [{}, {}]
+    assert not any("received" in vars(client) for client in clients)

@@ -20,9 +20,7 @@ class Interval(NamedTuple):
 
 
 def one_match_bounds(
-    cmc: Mapping[int, float],
-    definition: Literal["rectangular", "trapezoid"] = "rectangular",
-    gallery: float = math.inf,
+    cmc: Mapping[int, float], definition: Literal["rectangular", "trapezoid"] = "rectangular", gallery: float = math.inf
 ) -> Interval:
     """Return the interval in which mAP lies when every query has one match.
 

@@ -22,7 +22,6 @@ from fedsim.data.pixels import Pixels
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.plan import Job, SplitName
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import ACCURACIES, Row
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
 
@@ -57,7 +56,6 @@ class ClassificationEvaluator(Evaluator):
     def __post_init__(self) -> None:
         """Check that a class has one label."""
         super().__post_init__()
-        self.metrics, self.needs = ACCURACIES, "head"
         if self.federated.classes is None:
             raise ConfigError(
                 "data.labels: own numbers each client's classes from 0, so a test image has no label; set it to common"
@@ -114,14 +112,11 @@ class ClassificationEvaluator(Evaluator):
         pids = self._sets(split, job.domain).query.pids
         labels = torch.from_numpy(np.searchsorted(self._classes, pids)).to(query.device)
         hits = hits_of(query, labels).double().cpu().numpy()[:, None]
-        yield hits if self._is_mine(job)(0) else np.zeros_like(hits)
+        yield hits if self._is_mine(job, 0) else np.zeros_like(hits)
 
     def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return means over images [1, 1], and no curve."""
         return np.array([[float(table.sum()) / len(table)] for table in tables]), np.empty(0)
-
-    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
-        """Keep none."""
 
     @property
     def _classes(self) -> Index:

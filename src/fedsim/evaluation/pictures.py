@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
-from fedsim.data.images import Images, Size
+from fedsim.data.images import Images
 from fedsim.evaluation.backends import mask_junk
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
 
+_ROWS, _COLUMNS = 8, 10
+"""Queries, and images of each list, on a sheet."""
+_SIZE = (128, 64)
+"""Height and width of a picture, pixels."""
 _FRAME = 3
 """Pixels around a picture."""
-
-# -- ranked lists ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,29 +66,19 @@ def write_ranked_lists(path: Path, lists: RankedLists) -> None:
         np.savez(file, index=lists.index, similarity=lists.similarity, is_match=lists.is_match)
 
 
-def draw_ranked_lists(
-    lists: RankedLists, query: Images, gallery: Images, size: Size, rows: int = 8, columns: int = 10
-) -> Image.Image:
-    """Draw some queries and their lists: green frames around matches, red ones around other images.
+def draw_ranked_lists(lists: RankedLists, query: Images, gallery: Images) -> Image.Image:
+    """Draw queries, evenly spread over all Q, and the first of their lists of the G gallery images.
 
-    Args:
-        lists: of all queries.
-        query: the Q query images.
-        gallery: the G gallery images.
-        size: height and width of one picture, pixels.
-        rows: number of queries, evenly spread over all.
-        columns: images per list.
+    Frames are green around matches, red around other images.
     """
-    chosen = np.unique(np.linspace(0, len(lists.index) - 1, rows).round().astype(np.int64))
-    height, width = size[0] + 2 * _FRAME + 2, size[1] + 2 * _FRAME + 2
-    sheet = Image.new("RGB", (width * (columns + 1) + 8, height * len(chosen)), "white")
+    chosen = np.unique(np.linspace(0, len(lists.index) - 1, _ROWS).round().astype(np.int64))
+    height, width = (pixels + 2 * _FRAME + 2 for pixels in _SIZE)
+    sheet = Image.new("RGB", (width * (_COLUMNS + 1) + 8, height * len(chosen)), "white")
     draw = ImageDraw.Draw(sheet)
-    queries = query.take(chosen).decode(size)
-    for row, q in enumerate(chosen):
-        _paste(sheet, draw, queries[row], (0, row * height), "black")
-        found = lists.index[q, :columns]
-        found = found[found >= 0]
-        for column, image in enumerate(gallery.take(found).decode(size)):
+    for row, (q, picture) in enumerate(zip(chosen, query.take(chosen).decode(_SIZE), strict=True)):
+        _paste(sheet, draw, picture, (0, row * height), "black")
+        found = lists.index[q, :_COLUMNS]
+        for column, image in enumerate(gallery.take(found[found >= 0]).decode(_SIZE)):
             colour = "limegreen" if lists.is_match[q, column] else "red"
             _paste(sheet, draw, image, (8 + (column + 1) * width, row * height), colour)
     return sheet
@@ -98,9 +90,6 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Tensor, corner:
     height, width = image.shape[1:]
     draw.rectangle((left, top, left + width + 2 * _FRAME - 1, top + height + 2 * _FRAME - 1), fill=colour)
     sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (left + _FRAME, top + _FRAME))
-
-
-# -- maps --------------------------------------------------------------------------------------------------------------
 
 
 def map_strength(maps: Tensor) -> Tensor:
