@@ -28,10 +28,8 @@ BackendName = Literal["auto", "torch", "faiss"]
 
 _MOST = 2048
 """Images per list: the limit of FAISS's selection on GPUs."""
-
 _TEMPORARY_BYTES = 256 * 2**20
 """FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB."""
-
 _FEW = 512
 """Up to so many candidates, sorting is faster than counting."""
 
@@ -44,12 +42,8 @@ class Backend(Protocol):
     ) -> list[Ints]:
         """Return the ascending ranks of the matches of each query in ``blocks``, in that order.
 
-        Args:
-            query: [Q, D].
-            gallery: [G, D], on the same device.
-            labels: of all queries and gallery images.
-            distance: defines the order.
-            blocks: some of :func:`fedsim.functional.similarity.query_blocks`.
+        Query [Q, D] and gallery [G, D] are on one device, ``labels`` are of all of them, ``blocks`` are some of
+        :func:`fedsim.functional.similarity.query_blocks`.
         """
 
 
@@ -75,9 +69,6 @@ def make_search(name: BackendName, device: torch.device) -> Search:
     return nearest
 
 
-# -- counting ----------------------------------------------------------------------------------------------------------
-
-
 class TorchBackend:
     """Blocks of similarities and counting, on the device of the features."""
 
@@ -92,12 +83,7 @@ class TorchBackend:
 def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
     """Return the ranks of all matches: the fast version of :func:`fedsim.evaluation.ranking.positive_ranks`.
 
-    Args:
-        similarity: [b, G] float32, finite, larger is closer, on a CPU or GPU. Junk is overwritten with -inf.
-        labels: of these b queries and the G gallery images.
-
-    Returns:
-        b arrays of ascending ranks, from 1.
+    ``similarity`` is [b, G] float32, finite, larger is closer, on a CPU or GPU; junk is overwritten with -inf.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 3, 1]), np.array([1, 1, 1, 2]))
     >>> count_ranks(torch.tensor([[0.9, 0.8, 0.7, 0.8]]), labels)
@@ -157,9 +143,6 @@ def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
             p = int(padded[q, j])
             ranks[q, j] += (similarity[q, :p] == scores[q, j]).sum()
     return [np.sort(row[:count]) for row, count in zip(ranks.cpu().numpy(), counts, strict=True)]
-
-
-# -- FAISS -------------------------------------------------------------------------------------------------------------
 
 
 class FaissBackend:

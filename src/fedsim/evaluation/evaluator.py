@@ -70,10 +70,8 @@ class Evaluator(Extractor):
     def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models; see :func:`fedsim.evaluation.summary.summarise` for the names of the scores.
 
-        Args:
-            split: ``val`` or ``test``.
-            trained: clients that have a local model from this round.
-            rankings: a folder for ranked lists of the primary model; None: none are written.
+        ``trained`` clients have a local model from this round. ``rankings`` is a folder for ranked lists of the primary
+        model; None: none are written.
         """
         plan, rank = self.plan, self.strategy.global_rank
         rows = plan.rows(split, tuple(trained))

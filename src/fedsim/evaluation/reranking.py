@@ -1,7 +1,4 @@
-"""Re-ranking by k-reciprocal encoding (see :mod:`fedsim.functional.reciprocal`), and query expansion.
-
-Q queries, G gallery images, D features.
-"""
+"""Re-ranking by k-reciprocal encoding, and query expansion. Q queries, G gallery images, D features."""
 
 from __future__ import annotations
 
@@ -61,15 +58,14 @@ def rerank_blocks(
     num = len(query)
     jaccard = jaccard_blocks(encodings, np.arange(num), np.arange(num, len(features)), block)
 
-    def blocks() -> Iterator[tuple[slice, Floats]]:
-        for part, distance in jaccard:
-            with torch.autocast(features.device.type, enabled=False):
-                cosine = (features[part] @ features[num:].T).cpu().numpy()
-            distance *= 1 - lambda_
-            distance += lambda_ * (squared_distance(cosine) / farthest[part, None])  # Eq. (12)
-            yield part, distance
+    def mixed(part: slice, distance: Floats) -> tuple[slice, Floats]:
+        with torch.autocast(features.device.type, enabled=False):
+            cosine = (features[part] @ features[num:].T).cpu().numpy()
+        distance *= 1 - lambda_
+        distance += lambda_ * (squared_distance(cosine) / farthest[part, None])  # Eq. (12)
+        return part, distance
 
-    return blocks()
+    return (mixed(*of_block) for of_block in jaccard)
 
 
 def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha: float = 0.0) -> Tensor:

@@ -14,10 +14,7 @@ Curve = tuple[Literal["val", "test"], Kind, str]
 """Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
-
 ACCURACIES = ("top1",)
-"""Metrics of classification."""
-
 METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
 """Task -> what models are scored by."""
 

@@ -13,11 +13,8 @@ def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> flo
     r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
 
     It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
-    models differ by a hundredth. Dot products of single tensors are summed in float64.
-
-    Args:
-        pairs: (tensor of v, tensor of w) for each parameter tensor: equal shapes, any floating type. The distance is 0
-            if both models are zero, and 1 if one is.
+    models differ by a hundredth. Dot products of single tensors are summed in float64. ``pairs`` are (tensor of v,
+    tensor of w) of equal shapes and any floating type. The distance is 0 if both models are zero, and 1 if one is.
 
     >>> v, w = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
     >>> round(cosine_distance_of_parameters([(v, w)]), 12)

@@ -45,13 +45,9 @@ def index_bytes(num_elements: int, num_nonzero: int) -> int:
 
 
 def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:
-    """Return the bytes of a payload in an encoding.
+    """Return the bytes of a payload in an encoding; ``min`` is the shortest of the three others.
 
-    Args:
-        num_elements: n.
-        num_nonzero: nnz.
-        encoding: ``min`` is the shortest of the three others.
-        known: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
+    ``known``: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
 
     >>> [sparse_bytes(64, 3, encoding) for encoding in ("dense", "bitmap", "index", "min")]
     [256, 20, 24, 20]

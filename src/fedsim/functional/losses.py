@@ -12,13 +12,8 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016), a scalar.
 
-    With soft labels t, against ``(1 - s) * t + s * w / Z``, w the sum of t.
-
-    Args:
-        logits: [B, Z] float.
-        labels: [B] int64; unused if there are soft labels.
-        smoothing: s in [0, 1); 0 is plain cross-entropy.
-        targets: [B, Z] float, soft labels t; the mean divides by B for any w. None: one-hot labels.
+    With soft labels t (``targets`` [B, Z] float), against ``(1 - s) * t + s * w / Z``, w the sum of t; the mean divides
+    by B for any w, and ``labels`` [B] int64 are unused. ``smoothing`` is s in [0, 1).
 
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)
@@ -38,11 +33,8 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     a positive or a negative in the batch do not count; a batch without such anchors gives 0. Eq. (8) of paper 002 has
     squared distances, and both signs wrong in print: it would push positives away.
 
-    Args:
-        features: [B, D] float.
-        labels: [B] int64.
-        margin: m, in the unit of the Euclidean distance.
-        squared: take squared distances.
+    ``features`` are [B, D] float, ``labels`` [B] int64; the ``margin`` m has the unit of the Euclidean distance,
+    ``squared`` or not.
 
     >>> x = torch.tensor([[0.0], [1.0], [1.5], [3.0]])
     >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)

@@ -20,10 +20,8 @@ _WINDOW = 2
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:
     """Stage 1: ``acc_t >= A_target`` and ``|acc_t - mean(acc_{t-1}, acc_{t-2})| <= delta_1``.
 
-    Args:
-        accuracies: from the first to acc_t; with fewer than three the answer is False.
-        target: $A_{target}$.
-        plateau: $delta_1$.
+    ``accuracies`` are those from the first to acc_t; with fewer than three the answer is False. ``target`` is
+    $A_{target}$, ``plateau`` $delta_1$.
 
     >>> has_recovered([0.60, 0.60, 0.61]), has_recovered([0.40, 0.60, 0.61]), has_recovered([0.6, 0.6])
     (True, False, False)
@@ -63,6 +61,8 @@ def prune_in_trials(
 
     A step passes stage 2 if ``acc_before - acc_after < delta_2``; acc_before is the accuracy before the first step.
 
+    Returns the mask [n] of the weights now, from the last step that passed.
+
     Args:
         weights: [n], of the live model, changed in place.
         mask: [n] bool, of the live model.
@@ -73,9 +73,6 @@ def prune_in_trials(
         target: $A_{target}$.
         plateau: $delta_1$.
         tolerance: $delta_2$.
-
-    Returns:
-        [n] bool: the mask of the weights now, from the last step that passed.
     """
     if not has_recovered(history, target, plateau):
         return mask

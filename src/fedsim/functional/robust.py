@@ -1,4 +1,4 @@
-"""Robust statistics of the vectors that K clients have sent."""
+"""Robust statistics of the vectors [K, n] float32 that K clients have sent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from torch import Tensor
 
 
 def coordinate_median(vectors: Tensor) -> Tensor:
-    """Return the median of each coordinate; of an even number of clients the mean of the middle two.
-
-    Args:
-        vectors: [K, n] float32.
-
-    Returns:
-        [n] float32.
+    """Return the median of each coordinate [n] float32; of an even number of clients the mean of the middle two.
 
     >>> import torch
     >>> coordinate_median(torch.tensor([[1.0, 9.0], [2.0, -9.0], [100.0, 0.0]]))
@@ -24,14 +18,7 @@ def coordinate_median(vectors: Tensor) -> Tensor:
 
 
 def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
-    """Return the mean of each coordinate without its ``cut`` largest and ``cut`` smallest values.
-
-    Args:
-        vectors: [K, n] float32.
-        cut: less than K / 2.
-
-    Returns:
-        [n] float32.
+    """Return the mean of each coordinate [n] float32 without its ``cut`` < K / 2 largest and smallest values.
 
     >>> import torch
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [100.0]]), 1)
@@ -42,14 +29,9 @@ def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
 
 
 def krum_scores(distances: Tensor, num_bad: int) -> Tensor:
-    """Return each client's sum of squared distances to its K - f - 2 nearest others.
+    """Return each client's sum [K] of squared distances [K, K] float64 to its K - f - 2 nearest others.
 
-    Args:
-        distances: [K, K] float64, squared.
-        num_bad: f, at most K - 3.
-
-    Returns:
-        [K] float64.
+    ``num_bad`` is f, at most K - 3.
 
     >>> import torch
     >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0])

@@ -1,7 +1,4 @@
-"""Similarities of queries and gallery in float32, one block of queries after another.
-
-Q queries, G gallery images, D features.
-"""
+"""Similarities of Q queries and G gallery images with D features, in float32, one block of queries after another."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ Distance = Literal["cosine", "euclidean"]
 
 _ROWS = 256
 """Queries per block, at most."""
-
 _BLOCK_BYTES = 96 * 2**20
 """Largest block of similarities in memory: large galleries get fewer queries per block."""
 

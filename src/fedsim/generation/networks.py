@@ -6,7 +6,6 @@ codes. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict, dataclass
 
 import torch
@@ -20,12 +19,9 @@ from fedsim.functional.normalise import normalise_images
 
 LUMA = (0.299, 0.587, 0.114)
 """of red, green and blue (ITU-R BT.601)"""
-_SLOPE = 0.2
-"""of LeakyReLU below 0"""
-_STRIDE = 4
-"""pixels per element of the structure map, along both axes"""
-_SMALLEST = 8
-"""pixels: of fewer the discriminator's patches leave nothing"""
+_SLOPE = 0.2  # of LeakyReLU below 0
+_STRIDE = 4  # pixels per element of the structure map, along both axes
+_SMALLEST = 8  # pixels: of fewer the discriminator's patches leave nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +46,9 @@ class Networks:
 
 
 class StructureEncoder(nn.Module):
-    """Images to maps [B, 4w, H/4, W/4] of pose, body and background.
+    """Images to maps [B, 4w, H/4, W/4] of pose, body and background; see :class:`Networks` for the arguments.
 
-    It sees luma alone, and instance normalisation removes brightness and contrast. See :class:`Networks` for arguments.
+    It sees luma alone, and instance normalisation removes brightness and contrast.
     """
 
     luma: Tensor
@@ -99,8 +95,7 @@ class AppearanceEncoder(nn.Module):
 
     def __init__(self, backbone: nn.Module, parts: int, num_classes: int) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.parts = parts
+        self.backbone, self.parts = backbone, parts
         channels = backbone.out_channels
         assert isinstance(channels, int)
         self.code_size = parts * channels
@@ -122,8 +117,7 @@ class Decoder(nn.Module):
     """Structure maps and appearance codes to images.
 
     The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017).
-    They are equal at all pixels: only the structure says where trousers are. ``code_size``: of appearance codes; see
-    :class:`Networks` for the other arguments.
+    They are equal at all pixels: only the structure says where trousers are. See :class:`Networks` for the arguments.
     """
 
     def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:

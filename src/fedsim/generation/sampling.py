@@ -39,13 +39,12 @@ class Sampler:
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:
         check_identities(client, labels)
-        counts = np.bincount(labels)
         self.client, self.batch_size, self.seed = client, batch_size, seed
         self.order = torch.from_numpy(np.argsort(labels, kind="stable"))
         """[n] images, identity after identity"""
-        self.present = torch.from_numpy(np.flatnonzero(counts))
+        self.counts = torch.from_numpy(np.bincount(labels))
+        self.present = self.counts.nonzero()[:, 0]
         """identities with images"""
-        self.counts = torch.from_numpy(counts)
         self.first = self.counts.cumsum(0) - self.counts
         self.turns = torch.arange(batch_size) % len(self.present)
         """[B] positions in the drawn order of identities; after the last one, the first ones again"""
