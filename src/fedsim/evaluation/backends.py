@@ -26,12 +26,9 @@ from fedsim.functional.similarity import Distance, Similarity
 
 BackendName = Literal["auto", "torch", "faiss"]
 
-_MOST = 2048
-"""Images per list: the limit of FAISS's selection on GPUs."""
-_TEMPORARY_BYTES = 256 * 2**20
-"""FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB."""
-_FEW = 512
-"""Up to so many candidates, sorting is faster than counting."""
+_MOST = 2048  # images per list: the limit of FAISS's selection on GPUs
+_TEMPORARY_BYTES = 256 * 2**20  # FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB
+_FEW = 512  # up to so many candidates, sorting is faster than counting
 
 
 class Backend(Protocol):

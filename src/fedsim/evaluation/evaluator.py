@@ -31,8 +31,7 @@ from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
 from fedsim.evaluation.summary import METRICS, METRICS_OF, Curve, Kind, Row, summarise
 from fedsim.functional.similarity import NotFiniteError, Similarity
 
-_MAPS = 8
-"""Images whose maps are drawn."""
+_MAPS = 8  # images whose maps are drawn
 
 
 class Evaluator(Extractor):
@@ -46,11 +45,6 @@ class Evaluator(Extractor):
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
         self._ranker = Ranker(how.distance, make_backend(how.backend), how.single_gallery_shot, how.invalid_as_zero)
-
-    @property
-    def has_global(self) -> bool:
-        """See :attr:`Plan.has_global`."""
-        return self.plan.has_global
 
     @property
     def primary(self) -> Kind:

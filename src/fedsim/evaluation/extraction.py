@@ -58,14 +58,8 @@ class Extractor:
     def __post_init__(self) -> None:
         """Open no images yet."""
         self._opened: dict[tuple[str, int, int], Pixels] = {}
-
-    @property
-    def plan(self) -> Plan:
-        """The models and data sets of an evaluation at this moment."""
-        return Plan(
-            self.method, self.server, self.models, self.archs, self.federated, self.placement, self.settings.needs,
-            self.settings.ensemble,
-        )  # fmt: skip
+        parts = (self.method, self.server, self.models, self.archs, self.federated, self.placement)
+        self.plan = Plan(*parts, self.settings.needs, self.settings.ensemble)
 
     def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
         def is_large(domain: str) -> bool:

@@ -20,12 +20,9 @@ from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
 
-_ROWS, _COLUMNS = 8, 10
-"""Queries, and images of each list, on a sheet."""
-_SIZE = (128, 64)
-"""Height and width of a picture, pixels."""
-_FRAME = 3
-"""Pixels around a picture."""
+_ROWS, _COLUMNS = 8, 10  # queries, and images of each list, on a sheet
+_SIZE = (128, 64)  # height and width of a picture, pixels
+_FRAME = 3  # pixels around a picture
 
 
 @dataclass(frozen=True)

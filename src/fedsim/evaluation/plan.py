@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The models and data sets of one evaluation; the server's state decides on unseen domains, so it holds once.
+    """The models and data sets of an evaluation; the server's state at this moment decides on unseen domains.
 
     ``needs`` and ``ensemble`` are those of :class:`fedsim.evaluation.settings.Evaluation`, the other arguments those of
     :class:`fedsim.evaluation.extraction.Extractor`.

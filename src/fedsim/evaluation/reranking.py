@@ -14,7 +14,6 @@ from fedsim.functional.neighbours import Search
 from fedsim.functional.reciprocal import (
     Floats,
     Scale,
-    check_options,
     encode_units,
     jaccard_blocks,
     search_checked,
@@ -50,7 +49,6 @@ def rerank_blocks(
         ConfigError: if k1, k2, lambda_ or scale is out of range, before the first block.
         ValueError: see :func:`fedsim.functional.reciprocal.encode`.
     """
-    check_options(k1, k2, scale)
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")
     features = torch.cat([unit(query), unit(gallery)])

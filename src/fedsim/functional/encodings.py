@@ -10,8 +10,7 @@ from typing import Literal
 
 Encoding = Literal["dense", "bitmap", "index", "min"]
 
-_VALUE = 4
-"""Bytes of a float32."""
+_VALUE = 4  # bytes of a float32
 
 
 def dense_bytes(num_elements: int) -> int:

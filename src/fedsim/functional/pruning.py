@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 2**17
-"""Elements that a CPU zeroes at a time: intermediates stay in its cache."""
+_BLOCK = 2**17  # elements that a CPU zeroes at a time: intermediates stay in its cache
 
 
 def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:

@@ -75,18 +75,14 @@ def encode(
            [0.5, 0.5, 0. ],
            [0. , 0. , 1. ]], dtype=float32)
     """
-    check_options(k1, k2, scale)
     return encode_units(unit(features), search, k1, k2, scale, rules)[0]
 
 
 def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) -> Iterator[tuple[slice, Floats]]:
     """Yield Jaccard distances (Eqs. 8-10) as dense blocks: (positions in ``rows``, [b, C] float32 in [0, 1]).
 
-    Args:
-        encodings: [n, n] sparse, not negative, see :func:`encode`.
-        rows: [R] images, for example the queries.
-        columns: [C] images, for example the gallery.
-        block: rows at a time; a block takes 4 * block * C bytes.
+    ``encodings`` are [n, n] sparse, not negative, see :func:`encode`; ``rows`` [R] are images such as the queries,
+    ``columns`` [C] others such as the gallery. A block takes 4 * ``block`` * C bytes.
 
     >>> v = sparse.csr_array(np.array([[0.5, 0.5], [0.0, 1.0]], dtype=np.float32))
     >>> [(part, d.round(4)) for part, d in jaccard_blocks(v, np.arange(2), np.arange(2))]
@@ -129,20 +125,16 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     return _csr(np.concatenate(values), np.concatenate(indices), ends, num)
 
 
-def check_options(k1: int, k2: int, scale: str) -> None:
-    """Raise ConfigError, naming the option, if a value is out of range."""
+def encode_units(
+    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
+) -> tuple[Csr, Floats]:
+    """Return V of features [n, D] of unit length (see :func:`encode`), and the divisors [n] of original distances."""
     if k1 < 1:
         raise ConfigError(f"k1: {k1} is less than 1")
     if not 1 <= k2 <= k1:
         raise ConfigError(f"k2: {k2} is not between 1 and k1 = {k1}")
     if scale not in ("farthest", "none"):
         raise ConfigError(f"scale: {scale!r} is neither 'farthest' nor 'none'")
-
-
-def encode_units(
-    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
-) -> tuple[Csr, Floats]:
-    """Return V of features [n, D] of unit length (see :func:`encode`), and the divisors [n] of original distances."""
     num = len(features)
     farthest = np.ones(num, dtype=np.float32)
     if scale == "farthest":  # the farthest image is the nearest one of the opposite point

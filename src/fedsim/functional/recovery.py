@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedsim.functional.pruning import zero_pruned_
 
-_WINDOW = 2
-"""Number of earlier accuracies that the last one is compared with."""
+_WINDOW = 2  # earlier accuracies that the last one is compared with
 
 
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:

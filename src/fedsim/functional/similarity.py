@@ -11,10 +11,8 @@ from torch import Tensor
 
 Distance = Literal["cosine", "euclidean"]
 
-_ROWS = 256
-"""Queries per block, at most."""
-_BLOCK_BYTES = 96 * 2**20
-"""Largest block of similarities in memory: large galleries get fewer queries per block."""
+_ROWS = 256  # queries per block, at most
+_BLOCK_BYTES = 96 * 2**20  # largest block of similarities in memory: large galleries get fewer queries per block
 
 
 class NotFiniteError(ValueError):

@@ -6,6 +6,7 @@ codes. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 
 import torch
