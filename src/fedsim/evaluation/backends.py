@@ -47,8 +47,7 @@ class Backend(Protocol):
 def make_backend(name: BackendName) -> Backend:
     """Return the backend of that name; ``auto`` is ``torch``: faster on CPUs, and no second allocator on GPUs.
 
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
+    Raise ConfigError if ``faiss`` is wanted and not installed.
     """
     if name not in get_args(BackendName):
         raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
@@ -58,12 +57,17 @@ def make_backend(name: BackendName) -> Backend:
 def make_search(name: BackendName, device: torch.device) -> Search:
     """Return a search for neighbours by cosine; ``auto`` is FAISS if it can use ``device``, else torch.
 
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
+    Raise ConfigError if ``faiss`` is wanted and not installed.
     """
-    if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
-        return FaissBackend().nearest_units
-    return nearest
+    if name == "torch":
+        return nearest
+    try:
+        search = FaissBackend().nearest_units
+    except ConfigError:
+        if name == "faiss":
+            raise
+        return nearest
+    return search if name == "faiss" or device.type == "cpu" or _has_gpus() else nearest
 
 
 class TorchBackend:
@@ -143,13 +147,9 @@ def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
 
 
 class FaissBackend:
-    """Lists from FAISS's exact search, on the device of the features.
+    """Lists from FAISS's exact search, on the device of the features; raises ConfigError if FAISS is not installed.
 
-    Args:
-        k: images per list, at most 2048. Longer lists take more time to find, shorter ones leave more to counting.
-
-    Raises:
-        ConfigError: if FAISS is not installed.
+    ``k`` is their length, at most 2048. Longer lists take more time to find, shorter ones leave more to counting.
     """
 
     def __init__(self, k: int = 1000) -> None:
@@ -174,8 +174,7 @@ class FaissBackend:
     def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
         """Search by cosine among rows of unit length: see :data:`fedsim.functional.neighbours.Search`.
 
-        Raises:
-            ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
+        Raise ConfigError if features are on a GPU for which FAISS was not built, or k is too large for one.
         """
         return _search(_plain(query), _plain(gallery), k, "cosine")
 
@@ -197,7 +196,7 @@ def _search(query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neigh
 
 
 def _search_on_gpu(query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple[Any, Any]:
-    if not _has_gpus(_load_faiss()):
+    if not _has_gpus():
         raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
     import faiss.contrib.torch_utils
 
@@ -244,15 +243,8 @@ def _load_faiss() -> Any:
     return faiss
 
 
-def _faiss_can_use(device: torch.device) -> bool:
-    try:
-        faiss = _load_faiss()
-    except ConfigError:
-        return False
-    return device.type == "cpu" or _has_gpus(faiss)
-
-
-def _has_gpus(faiss: Any) -> bool:
+def _has_gpus() -> bool:
+    faiss = _load_faiss()
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 

@@ -34,9 +34,7 @@ def evaluator_for(settings: Evaluation) -> type[Evaluator]:
 def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Return which images are classified right, bool [n]: the first of equal logits counts, and all must be finite.
 
-    Args:
-        logits: [n, Z].
-        labels: int64 [n], 0 to Z - 1.
+    ``logits`` are [n, Z], ``labels`` int64 [n], 0 to Z - 1.
 
     >>> hits_of(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), torch.tensor([1, 1]))
     tensor([ True, False])
@@ -47,14 +45,10 @@ def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ClassificationEvaluator(Evaluator):
-    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`.
-
-    Raises:
-        ConfigError: if each client has class numbers of its own.
-    """
+    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`."""
 
     def __post_init__(self) -> None:
-        """Check that a class has one label."""
+        """Raise ConfigError if a class may have several labels, or none."""
         super().__post_init__()
         if self.federated.classes is None:
             raise ConfigError(
@@ -68,9 +62,8 @@ class ClassificationEvaluator(Evaluator):
 
     def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:  # noqa: ARG002 - as in retrieval
         """Raise ConfigError: there are none."""
-        raise ConfigError(
-            "model.evaluation.task: classification has no retrieval features to write; set it to retrieval"
-        )
+        what = "classification has no retrieval features to write"
+        raise ConfigError(f"model.evaluation.task: {what}; set it to retrieval")
 
     def score(self, split: SplitName, trained: Any = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models; see :meth:`Evaluator.score`."""

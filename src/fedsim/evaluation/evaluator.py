@@ -59,7 +59,9 @@ class Evaluator(Extractor):
         jobs = self._jobs(split, self.plan.rows(split, tuple(trained)))
         for domain in dict.fromkeys(job.domain for job in jobs):
             self._check(split, domain)
-        self._open(split, reversed(jobs))  # whole sets first: shares are parts of them
+        for job in filter(self._takes_part, reversed(jobs)):  # whole sets first: shares are parts of them
+            for name, images in self._images(split, job.domain).items():
+                self._read(images, name, self._share(images, job))
 
     def score(self, split: SplitName, trained: Iterable[str] = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models; see :func:`fedsim.evaluation.summary.summarise` for the names of the scores.

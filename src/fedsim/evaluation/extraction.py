@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -27,20 +27,11 @@ from fedsim.training.server import Server
 
 @dataclass
 class Extractor:
-    """Runs models on retrieval sets.
+    """Runs the server's models and the clients' on retrieval sets.
 
-    Args:
-        settings: how.
-        method: defines the personalised model.
-        server: the global models.
-        clients: hosted by this rank.
-        models: one model per architecture.
-        archs: client -> architecture, for all clients.
-        federated: all clients' data, not decoded.
-        placement: client -> rank.
-        strategy: the collectives.
-        open_images: images, name, device -> their pixels.
-        progress: receives the name of each model and set before they are scored.
+    ``clients`` are those that this rank hosts, ``archs`` the architectures of all, ``models`` the resident model of
+    each architecture. ``open_images``: images, name, device -> their pixels. ``progress`` receives the name of each
+    model and set before they are scored.
     """
 
     settings: Evaluation
@@ -66,13 +57,6 @@ class Extractor:
             return sum(map(len, self._images(split, domain).values())) >= self.settings.share_from
 
         return self.plan.jobs(rows, is_large)
-
-    def _open(self, split: SplitName, jobs: Iterable[Job]) -> None:
-        """Read the images of which this rank will extract features."""
-        for job in jobs:
-            if self._takes_part(job):
-                for name, images in self._images(split, job.domain).items():
-                    self._read(images, name, self._share(images, job))
 
     def _features(self, split: SplitName, jobs: list[Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""

@@ -39,13 +39,8 @@ def write_features(path: Path, query: Tensor, gallery: Tensor, labels: Retrieval
 def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, ...] = (-1,)) -> FeatureFile:
     """Read a feature file; arrays that are not compressed stay on the disk until they are used.
 
-    Args:
-        path: an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery.
-        camera_aware: see :class:`RetrievalLabels`; if False, cameras may be missing.
-        junk_pids: see there.
-
-    Raises:
-        DataError: naming the wrong array.
+    It is an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery; unless
+    ``camera_aware``, cameras may be missing. Raise DataError, naming the wrong array. See :class:`RetrievalLabels`.
     """
     try:
         with ZipFile(path) as archive:

@@ -69,14 +69,10 @@ class _Retrieval(Metric):
     def update(
         self, features: Tensor, pids: Tensor, camids: Tensor, is_query: Tensor | bool, index: Tensor | None = None
     ) -> None:
-        """Add images; raise ValueError if lengths differ.
+        """Add images: features [B, D], identities [B], cameras [B]; raise ValueError if lengths differ.
 
-        Args:
-            features: [B, D].
-            pids: [B] identities.
-            camids: [B] cameras.
-            is_query: [B], or one value for all.
-            index: [B] place of each image in the list of queries or gallery images; one image per place counts.
+        ``is_query`` is [B], or one value for all; ``index`` [B] the place of each image in the list of queries or
+        gallery images: one image per place counts.
         """
         size = len(features)
         query = torch.as_tensor(is_query, device=features.device).bool()

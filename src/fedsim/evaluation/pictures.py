@@ -92,11 +92,9 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Tensor, corner:
 def map_strength(maps: Tensor) -> Tensor:
     """Return the length of each pixel's vector of channels, divided by the largest length in the image.
 
-    Paper silent on how many channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying
-    more attention to attention", ICLR 2017, Section 3.1. The division removes factors that are common to all pixels,
-    such as gates of 1/2.
-
-    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0.
+    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0. Paper silent on how many
+    channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying more attention to
+    attention", ICLR 2017, Section 3.1. The division removes factors common to all pixels, such as gates of 1/2.
 
     >>> map_strength(torch.tensor([[[[3.0, 0.0]], [[4.0, 1.0]]]]))
     tensor([[[1.0000, 0.2000]]])
@@ -110,12 +108,8 @@ def map_strength(maps: Tensor) -> Tensor:
 def draw_maps(backbone: nn.Module, images: Tensor) -> Image.Image:
     """Draw images side by side, and below each the strength of the backbone's map: white is the strongest pixel.
 
-    Args:
-        backbone: normalised images [B, 3, H, W] -> maps [B, C, h, w], in evaluation mode.
-        images: uint8 [B, 3, H, W], on the backbone's device.
-
-    Raises:
-        ConfigError: if the backbone returns features without a map.
+    The backbone (normalised images [B, 3, H, W] -> maps [B, C, h, w]) is in evaluation mode, ``images`` uint8
+    [B, 3, H, W] are on its device. Raise ConfigError if it returns features without a map.
     """
     with torch.autocast(images.device.type, enabled=False):  # as in feature extraction
         maps = backbone(normalise_images(images))

@@ -26,12 +26,9 @@ from fedsim.functional.similarity import Distance, Similarity, query_blocks
 class Ranker:
     """Ranks galleries and scores the ranks.
 
-    Args:
-        distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: finds the ranks.
-        single_gallery_shot: CMC on galleries with one random image per identity, in expectation, by torch; see
-            :func:`fedsim.evaluation.ranking.expected_hits`.
-        invalid_as_zero: average over all queries; those without a match count as zeros.
+    ``distance`` is ``cosine``, or ``euclidean`` on features as they are. ``single_gallery_shot``: CMC on galleries with
+    one random image per identity, in expectation, by torch; see :func:`fedsim.evaluation.ranking.expected_hits`.
+    ``invalid_as_zero``: average over all queries; those without a match count as zeros.
     """
 
     distance: Distance = "cosine"

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 JUNK = -1
 """Identity of gallery images that count neither as right nor as wrong (Market-1501's convention)."""
-
 MAX_RANK = 50
 """Length of the CMC curve."""
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -30,10 +28,7 @@ class RetrievalLabels:
 
     A gallery image is a *match* if it shows the query's identity. It is *junk*, and left out of the ranked list, if its
     identity is in ``junk_pids``, if it is a match from the query's own camera (``camera_aware``), or if it is the query
-    image itself (``own``). All other images, distractors included, are wrong answers.
-
-    Raises:
-        ValueError: if lengths do not fit.
+    image itself (``own``). All other images, distractors included, are wrong answers. Lengths must fit (ValueError).
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1, -1]), np.array([0, 1, 2, 0]))
     >>> labels.positives_and_junk(0)

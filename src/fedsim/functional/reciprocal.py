@@ -52,6 +52,8 @@ def encode(
 
     Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1.
 
+    Returns V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
+
     Args:
         features: [n, D], any float type.
         search: finds neighbours, exactly or approximately, on a CPU or GPU.
@@ -59,9 +61,6 @@ def encode(
         k2: images to average over, with the image itself, from 1 (no expansion) to k1.
         scale: see the module.
         rules: see the module.
-
-    Returns:
-        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
 
     Raises:
         ConfigError: if k1, k2 or scale is out of range.

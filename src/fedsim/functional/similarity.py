@@ -49,9 +49,7 @@ class Similarity:
 
     ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery like the distance.
     Query [Q, D] and gallery [G, D], on one device, are never copied as a whole: norms are applied to the products.
-
-    Raises:
-        ValueError: if shapes do not fit or features are not finite.
+    Raises ValueError if shapes do not fit or features are not finite.
     """
 
     def __init__(self, query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> None:

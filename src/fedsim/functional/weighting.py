@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
-    """Divide weights (at least 0) by their sum; if all are zero, return uniform ones, so that no round is lost.
+    """Divide weights by their sum; if all are zero, return uniform ones, so that no round is lost.
 
-    Raises:
-        ValueError: if a weight or the sum is negative or not finite.
+    Raise ValueError if a weight or the sum is negative or not finite.
 
     >>> normalise({"a": 1, "b": 3})
     {'a': 0.25, 'b': 0.75}

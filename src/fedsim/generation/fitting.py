@@ -38,9 +38,7 @@ def new_training(
 ) -> GeneratorTraining:
     """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
 
-    Raises:
-        DataError: if the client's identities are unknown, or there is just one.
-        ConfigError: if the backbone cannot encode such images.
+    Raise DataError unless the client knows several identities, ConfigError if the backbone cannot encode such images.
     """
     check_client(client)
     check_backbone(backbone, networks.parts, (pixels.shape[2], pixels.shape[3]))
@@ -70,9 +68,7 @@ def fit_generator(
     ``folder`` is the client's, among generators; ``encoder`` the initial state of the appearance encoder's backbone,
     None: as in the module; ``row`` the line of the progress bar, if several processes have one.
 
-    Raises:
-        DataError: if ``training.ckpt`` cannot be continued.
-        TrainingError: if a loss or a weight is not finite.
+    Raise DataError if ``training.ckpt`` cannot be continued, TrainingError if a loss or a weight is not finite.
     """
     checkpoint = folder / CHECKPOINT
     if is_finished(folder):
@@ -87,11 +83,8 @@ def fit_generator(
         max_epochs=-(-settings.steps // settings.save_every),
         plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
         callbacks=[_SaveTraining(folder), _Bar(settings.steps, row)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+        default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     begun = checkpoint if checkpoint.is_file() else None
     if begun:
         _check_checkpoint(begun, module)

@@ -86,12 +86,10 @@ def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
 
 
 class AppearanceEncoder(nn.Module):
-    """Images to codes [B, parts * C] of colours and prints, and to logits of the identity.
+    """Images to codes [B, parts * C] of colours and prints, and to logits of Z = ``num_classes`` identities.
 
-    Args:
-        backbone: see :mod:`fedsim.models.backbones`; maps of C channels.
-        parts: stripes of the last map; each is pooled by its maximum.
-        num_classes: Z.
+    The backbone (see :mod:`fedsim.models.backbones`) makes maps of C channels; each of the last one's stripes, the
+    ``parts``, is pooled by its maximum.
     """
 
     def __init__(self, backbone: nn.Module, parts: int, num_classes: int) -> None:

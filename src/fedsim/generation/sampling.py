@@ -25,16 +25,10 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws pairs of images of the same person, for as many persons as possible.
+    """Draws ``batch_size`` B >= 2 pairs of images of the same person, for as many persons as possible.
 
-    Args:
-        client: its name, for messages and as the key of the draws.
-        labels: [n] identity of each image, 0 .. Z - 1; some identities may have no images.
-        batch_size: B, at least 2.
-        seed: of the run.
-
-    Raises:
-        DataError: if the client has a single identity, whose appearance has no other structure.
+    Draws are keyed by the client's name and ``seed``. ``labels`` [n] are the identities of its images, 0 .. Z - 1; some
+    identities may have no images. Raises DataError for a single identity: its appearance has no other structure.
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:

@@ -22,16 +22,9 @@ _LOWEST = 96  # pixels: images of a smaller height are enlarged
 def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: str) -> Image.Image:
     """Draw a table of swapped images below their appearance sources and beside their structure sources.
 
-    Images less than 96 pixels high are enlarged by a whole factor.
-
-    Args:
-        structure: uint8 [m, 3, H, W], RGB.
-        appearance: uint8 [n, 3, H, W].
-        swapped: uint8 [m, n, 3, H, W]; the image in row i and column j has structure i and appearance j.
-        title: the line above the table.
-
-    Raises:
-        ValueError: if the arguments do not fit together.
+    All are uint8, RGB: ``structure`` [m, 3, H, W], ``appearance`` [n, 3, H, W], ``swapped`` [m, n, 3, H, W]; the image
+    in row i and column j has structure i and appearance j. Raise ValueError if they do not fit together. Images less
+    than 96 pixels high are enlarged by a whole factor. ``title`` is the line above the table.
     """
     given = {"structure": structure, "appearance": appearance, "swapped": swapped}
     for name, images in given.items():
