@@ -58,20 +58,12 @@ def prune_in_trials(
 ) -> Tensor:
     """Prune a recovered model (stage 1) step by step while the accuracy stays good (stage 2).
 
-    A step passes stage 2 if ``acc_before - acc_after < delta_2``; acc_before is the accuracy before the first step.
+    A step passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
+    the first step, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
 
-    Returns the mask [n] of the weights now, from the last step that passed.
-
-    Args:
-        weights: [n], of the live model, changed in place.
-        mask: [n] bool, of the live model.
-        propose: mask -> next mask to try, [n] bool; the same mask if there is nothing left to prune.
-        accuracy: measures the live model.
-        history: accuracies from the first to acc_t, the live model's.
-        trials: largest number of steps.
-        target: $A_{target}$.
-        plateau: $delta_1$.
-        tolerance: $delta_2$.
+    The ``weights`` [n] of the live model, which ``accuracy`` measures, are changed in place; their ``mask`` is [n] bool.
+    ``propose``: mask -> next mask to try, the same one if there is nothing left to prune. There are at most ``trials``
+    steps. Returns the mask of the weights now, from the last step that passed.
     """
     if not has_recovered(history, target, plateau):
         return mask

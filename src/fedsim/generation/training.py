@@ -155,9 +155,8 @@ class GeneratorTraining(LightningModule):
             found["soft"] = self._soft_label_loss(swapped)
         # 5. The generator learns, then the discriminator.
         self._update(0, self._total(found))
-        judge = self.discriminator
         found["teacher"] = teaching
-        found["discriminator"] = realness_loss(judge(images), 1.0) + realness_loss(judge(swapped.detach()), 0.0)
+        found["discriminator"] = self._realness(images, swapped)
         self._update(1, found["discriminator"])
         self._sums.append({name: loss.detach() for name, loss in found.items()})
 
@@ -205,6 +204,10 @@ class GeneratorTraining(LightningModule):
         total = total + factors.swapped_identity * found["swapped identity"]
         total = total + factors.adversarial * found["adversarial"]
         return total + factors.soft * found["soft"] if "soft" in found else total
+
+    def _realness(self, real: Tensor, made: Tensor) -> Tensor:
+        """Return the discriminator's own loss."""
+        return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
 
     def _update(self, which: int, loss: Tensor) -> None:
         optimizers = self.optimizers()
