@@ -61,7 +61,7 @@ def prune_in_trials(
     A step passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
     the first step, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
 
-    The ``weights`` [n] of the live model, which ``accuracy`` measures, are changed in place; their ``mask`` is [n] bool.
+    The ``weights`` [n] of the live model, which ``accuracy`` measures, change in place; their ``mask`` is [n] bool.
     ``propose``: mask -> next mask to try, the same one if there is nothing left to prune. There are at most ``trials``
     steps. Returns the mask of the weights now, from the last step that passed.
     """
