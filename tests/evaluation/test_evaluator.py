@@ -641,7 +641,7 @@ def test_pooled_features_need_no_neck(tree):
         method = FedAvg(share_head=False, share_neck=False)
         model = fit(make_model(method, evaluation=Evaluation(layer=layer)), data, rounds=1)
         scores[layer] = model.evaluator.score("test")
-        assert model.evaluator.has_global == (layer == "pool")
+        assert model.evaluator.plan.has_global == (layer == "pool")
         assert model.evaluator.primary == ("global" if layer == "pool" else "personalised")
     for kind in ("global", "personalised"):
         assert scores["pool"][f"test/{kind}/north/mAP"] == scores["pool"]["test/global/north/mAP"]
@@ -653,7 +653,7 @@ def test_pooled_features_need_no_neck(tree):
 def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_unseen_sets(tree, tmp_path):
     model = fit(make_model(Ditto(lam=0.0)), make_data(MarketFolders(str(tree))), rounds=1)
     evaluator = model.evaluator
-    assert evaluator.has_global
+    assert evaluator.plan.has_global
     assert evaluator.primary == "personalised"
     scores = evaluator.score("test", rankings=tmp_path / "lists")
     assert scores["test/mAP"] == scores["test/personalised/seen/mAP"] != scores["test/global/seen/mAP"]
@@ -671,3 +671,22 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
         part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
         rows = {tuple(np.round(row, 5)) for row in expected.numpy()}
         assert {tuple(np.round(row, 5)) for row in part} <= rows
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_clients_forget_their_visit_when_their_model_fails(tree, ensemble):
+    how = Evaluation(ensemble=ensemble)
+    model = fit(make_model(Ditto(lam=0.0), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
+    clients, visits = model.parts.clients.values(), []
+
+    def fail(*_):
+        if loaded := [client for client in clients if "received" in vars(client)]:
+            visits.extend(set(client.kept) for client in loaded)
+            raise RuntimeError("no features today")
+
+    model.parts.models["smallcnn"].network.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no features today"):
+        model.evaluator.score("test")
+    assert visits == [{"personal"}]
+    assert [client.kept for client in clients] == [{}, {}]
+    assert not any("received" in vars(client) for client in clients)

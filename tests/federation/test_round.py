@@ -118,7 +118,7 @@ def test_local_training_depends_on_no_other_client():
     together, alone = fit(make_model(Local())), fit(make_model(Local()), make_data(Some("town1")))
     assert torch.equal(together.parts.clients["town1"].private, alone.parts.clients["town1"].private)
     assert torch.equal(together.parts.clients["town1"].head.weight, alone.parts.clients["town1"].head.weight)
-    assert not together.evaluator.has_global
+    assert not together.evaluator.plan.has_global
 
 
 def test_the_order_of_the_clients_changes_no_bit():

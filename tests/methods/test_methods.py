@@ -269,7 +269,7 @@ def test_fedbn_shares_no_norm():
         assert norms
         assert not norms & shared
         assert ("head.weight" in shared) == ("neck.0.weight" in shared) == share_head
-        assert not model.evaluator.has_global
+        assert not model.evaluator.plan.has_global
         start = make_model(FedBN(share_head=share_head), neck=Neck(dim=8))
         start.assemble(make_data(), 0, 1, torch.device("cpu"))
         assert not torch.equal(vector(model), vector(start))

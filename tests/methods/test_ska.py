@@ -362,7 +362,7 @@ def test_scores_on_unseen_domains_are_of_the_model_that_is_generalised():
 def test_dual_gives_the_server_a_model():
     model = scored(SKA())
     assert unseen_kinds(model) == {"global"}
-    assert model.evaluator.has_global
+    assert model.evaluator.plan.has_global
     assert model.evaluator.primary == "personalised"
 
 

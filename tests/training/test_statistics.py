@@ -48,7 +48,7 @@ def test_local_statistics_never_leave_the_client():
     assert kept == {name for name, group in groups.items() if group in (Group.STAT, Group.NECKSTAT)}
     states = [client.private for client in model.parts.clients.values()]
     assert not torch.equal(states[0], states[1])
-    assert not model.evaluator.has_global
+    assert not model.evaluator.plan.has_global
 
 
 def test_recalibrated_statistics_are_those_of_the_public_images():

@@ -26,14 +26,9 @@ from fedsim.functional.similarity import Distance, Similarity
 
 BackendName = Literal["auto", "torch", "faiss"]
 
-_MOST = 2048
-"""Images per list: the limit of FAISS's selection on GPUs."""
-
-_TEMPORARY_BYTES = 256 * 2**20
-"""FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB."""
-
-_FEW = 512
-"""Up to so many candidates, sorting is faster than counting."""
+_MOST = 2048  # images per list: the limit of FAISS's selection on GPUs
+_TEMPORARY_BYTES = 256 * 2**20  # FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB
+_FEW = 512  # up to so many candidates, sorting is faster than counting
 
 
 class Backend(Protocol):
@@ -44,20 +39,15 @@ class Backend(Protocol):
     ) -> list[Ints]:
         """Return the ascending ranks of the matches of each query in ``blocks``, in that order.
 
-        Args:
-            query: [Q, D].
-            gallery: [G, D], on the same device.
-            labels: of all queries and gallery images.
-            distance: defines the order.
-            blocks: some of :func:`fedsim.functional.similarity.query_blocks`.
+        Query [Q, D] and gallery [G, D] are on one device, ``labels`` are of all of them, ``blocks`` are some of
+        :func:`fedsim.functional.similarity.query_blocks`.
         """
 
 
 def make_backend(name: BackendName) -> Backend:
     """Return the backend of that name; ``auto`` is ``torch``: faster on CPUs, and no second allocator on GPUs.
 
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
+    Raise ConfigError if ``faiss`` is wanted and not installed.
     """
     if name not in get_args(BackendName):
         raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
@@ -67,15 +57,17 @@ def make_backend(name: BackendName) -> Backend:
 def make_search(name: BackendName, device: torch.device) -> Search:
     """Return a search for neighbours by cosine; ``auto`` is FAISS if it can use ``device``, else torch.
 
-    Raises:
-        ConfigError: if ``faiss`` is wanted and not installed.
+    Raise ConfigError if ``faiss`` is wanted and not installed.
     """
-    if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
-        return FaissBackend().nearest_units
-    return nearest
-
-
-# -- counting ----------------------------------------------------------------------------------------------------------
+    if name == "torch":
+        return nearest
+    try:
+        search = FaissBackend().nearest_units
+    except ConfigError:
+        if name == "faiss":
+            raise
+        return nearest
+    return search if name == "faiss" or device.type == "cpu" or _has_gpus() else nearest
 
 
 class TorchBackend:
@@ -92,12 +84,7 @@ class TorchBackend:
 def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
     """Return the ranks of all matches: the fast version of :func:`fedsim.evaluation.ranking.positive_ranks`.
 
-    Args:
-        similarity: [b, G] float32, finite, larger is closer, on a CPU or GPU. Junk is overwritten with -inf.
-        labels: of these b queries and the G gallery images.
-
-    Returns:
-        b arrays of ascending ranks, from 1.
+    ``similarity`` is [b, G] float32, finite, larger is closer, on a CPU or GPU; junk is overwritten with -inf.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 3, 1]), np.array([1, 1, 1, 2]))
     >>> count_ranks(torch.tensor([[0.9, 0.8, 0.7, 0.8]]), labels)
@@ -159,17 +146,10 @@ def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
     return [np.sort(row[:count]) for row, count in zip(ranks.cpu().numpy(), counts, strict=True)]
 
 
-# -- FAISS -------------------------------------------------------------------------------------------------------------
-
-
 class FaissBackend:
-    """Lists from FAISS's exact search, on the device of the features.
+    """Lists from FAISS's exact search, on the device of the features; raises ConfigError if FAISS is not installed.
 
-    Args:
-        k: images per list, at most 2048. Longer lists take more time to find, shorter ones leave more to counting.
-
-    Raises:
-        ConfigError: if FAISS is not installed.
+    ``k`` is their length, at most 2048. Longer lists take more time to find, shorter ones leave more to counting.
     """
 
     def __init__(self, k: int = 1000) -> None:
@@ -194,8 +174,7 @@ class FaissBackend:
     def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
         """Search by cosine among rows of unit length: see :data:`fedsim.functional.neighbours.Search`.
 
-        Raises:
-            ConfigError: if features are on a GPU for which FAISS was not built, or k is too large for one.
+        Raise ConfigError if features are on a GPU for which FAISS was not built, or k is too large for one.
         """
         return _search(_plain(query), _plain(gallery), k, "cosine")
 
@@ -217,7 +196,7 @@ def _search(query: Tensor, gallery: Tensor, k: int, distance: Distance) -> Neigh
 
 
 def _search_on_gpu(query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple[Any, Any]:
-    if not _has_gpus(_load_faiss()):
+    if not _has_gpus():
         raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
     import faiss.contrib.torch_utils
 
@@ -264,15 +243,8 @@ def _load_faiss() -> Any:
     return faiss
 
 
-def _faiss_can_use(device: torch.device) -> bool:
-    try:
-        faiss = _load_faiss()
-    except ConfigError:
-        return False
-    return device.type == "cpu" or _has_gpus(faiss)
-
-
-def _has_gpus(faiss: Any) -> bool:
+def _has_gpus() -> bool:
+    faiss = _load_faiss()
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 

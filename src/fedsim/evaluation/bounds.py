@@ -20,9 +20,7 @@ class Interval(NamedTuple):
 
 
 def one_match_bounds(
-    cmc: Mapping[int, float],
-    definition: Literal["rectangular", "trapezoid"] = "rectangular",
-    gallery: float = math.inf,
+    cmc: Mapping[int, float], definition: Literal["rectangular", "trapezoid"] = "rectangular", gallery: float = math.inf
 ) -> Interval:
     """Return the interval in which mAP lies when every query has one match.
 
@@ -31,10 +29,8 @@ def one_match_bounds(
     ``R1 + (R5 - R1) / 5 + (R10 - R5) / 10 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11``.
     This also holds for means over several splits or rounds.
 
-    Args:
-        cmc: rank -> share of the queries with their match up to this rank, percent; rank 1 must be there.
-        definition: of average precision.
-        gallery: number of gallery images, the last rank.
+    ``cmc`` is rank -> share of the queries with their match up to this rank, percent; rank 1 must be there. ``gallery``
+    is the number of gallery images, the last rank.
 
     >>> one_match_bounds({1: 50.0, 5: 60.0, 10: 70.0})
     Interval(low=53.0, high=59.39393939393939)

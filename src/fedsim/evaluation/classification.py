@@ -22,7 +22,6 @@ from fedsim.data.pixels import Pixels
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.plan import Job, SplitName
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import ACCURACIES, Row
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
 
@@ -35,9 +34,7 @@ def evaluator_for(settings: Evaluation) -> type[Evaluator]:
 def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Return which images are classified right, bool [n]: the first of equal logits counts, and all must be finite.
 
-    Args:
-        logits: [n, Z].
-        labels: int64 [n], 0 to Z - 1.
+    ``logits`` are [n, Z], ``labels`` int64 [n], 0 to Z - 1.
 
     >>> hits_of(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), torch.tensor([1, 1]))
     tensor([ True, False])
@@ -48,16 +45,11 @@ def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ClassificationEvaluator(Evaluator):
-    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`.
-
-    Raises:
-        ConfigError: if each client has class numbers of its own.
-    """
+    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`."""
 
     def __post_init__(self) -> None:
-        """Check that a class has one label."""
+        """Raise ConfigError if a class may have several labels, or none."""
         super().__post_init__()
-        self.metrics, self.needs = ACCURACIES, "head"
         if self.federated.classes is None:
             raise ConfigError(
                 "data.labels: own numbers each client's classes from 0, so a test image has no label; set it to common"
@@ -70,9 +62,8 @@ class ClassificationEvaluator(Evaluator):
 
     def write_features(self, folder: Path, maps: Path | None = None) -> list[Path]:  # noqa: ARG002 - as in retrieval
         """Raise ConfigError: there are none."""
-        raise ConfigError(
-            "model.evaluation.task: classification has no retrieval features to write; set it to retrieval"
-        )
+        what = "classification has no retrieval features to write"
+        raise ConfigError(f"model.evaluation.task: {what}; set it to retrieval")
 
     def score(self, split: SplitName, trained: Any = (), rankings: Path | None = None) -> dict[str, float]:
         """Score all models; see :meth:`Evaluator.score`."""
@@ -114,14 +105,11 @@ class ClassificationEvaluator(Evaluator):
         pids = self._sets(split, job.domain).query.pids
         labels = torch.from_numpy(np.searchsorted(self._classes, pids)).to(query.device)
         hits = hits_of(query, labels).double().cpu().numpy()[:, None]
-        yield hits if self._is_mine(job)(0) else np.zeros_like(hits)
+        yield hits if self._is_mine(job, 0) else np.zeros_like(hits)
 
     def _metrics_of(self, tables: list[Tensor]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return means over images [1, 1], and no curve."""
         return np.array([[float(table.sum()) / len(table)] for table in tables]), np.empty(0)
-
-    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[NDArray[np.float64]]) -> None:
-        """Keep none."""
 
     @property
     def _classes(self) -> Index:

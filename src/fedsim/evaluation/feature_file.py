@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -19,14 +18,11 @@ from fedsim.evaluation.ranking import Ints, RetrievalLabels
 _LOCAL_HEADER = 30  # bytes before name and extra field of a member of a zip archive
 
 
-@dataclass(frozen=True)
-class FeatureFile:
-    """The content of a feature file."""
+class FeatureFile(NamedTuple):
+    """The features of a file, [Q, D] and [G, D], with identities and cameras."""
 
     query: Tensor
-    """[Q, D]"""
     gallery: Tensor
-    """[G, D]"""
     labels: RetrievalLabels
 
 
@@ -43,13 +39,8 @@ def write_features(path: Path, query: Tensor, gallery: Tensor, labels: Retrieval
 def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, ...] = (-1,)) -> FeatureFile:
     """Read a feature file; arrays that are not compressed stay on the disk until they are used.
 
-    Args:
-        path: an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery.
-        camera_aware: see :class:`RetrievalLabels`; if False, cameras may be missing.
-        junk_pids: see there.
-
-    Raises:
-        DataError: naming the wrong array.
+    It is an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery; unless
+    ``camera_aware``, cameras may be missing. Raise DataError, naming the wrong array. See :class:`RetrievalLabels`.
     """
     try:
         with ZipFile(path) as archive:
@@ -68,22 +59,16 @@ def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, .
 
 def _read_kind(path: Path, archive: ZipFile, kind: str, camera_aware: bool) -> tuple[NDArray[Any], Ints, Ints]:
     """Return features, identities and cameras of queries or gallery."""
-    features = _features(path, archive, kind)
+    features = _array(path, archive, kind)
+    if features.ndim != 2 or 0 in features.shape or features.dtype.kind != "f":
+        found = f"{features.dtype} {list(features.shape)}"
+        raise DataError(f"{path}: {kind} is {found}; it must be an array of floats [images, features]")
+    if not features.dtype.isnative or features.dtype.itemsize > 8:  # torch cannot take them as they are
+        features = features.astype(np.float32)
     pids, camids = _labels(path, archive, f"{kind}_pids", len(features)), np.zeros(len(features), dtype=np.int64)
     if camera_aware or f"{kind}_camids.npy" in archive.namelist():
         camids = _labels(path, archive, f"{kind}_camids", len(features))
     return features, pids, camids
-
-
-def _features(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
-    array = _array(path, archive, name)
-    if array.ndim != 2 or 0 in array.shape or array.dtype.kind != "f":
-        raise DataError(
-            f"{path}: {name} is {array.dtype} {list(array.shape)}; it must be an array of floats [images, features]"
-        )
-    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch cannot take them as they are
-        array = array.astype(np.float32)
-    return array
 
 
 def _labels(path: Path, archive: ZipFile, name: str, size: int) -> Ints:

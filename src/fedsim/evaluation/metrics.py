@@ -69,17 +69,10 @@ class _Retrieval(Metric):
     def update(
         self, features: Tensor, pids: Tensor, camids: Tensor, is_query: Tensor | bool, index: Tensor | None = None
     ) -> None:
-        """Add images.
+        """Add images: features [B, D], identities [B], cameras [B]; raise ValueError if lengths differ.
 
-        Args:
-            features: [B, D].
-            pids: [B] identities.
-            camids: [B] cameras.
-            is_query: [B], or one value for all.
-            index: [B] place of each image in the list of queries or gallery images; one image per place counts.
-
-        Raises:
-            ValueError: if lengths differ.
+        ``is_query`` is [B], or one value for all; ``index`` [B] the place of each image in the list of queries or
+        gallery images: one image per place counts.
         """
         size = len(features)
         query = torch.as_tensor(is_query, device=features.device).bool()
@@ -96,17 +89,13 @@ class _Retrieval(Metric):
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Gather the images of all ranks; a rank may have none."""
         # torchmetrics gathers one tensor per list, with equally many dimensions on all ranks
-        self.features = [_join(self.features) if len(self.features) else torch.zeros(0, 0, device=self.device)]
         nothing = torch.zeros(0, 4, dtype=torch.int64, device=self.device)
+        self.features = [_join(self.features) if len(self.features) else nothing[:, :0].float()]
         self.labels = [_join(self.labels) if len(self.labels) else nothing]
         super().sync(*args, **kwargs)
 
     def ranking(self) -> Ranking:
-        """Rank everything that was added.
-
-        Raises:
-            ValueError: if there are no queries or no gallery.
-        """
+        """Rank everything that was added; raise ValueError if there are no queries or no gallery."""
         if len(self.features) == 0 or len(_join(self.labels)) == 0:
             raise ValueError("update() was never called: there is nothing to rank")
         features, labels = _join(self.features), _join(self.labels)

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
-from fedsim.data.images import Images, Size
+from fedsim.data.images import Images
 from fedsim.evaluation.backends import mask_junk
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
 
-_FRAME = 3
-"""Pixels around a picture."""
-
-# -- ranked lists ------------------------------------------------------------------------------------------------------
+_ROWS, _COLUMNS = 8, 10  # queries, and images of each list, on a sheet
+_SIZE = (128, 64)  # height and width of a picture, pixels
+_FRAME = 3  # pixels around a picture
 
 
 @dataclass(frozen=True)
@@ -64,29 +63,19 @@ def write_ranked_lists(path: Path, lists: RankedLists) -> None:
         np.savez(file, index=lists.index, similarity=lists.similarity, is_match=lists.is_match)
 
 
-def draw_ranked_lists(
-    lists: RankedLists, query: Images, gallery: Images, size: Size, rows: int = 8, columns: int = 10
-) -> Image.Image:
-    """Draw some queries and their lists: green frames around matches, red ones around other images.
+def draw_ranked_lists(lists: RankedLists, query: Images, gallery: Images) -> Image.Image:
+    """Draw queries, evenly spread over all Q, and the first of their lists of the G gallery images.
 
-    Args:
-        lists: of all queries.
-        query: the Q query images.
-        gallery: the G gallery images.
-        size: height and width of one picture, pixels.
-        rows: number of queries, evenly spread over all.
-        columns: images per list.
+    Frames are green around matches, red around other images.
     """
-    chosen = np.unique(np.linspace(0, len(lists.index) - 1, rows).round().astype(np.int64))
-    height, width = size[0] + 2 * _FRAME + 2, size[1] + 2 * _FRAME + 2
-    sheet = Image.new("RGB", (width * (columns + 1) + 8, height * len(chosen)), "white")
+    chosen = np.unique(np.linspace(0, len(lists.index) - 1, _ROWS).round().astype(np.int64))
+    height, width = (pixels + 2 * _FRAME + 2 for pixels in _SIZE)
+    sheet = Image.new("RGB", (width * (_COLUMNS + 1) + 8, height * len(chosen)), "white")
     draw = ImageDraw.Draw(sheet)
-    queries = query.take(chosen).decode(size)
-    for row, q in enumerate(chosen):
-        _paste(sheet, draw, queries[row], (0, row * height), "black")
-        found = lists.index[q, :columns]
-        found = found[found >= 0]
-        for column, image in enumerate(gallery.take(found).decode(size)):
+    for row, (q, picture) in enumerate(zip(chosen, query.take(chosen).decode(_SIZE), strict=True)):
+        _paste(sheet, draw, picture, (0, row * height), "black")
+        found = lists.index[q, :_COLUMNS]
+        for column, image in enumerate(gallery.take(found[found >= 0]).decode(_SIZE)):
             colour = "limegreen" if lists.is_match[q, column] else "red"
             _paste(sheet, draw, image, (8 + (column + 1) * width, row * height), colour)
     return sheet
@@ -100,17 +89,12 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Tensor, corner:
     sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (left + _FRAME, top + _FRAME))
 
 
-# -- maps --------------------------------------------------------------------------------------------------------------
-
-
 def map_strength(maps: Tensor) -> Tensor:
     """Return the length of each pixel's vector of channels, divided by the largest length in the image.
 
-    Paper silent on how many channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying
-    more attention to attention", ICLR 2017, Section 3.1. The division removes factors that are common to all pixels,
-    such as gates of 1/2.
-
-    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0.
+    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0. Paper silent on how many
+    channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying more attention to
+    attention", ICLR 2017, Section 3.1. The division removes factors common to all pixels, such as gates of 1/2.
 
     >>> map_strength(torch.tensor([[[[3.0, 0.0]], [[4.0, 1.0]]]]))
     tensor([[[1.0000, 0.2000]]])
@@ -124,12 +108,8 @@ def map_strength(maps: Tensor) -> Tensor:
 def draw_maps(backbone: nn.Module, images: Tensor) -> Image.Image:
     """Draw images side by side, and below each the strength of the backbone's map: white is the strongest pixel.
 
-    Args:
-        backbone: normalised images [B, 3, H, W] -> maps [B, C, h, w], in evaluation mode.
-        images: uint8 [B, 3, H, W], on the backbone's device.
-
-    Raises:
-        ConfigError: if the backbone returns features without a map.
+    The backbone (normalised images [B, 3, H, W] -> maps [B, C, h, w]) is in evaluation mode, ``images`` uint8
+    [B, 3, H, W] are on its device. Raise ConfigError if it returns features without a map.
     """
     with torch.autocast(images.device.type, enabled=False):  # as in feature extraction
         maps = backbone(normalise_images(images))

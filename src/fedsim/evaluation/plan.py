@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 SplitName = Literal["val", "test"]
 
-# -- models ------------------------------------------------------------------------------------------------------------
-
 
 class Job(NamedTuple):
     """One model on one retrieval set, for all rows with these weights."""
@@ -49,13 +47,10 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The models and data sets of one evaluation; the server's state decides on unseen domains, so it holds once.
+    """The models and data sets of an evaluation; the server's state at this moment decides on unseen domains.
 
-    Most arguments are those of :class:`fedsim.evaluation.evaluator.Evaluator`.
-
-    Args:
-        needs: part of the model that must be shared for a global model to be scored.
-        ensemble: also score all personalised models together on unseen domains.
+    ``needs`` and ``ensemble`` are those of :class:`fedsim.evaluation.settings.Evaluation`, the other arguments those of
+    :class:`fedsim.evaluation.extraction.Extractor`.
     """
 
     method: Method
@@ -88,12 +83,7 @@ class Plan:
         return self.method.delivers == "ensemble" and not self._unseen_by_server
 
     def rows(self, split: SplitName, trained: tuple[str, ...]) -> list[Row]:
-        """Return all models with their domains.
-
-        Args:
-            split: ``val`` or ``test``.
-            trained: clients that have a local model from this round.
-        """
+        """Return all models with their domains; ``trained`` clients have a local model from this round."""
         rows: list[Row] = []
         for data in self.federated.clients:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
@@ -127,12 +117,7 @@ class Plan:
         return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
 
     def jobs(self, rows: list[Row], is_large: Callable[[str], bool]) -> list[Job]:
-        """Join rows with equal weights and data to jobs; jobs of all ranks come first.
-
-        Args:
-            rows: see :meth:`rows`.
-            is_large: whether all ranks should score a domain together.
-        """
+        """Join rows with equal weights and data; jobs of all ranks, such as those on large domains, come first."""
         members: dict[tuple[str, str, str], list[int]] = {}
         for number, row in enumerate(rows):
             members.setdefault((*self.weights_of(row), row.domain), []).append(number)
@@ -157,9 +142,6 @@ class Plan:
         if plain and model.flat.num_shared == 0:
             return "private", row.client
         return row.kind, row.client
-
-
-# -- trials ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -196,17 +178,10 @@ def trials_of(sets: RetrievalSet, camera_aware: bool, junk_pids: tuple[int, ...]
 def score_trials(
     trials: Sequence[Trial], query: Tensor, gallery: Tensor, ranker: Ranker, is_mine: Callable[[int], bool]
 ) -> list[NDArray[np.float64]]:
-    """Score some blocks of queries of all trials of a retrieval set.
+    """Score the blocks of queries that are mine; ``is_mine`` gets their numbers, counted through all trials of the set.
 
-    Args:
-        trials: of the set.
-        query: [Q, D] features of the set's queries.
-        gallery: [G, D] features of its gallery, or pool.
-        ranker: finds and scores the ranks.
-        is_mine: number of a block, counted through all trials -> whether to score it.
-
-    Returns:
-        per trial the table of :class:`fedsim.evaluation.ranking.QueryScores`, zero for the other blocks.
+    ``query`` [Q, D] are the features of its queries, ``gallery`` [G, D] those of its gallery, or pool. Returns per
+    trial the table of :class:`fedsim.evaluation.ranking.QueryScores`, zero for the other blocks.
     """
     tables, number = [], 0
     for trial in trials:

@@ -1,7 +1,4 @@
-"""Features in, scores out.
-
-Q queries, G gallery images, D features.
-"""
+"""Features in, scores out. Q queries, G gallery images, D features."""
 
 from __future__ import annotations
 
@@ -29,12 +26,9 @@ from fedsim.functional.similarity import Distance, Similarity, query_blocks
 class Ranker:
     """Ranks galleries and scores the ranks.
 
-    Args:
-        distance: ``cosine``, or ``euclidean`` on features as they are.
-        backend: finds the ranks.
-        single_gallery_shot: CMC on galleries with one random image per identity, in expectation, by torch; see
-            :func:`fedsim.evaluation.ranking.expected_hits`.
-        invalid_as_zero: average over all queries; those without a match count as zeros.
+    ``distance`` is ``cosine``, or ``euclidean`` on features as they are. ``single_gallery_shot``: CMC on galleries with
+    one random image per identity, in expectation, by torch; see :func:`fedsim.evaluation.ranking.expected_hits`.
+    ``invalid_as_zero``: average over all queries; those without a match count as zeros.
     """
 
     distance: Distance = "cosine"
@@ -51,11 +45,10 @@ class Ranker:
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Iterable[slice] | None = None
     ) -> QueryScores:
         """Return the scores of the queries in some blocks (None: in all); see :meth:`Backend.ranks`."""
-        if (len(query), len(gallery)) != (len(labels.query_pids), len(labels.gallery_pids)):
-            raise ValueError(
-                f"labels: of {len(labels.query_pids)} queries and {len(labels.gallery_pids)} gallery images; "
-                f"features: of {len(query)} and {len(gallery)}"
-            )
+        num_queries, num_gallery = len(labels.query_pids), len(labels.gallery_pids)
+        if (len(query), len(gallery)) != (num_queries, num_gallery):
+            labelled = f"{num_queries} queries and {num_gallery} gallery images"
+            raise ValueError(f"labels: of {labelled}; features: of {len(query)} and {len(gallery)}")
         blocks = query_blocks(len(query), len(gallery)) if blocks is None else blocks
         if not self.single_gallery_shot:
             return score_ranks(self.backend.ranks(query, gallery, labels, self.distance, blocks))

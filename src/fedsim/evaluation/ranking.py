@@ -15,27 +15,20 @@ from numpy.typing import NDArray
 
 JUNK = -1
 """Identity of gallery images that count neither as right nor as wrong (Market-1501's convention)."""
-
 MAX_RANK = 50
 """Length of the CMC curve."""
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-# -- labels ------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class RetrievalLabels:
-    """Identities and cameras, and the rules that tell matches from junk.
+    """Identities and cameras of Q queries and G gallery images, and the rules that tell matches from junk.
 
     A gallery image is a *match* if it shows the query's identity. It is *junk*, and left out of the ranked list, if its
     identity is in ``junk_pids``, if it is a match from the query's own camera (``camera_aware``), or if it is the query
-    image itself (``own``). All other images, distractors included, are wrong answers.
-
-    Raises:
-        ValueError: if lengths do not fit.
+    image itself (``own``). All other images, distractors included, are wrong answers. Lengths must fit (ValueError).
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1, -1]), np.array([0, 1, 2, 0]))
     >>> labels.positives_and_junk(0)
@@ -45,13 +38,9 @@ class RetrievalLabels:
     """
 
     query_pids: Ints
-    """[Q]"""
     query_camids: Ints
-    """[Q]"""
     gallery_pids: Ints
-    """[G]"""
     gallery_camids: Ints
-    """[G]"""
     camera_aware: bool = True
     """whether the same identity in the same camera is junk"""
     junk_pids: tuple[int, ...] = (JUNK,)
@@ -106,12 +95,8 @@ class RetrievalLabels:
 
     def take(self, queries: list[int] | Ints | slice, gallery: Ints | None = None) -> RetrievalLabels:
         """Return the labels of some queries and of some gallery images (positions; None: all)."""
-        part = replace(
-            self,
-            query_pids=self.query_pids[queries],
-            query_camids=self.query_camids[queries],
-            own=None if self.own is None else self.own[queries],
-        )
+        own = None if self.own is None else self.own[queries]
+        part = replace(self, query_pids=self.query_pids[queries], query_camids=self.query_camids[queries], own=own)
         if gallery is None:
             vars(part).update(_positions=self._positions, is_junk=self.is_junk)  # cached; the gallery is the same
             return part
@@ -137,9 +122,7 @@ _NONE = np.array([], dtype=np.int64)
 def positive_ranks(similarity: NDArray[np.float32], labels: RetrievalLabels) -> list[Ints]:
     """Return the ranks of each query's matches (from 1, ascending). The obvious version: it sorts the whole gallery.
 
-    Args:
-        similarity: [Q, G] larger is closer.
-        labels: of the Q queries and G gallery images. A query without a match gets an empty array.
+    ``similarity`` is [Q, G], larger is closer. A query without a match gets an empty array.
 
     >>> d = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]], dtype=np.float32)
     >>> gallery_pids, gallery_camids = np.array([2, 1, 3, 1, 4, 1]), np.array([1, 1, 1, 2, 2, 3])
@@ -155,9 +138,6 @@ def positive_ranks(similarity: NDArray[np.float32], labels: RetrievalLabels) -> 
         junk |= order == labels.own[:, None]
     rank = np.cumsum(~junk, axis=1)
     return [row[good] for row, good in zip(rank, match & ~junk, strict=True)]
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,9 +167,8 @@ class QueryScores:
     first: Ints
     """[Q] rank of the first match, from 1; 0: there is none"""
     precision: Floats
-    """[Q] rectangular average precision"""
+    """[Q] rectangular average precision; the next one is trapezoidal"""
     precision_trapezoid: Floats
-    """[Q]"""
     inverse_penalty: Floats
     """[Q] number of matches / rank of the last one"""
     expected_hits: Floats | None = None
@@ -222,9 +201,7 @@ def score_ranks(ranks: Sequence[Ints], hits: Floats | None = None) -> QueryScore
     Rectangular average precision is mean_j j / r_j. The trapezoidal one is mean_j (p_j + j / r_j) / 2, where
     p_j = (j - 1) / (r_j - 1), and 1 if r_j = 1. The inverse negative penalty is m / r_m.
 
-    Args:
-        ranks: per query the ascending ranks of its matches, see :func:`positive_ranks`.
-        hits: see :func:`expected_hits`.
+    ``ranks`` are those of :func:`positive_ranks`, ``hits`` those of :func:`expected_hits`.
 
     >>> scores = score_ranks([np.array([2, 4, 6]), np.array([], dtype=np.int64)])
     >>> scores.first, scores.precision
@@ -251,9 +228,7 @@ def score_ranks(ranks: Sequence[Ints], hits: Floats | None = None) -> QueryScore
 def average_scores(scores: QueryScores, invalid_as_zero: bool = False) -> Ranking:
     """Average the scores of the queries with a match; NaN if there are none.
 
-    Args:
-        scores: of all queries.
-        invalid_as_zero: count queries without a match as zeros, as the code of paper 003 does.
+    ``invalid_as_zero``: count queries without a match as zeros, as the code of paper 003 does.
 
     >>> average_scores(score_ranks([np.array([2, 4, 6]), np.array([], dtype=np.int64)])).mAP
     0.5
@@ -269,9 +244,6 @@ def average_scores(scores: QueryScores, invalid_as_zero: bool = False) -> Rankin
     return Ranking(cmc[0], cmc[4], cmc[9], mean_ap, mean_trapezoid, mean_inp, int(valid.sum()), len(valid), cmc)
 
 
-# -- single-gallery-shot CMC -------------------------------------------------------------------------------------------
-
-
 def expected_hits(similarity: NDArray[np.float32], labels: RetrievalLabels) -> Floats:
     """Return the chance of a match among the first 1, 2, ... images of a gallery with one random image per identity.
 
@@ -280,12 +252,7 @@ def expected_hits(similarity: NDArray[np.float32], labels: RetrievalLabels) -> F
     the match. It stands before the match with chance c_i / n_i, independently of the others: the number of identities
     before the match is a Poisson binomial variable.
 
-    Args:
-        similarity: [Q, G] larger is closer; equal ones are ordered by gallery index.
-        labels: of the Q queries and G gallery images.
-
-    Returns:
-        [Q, MAX_RANK] float64; zeros for queries without a match.
+    From ``similarity`` [Q, G], larger is closer, to [Q, MAX_RANK]; queries without a match get zeros.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 2]), np.array([1, 1, 1]))
     >>> expected_hits(np.array([[0.9, 0.5, 0.1]], dtype=np.float32), labels)[0, :3]

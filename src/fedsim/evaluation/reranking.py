@@ -1,7 +1,4 @@
-"""Re-ranking by k-reciprocal encoding (see :mod:`fedsim.functional.reciprocal`), and query expansion.
-
-Q queries, G gallery images, D features.
-"""
+"""Re-ranking by k-reciprocal encoding, and query expansion. Q queries, G gallery images, D features."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from fedsim.functional.neighbours import Search
 from fedsim.functional.reciprocal import (
     Floats,
     Scale,
-    check_options,
     encode_units,
     jaccard_blocks,
     search_checked,
@@ -37,23 +33,13 @@ def rerank_blocks(
     scale: Scale = "farthest",
     block: int = 256,
 ) -> Iterator[tuple[slice, Floats]]:
-    """Yield the distances ``(1 - lambda) d_J + lambda d`` (Eq. 12) as blocks: (queries, [b, G] float32).
+    """Return the distances ``(1 - lambda) d_J + lambda d`` (Eq. 12) as blocks: (queries, [b, G] float32).
 
-    Args:
-        query: [Q, D], any float type.
-        gallery: [G, D].
-        search: finds neighbours, among queries and gallery together.
-        k1: see :func:`fedsim.functional.reciprocal.encode`, also for k2 and scale.
-        k2: images to average over.
-        lambda_: weight of the original distance d: 1 keeps the original order, 0 takes the Jaccard distance d_J alone.
-        scale: divisor of the original distance.
-        block: queries at a time; a block takes about 12 * block * G bytes.
-
-    Raises:
-        ConfigError: if k1, k2, lambda_ or scale is out of range, before the first block.
-        ValueError: see :func:`fedsim.functional.reciprocal.encode`.
+    ``query`` [Q, D] and ``gallery`` [G, D] have any float type. Neighbours are searched among them together; see
+    :func:`fedsim.functional.reciprocal.encode`, also for ``k1``, ``k2``, ``scale`` and errors, which are raised before
+    the first block. ``lambda_`` is the weight of the original distance d: 1 keeps the original order, 0 takes the
+    Jaccard distance d_J alone. A block takes about 12 * ``block`` * G bytes.
     """
-    check_options(k1, k2, scale)
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")
     features = torch.cat([unit(query), unit(gallery)])
@@ -61,15 +47,14 @@ def rerank_blocks(
     num = len(query)
     jaccard = jaccard_blocks(encodings, np.arange(num), np.arange(num, len(features)), block)
 
-    def blocks() -> Iterator[tuple[slice, Floats]]:
-        for part, distance in jaccard:
-            with torch.autocast(features.device.type, enabled=False):
-                cosine = (features[part] @ features[num:].T).cpu().numpy()
-            distance *= 1 - lambda_
-            distance += lambda_ * (squared_distance(cosine) / farthest[part, None])  # Eq. (12)
-            yield part, distance
+    def mixed(part: slice, distance: Floats) -> tuple[slice, Floats]:
+        with torch.autocast(features.device.type, enabled=False):
+            cosine = (features[part] @ features[num:].T).cpu().numpy()
+        distance *= 1 - lambda_
+        distance += lambda_ * (squared_distance(cosine) / farthest[part, None])  # Eq. (12)
+        return part, distance
 
-    return blocks()
+    return (mixed(*of_block) for of_block in jaccard)
 
 
 def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha: float = 0.0) -> Tensor:
@@ -79,16 +64,9 @@ def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha
     Feature Model for Object Retrieval", ICCV 2007, without its spatial verification. alpha > 0: F. Radenovic et al.,
     "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2018 (theirs is 3).
 
-    Args:
-        query: [Q, D], any float type.
-        gallery: [G, D], without the queries: they would count twice.
-        search: finds neighbours.
-        k: neighbours, at least 1; G if there are fewer.
-        alpha: neighbours weigh max(similarity, 0) ** alpha, or 1 if alpha is 0; the query weighs 1.
-
-    Raises:
-        ConfigError: if k or alpha is out of range.
-        ValueError: see :func:`fedsim.functional.reciprocal.encode`.
+    From query [Q, D] and gallery [G, D], any float type, without the queries: they would count twice. There are G
+    neighbours if k is more. Neighbours weigh max(similarity, 0) ** alpha, or 1 if alpha is 0; the query weighs 1. See
+    :func:`fedsim.functional.reciprocal.encode` for errors; ConfigError also if k < 1 or alpha < 0.
 
     >>> from fedsim.functional.neighbours import Neighbours
     >>> nearest = Neighbours(np.array([[0]]), np.array([[0.28]], dtype=np.float32))

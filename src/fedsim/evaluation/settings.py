@@ -49,6 +49,11 @@ class Evaluation:
             raise ConfigError("model.evaluation.ensemble: joins retrieval features; leave it out of classification")
 
     @property
+    def needs(self) -> Literal["neck", "pool", "head"]:
+        """Part of the model that must be shared for a global model to be scored."""
+        return "head" if self.task == "classification" else self.layer
+
+    @property
     def monitor(self) -> str:
         """The score by which models are selected."""
         return "val/top1" if self.task == "classification" else "val/mAP"

@@ -14,10 +14,7 @@ Curve = tuple[Literal["val", "test"], Kind, str]
 """Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
-
 ACCURACIES = ("top1",)
-"""Metrics of classification."""
-
 METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
 """Task -> what models are scored by."""
 
@@ -46,21 +43,11 @@ def summarise(
     num_clients: int,
     names: Sequence[str] = METRICS,
 ) -> dict[str, float]:
-    """Name the scores, and add means.
+    """Name the scores ``values`` of models, per row [trials, metrics], and add means.
 
-    Args:
-        split: ``val`` or ``test``.
-        rows: the scored models.
-        values: per row [trials, metrics]; several trials are random splits of one data set.
-        unseen: domains without a client.
-        primary: the kind of model that the method delivers.
-        num_clients: of the federation.
-        names: of the metrics.
-
-    Returns:
-        ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several random splits. ``domain``
-        is also ``seen`` and ``unseen``, the means over those. ``split/metric`` is the primary model's mean over seen
-        domains.
+    The result has ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several trials, the
+    random splits of one data set. ``domain`` is also ``seen`` and ``unseen``, the means over those; ``unseen`` domains
+    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains.
     """
     metrics: dict[str, float] = {}
     for kind in get_args(Kind):

@@ -10,8 +10,7 @@ from typing import Literal
 
 Encoding = Literal["dense", "bitmap", "index", "min"]
 
-_VALUE = 4
-"""Bytes of a float32."""
+_VALUE = 4  # bytes of a float32
 
 
 def dense_bytes(num_elements: int) -> int:
@@ -45,13 +44,9 @@ def index_bytes(num_elements: int, num_nonzero: int) -> int:
 
 
 def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:
-    """Return the bytes of a payload in an encoding.
+    """Return the bytes of a payload in an encoding; ``min`` is the shortest of the three others.
 
-    Args:
-        num_elements: n.
-        num_nonzero: nnz.
-        encoding: ``min`` is the shortest of the three others.
-        known: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
+    ``known``: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
 
     >>> [sparse_bytes(64, 3, encoding) for encoding in ("dense", "bitmap", "index", "min")]
     [256, 20, 24, 20]

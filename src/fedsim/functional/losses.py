@@ -1,6 +1,9 @@
-"""Losses and distances of features and logits. B images, D features, Z identities."""
+"""Losses and distances of features, logits and models. B images, D features, Z identities."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +15,8 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016), a scalar.
 
-    With soft labels t, against ``(1 - s) * t + s * w / Z``, w the sum of t.
-
-    Args:
-        logits: [B, Z] float.
-        labels: [B] int64; unused if there are soft labels.
-        smoothing: s in [0, 1); 0 is plain cross-entropy.
-        targets: [B, Z] float, soft labels t; the mean divides by B for any w. None: one-hot labels.
+    With soft labels t (``targets`` [B, Z] float), against ``(1 - s) * t + s * w / Z``, w the sum of t; the mean divides
+    by B for any w, and ``labels`` [B] int64 are unused. ``smoothing`` is s in [0, 1).
 
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)
@@ -38,11 +36,8 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     a positive or a negative in the batch do not count; a batch without such anchors gives 0. Eq. (8) of paper 002 has
     squared distances, and both signs wrong in print: it would push positives away.
 
-    Args:
-        features: [B, D] float.
-        labels: [B] int64.
-        margin: m, in the unit of the Euclidean distance.
-        squared: take squared distances.
+    ``features`` are [B, D] float, ``labels`` [B] int64; the ``margin`` m has the unit of the Euclidean distance,
+    ``squared`` or not.
 
     >>> x = torch.tensor([[0.0], [1.0], [1.5], [3.0]])
     >>> batch_hard_triplet(x, torch.tensor([0, 0, 1, 1]), margin=0.3)
@@ -115,3 +110,26 @@ def soft_label_divergence(logits: Tensor, targets: Tensor, temperature: float) -
     tensor(0.1308)
     """
     return temperature**2 * feature_divergence(targets, logits, temperature)
+
+
+def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
+
+    It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
+    models differ by a hundredth. Dot products of single tensors are summed in float64. ``pairs`` are (tensor of v,
+    tensor of w) of equal shapes and any floating type. The distance is 0 if both models are zero, and 1 if one is.
+
+    >>> v, w = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
+    >>> round(cosine_distance_of_parameters([(v, w)]), 12)
+    0.4
+    """
+    difference = square_v = square_w = 0.0
+    for of_v, of_w in pairs:
+        v, w = of_v.detach().double().flatten(), of_w.detach().double().flatten()
+        d = v - w
+        sums = torch.stack([d.dot(d), v.dot(v), w.dot(w)]).tolist()
+        difference, square_v, square_w = difference + sums[0], square_v + sums[1], square_w + sums[2]
+    norm_v, norm_w = math.sqrt(square_v), math.sqrt(square_w)
+    if norm_v * norm_w == 0:
+        return float(difference > 0)
+    return max((difference - (norm_v - norm_w) ** 2) / (2 * norm_v * norm_w), 0.0)

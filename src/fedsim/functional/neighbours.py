@@ -1,7 +1,4 @@
-"""Nearest neighbours: lists of the k gallery images that are most similar to each query.
-
-Q queries, G gallery images, D features.
-"""
+"""Nearest neighbours: the k of G gallery images that are most similar to each of Q queries; D features."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ def nearest(query: Tensor, gallery: Tensor, k: int, distance: Distance = "cosine
 
 
 def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]:
-    """Return the first k columns of each row in the stable order, and their values.
-
-    ``similarity`` is [b, G] float32, k at most G.
-    """
+    """Return the first k <= G columns of each row of ``similarity`` [b, G] in the stable order, and their values."""
     if k == 0:
         return np.empty((len(similarity), 0), dtype=np.int64), np.empty((len(similarity), 0), dtype=np.float32)
     values, index = similarity.topk(k, dim=1)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 2**17
-"""Elements that a CPU zeroes at a time: intermediates stay in its cache."""
+_BLOCK = 2**17  # elements that a CPU zeroes at a time: intermediates stay in its cache
 
 
 def zero_pruned_(weights: Tensor, mask: Tensor) -> Tensor:
@@ -55,12 +54,9 @@ def global_magnitude_mask(
 ) -> Tensor:
     """Prune the smallest magnitudes of all layers together until ``fraction`` is pruned; return a new mask.
 
-    Args:
-        weights: [n].
-        mask: [n] bool, before; pruned elements stay pruned.
-        layers: slices that may be pruned.
-        fraction: $PR$ to reach; of n elements ``floor(fraction n)`` are pruned.
-        floor: share of each layer that is kept, its largest elements, even if ``fraction`` is then not reached.
+    ``mask`` [n] is that before: pruned elements stay pruned. Of the n elements of ``layers`` ``floor(fraction n)`` are
+    pruned. ``floor`` is the share of each layer that is kept, its largest elements, even if ``fraction`` is then not
+    reached.
 
     >>> weights = torch.tensor([0.1, -0.2, 3.0, 4.0])
     >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5)

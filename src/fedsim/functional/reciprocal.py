@@ -3,14 +3,8 @@
 n images, D features. Features are L2-normalised here. Similarity is the cosine; the original distance is the squared
 Euclidean one of unit vectors, d = 2 - 2 cos (Eq. 1 with M = I).
 
-Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017.
-
-- Eqs. 2-3, R(p, k), mutual neighbours: :func:`_reciprocal`; Eq. 4, R*(p, k): :func:`_expand_sets`
-- Eq. 7, V, Gaussian weights on R*: :func:`_weigh`; Eq. 11, the mean of V over the k2 nearest: :func:`encode`
-- Eqs. 8-10, Jaccard distance from sums of minima and maxima: :func:`jaccard_blocks`, :func:`sparse_jaccard`
-
-Details that the paper leaves open, or that its authors' public code, the source of the published numbers, does
-differently:
+The equations are those of Z. Zhong, L. Zheng, D. Cao, S. Li, "Re-ranking Person Re-identification with k-reciprocal
+Encoding", CVPR 2017. It leaves these details open, or its authors' code, the source of the published numbers, differs:
 
 - N(p, k) is the image itself and its k nearest others, for k1 and k1 / 2. For k2 it is k2 images with the image itself,
   so k2 = 1 means no expansion. Neighbours are searched among queries and gallery together. All as in the code.
@@ -29,7 +23,7 @@ plain d.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -45,21 +39,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Csr: TypeAlias = Any  # scipy.sparse.csr_array
 Scale = Literal["farthest", "none"]
-"""Divisor of the original distance: the row's largest one, or none."""
 Rules = Literal["reranking", "clustering"]
-"""See the module."""
 
 _PAIRS = 1 << 22  # numbers gathered at once for the distances of pairs: 16 MiB
 _TINY = 1e-6  # a smaller largest distance is rounding error of float32
-
-
-class Encodings(NamedTuple):
-    """Codes of n images, and the unit of their distances."""
-
-    weights: Csr
-    """V, [n, n]"""
-    farthest: Floats
-    """[n] divisor of each row's original distances"""
 
 
 def encode(
@@ -69,6 +52,8 @@ def encode(
 
     Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1.
 
+    Returns V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
+
     Args:
         features: [n, D], any float type.
         search: finds neighbours, exactly or approximately, on a CPU or GPU.
@@ -76,9 +61,6 @@ def encode(
         k2: images to average over, with the image itself, from 1 (no expansion) to k1.
         scale: see the module.
         rules: see the module.
-
-    Returns:
-        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
 
     Raises:
         ConfigError: if k1, k2 or scale is out of range.
@@ -92,21 +74,14 @@ def encode(
            [0.5, 0.5, 0. ],
            [0. , 0. , 1. ]], dtype=float32)
     """
-    check_options(k1, k2, scale)
-    return encode_units(unit(features), search, k1, k2, scale, rules).weights
+    return encode_units(unit(features), search, k1, k2, scale, rules)[0]
 
 
 def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) -> Iterator[tuple[slice, Floats]]:
-    """Yield the Jaccard distances of Eq. 10 as dense blocks of rows.
+    """Yield Jaccard distances (Eqs. 8-10) as dense blocks: (positions in ``rows``, [b, C] float32 in [0, 1]).
 
-    Args:
-        encodings: [n, n] sparse, not negative, see :func:`encode`.
-        rows: [R] images, for example the queries.
-        columns: [C] images, for example the gallery.
-        block: rows at a time; a block takes 4 * block * C bytes.
-
-    Yields:
-        (positions in ``rows``, distances [b, C] float32 in [0, 1]).
+    ``encodings`` are [n, n] sparse, not negative, see :func:`encode`; ``rows`` [R] are images such as the queries,
+    ``columns`` [C] others such as the gallery. A block takes 4 * ``block`` * C bytes.
 
     >>> v = sparse.csr_array(np.array([[0.5, 0.5], [0.0, 1.0]], dtype=np.float32))
     >>> [(part, d.round(4)) for part, d in jaccard_blocks(v, np.arange(2), np.arange(2))]
@@ -126,17 +101,9 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
 def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     """Return the Jaccard distances of all pairs up to eps, for ``DBSCAN(eps, metric="precomputed")``.
 
-    Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far.
-
-    Args:
-        encodings: [n, n] sparse, see :func:`encode`.
-        eps: the largest distance to keep, in (0, 1): images without common neighbours have distance 1.
-
-    Returns:
-        scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column within each row.
-
-    Raises:
-        ConfigError: if eps is out of range.
+    From ``encodings`` (:func:`encode`) to a scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column within
+    each row. Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far. Images
+    without common neighbours have distance 1; raise ConfigError unless eps is in (0, 1).
 
     >>> v = sparse.csr_array(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32))
     >>> near = sparse_jaccard(v, eps=0.7)
@@ -157,23 +124,16 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     return _csr(np.concatenate(values), np.concatenate(indices), ends, num)
 
 
-# -- the encoding ------------------------------------------------------------------------------------------------------
-
-
-def check_options(k1: int, k2: int, scale: str) -> None:
-    """Raise ConfigError, naming the option, if a value is out of range."""
+def encode_units(
+    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
+) -> tuple[Csr, Floats]:
+    """Return V of features [n, D] of unit length (see :func:`encode`), and the divisors [n] of original distances."""
     if k1 < 1:
         raise ConfigError(f"k1: {k1} is less than 1")
     if not 1 <= k2 <= k1:
         raise ConfigError(f"k2: {k2} is not between 1 and k1 = {k1}")
     if scale not in ("farthest", "none"):
         raise ConfigError(f"scale: {scale!r} is neither 'farthest' nor 'none'")
-
-
-def encode_units(
-    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
-) -> Encodings:
-    """Encode images whose features [n, D] have unit length; see :func:`encode`."""
     num = len(features)
     farthest = np.ones(num, dtype=np.float32)
     if scale == "farthest":  # the farthest image is the nearest one of the opposite point
@@ -189,7 +149,7 @@ def encode_units(
         mean.data /= min(k2, num)
         encodings = mean @ encodings  # Eq. (11)
         encodings.sort_indices()  # so that sums have a fixed order
-    return Encodings(encodings, farthest)
+    return encodings, farthest
 
 
 def unit(features: Tensor) -> Tensor:
@@ -279,9 +239,6 @@ def _pair_distances(features: Tensor, left: NDArray[Any], right: NDArray[Any]) -
 def squared_distance(cosine: Floats) -> Floats:
     """Return d = 2 - 2 cos; rounding must not make it negative."""
     return np.maximum(2 - 2 * cosine, 0)
-
-
-# -- the Jaccard distance ----------------------------------------------------------------------------------------------
 
 
 class _Overlap:

@@ -13,17 +13,14 @@ from torch import Tensor
 
 from fedsim.functional.pruning import zero_pruned_
 
-_WINDOW = 2
-"""Number of earlier accuracies that the last one is compared with."""
+_WINDOW = 2  # earlier accuracies that the last one is compared with
 
 
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:
     """Stage 1: ``acc_t >= A_target`` and ``|acc_t - mean(acc_{t-1}, acc_{t-2})| <= delta_1``.
 
-    Args:
-        accuracies: from the first to acc_t; with fewer than three the answer is False.
-        target: $A_{target}$.
-        plateau: $delta_1$.
+    ``accuracies`` are those from the first to acc_t; with fewer than three the answer is False. ``target`` is
+    $A_{target}$, ``plateau`` $delta_1$.
 
     >>> has_recovered([0.60, 0.60, 0.61]), has_recovered([0.40, 0.60, 0.61]), has_recovered([0.6, 0.6])
     (True, False, False)
@@ -61,21 +58,12 @@ def prune_in_trials(
 ) -> Tensor:
     """Prune a recovered model (stage 1) step by step while the accuracy stays good (stage 2).
 
-    A step passes stage 2 if ``acc_before - acc_after < delta_2``; acc_before is the accuracy before the first step.
+    A step passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
+    the first step, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
 
-    Args:
-        weights: [n], of the live model, changed in place.
-        mask: [n] bool, of the live model.
-        propose: mask -> next mask to try, [n] bool; the same mask if there is nothing left to prune.
-        accuracy: measures the live model.
-        history: accuracies from the first to acc_t, the live model's.
-        trials: largest number of steps.
-        target: $A_{target}$.
-        plateau: $delta_1$.
-        tolerance: $delta_2$.
-
-    Returns:
-        [n] bool: the mask of the weights now, from the last step that passed.
+    The ``weights`` [n] of the live model, which ``accuracy`` measures, change in place; their ``mask`` is [n] bool.
+    ``propose``: mask -> next mask to try, the same one if there is nothing left to prune. There are at most ``trials``
+    steps. Returns the mask of the weights now, from the last step that passed.
     """
     if not has_recovered(history, target, plateau):
         return mask

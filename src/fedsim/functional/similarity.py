@@ -1,7 +1,4 @@
-"""Similarities of queries and gallery in float32, one block of queries after another.
-
-Q queries, G gallery images, D features.
-"""
+"""Similarities of Q queries and G gallery images with D features, in float32, one block of queries after another."""
 
 from __future__ import annotations
 
@@ -14,11 +11,8 @@ from torch import Tensor
 
 Distance = Literal["cosine", "euclidean"]
 
-_ROWS = 256
-"""Queries per block, at most."""
-
-_BLOCK_BYTES = 96 * 2**20
-"""Largest block of similarities in memory: large galleries get fewer queries per block."""
+_ROWS = 256  # queries per block, at most
+_BLOCK_BYTES = 96 * 2**20  # largest block of similarities in memory: large galleries get fewer queries per block
 
 
 class NotFiniteError(ValueError):
@@ -55,9 +49,7 @@ class Similarity:
 
     ``cosine``: q.g / (|q||g|). ``euclidean``: q.g - |g|^2 / 2, which orders a query's gallery like the distance.
     Query [Q, D] and gallery [G, D], on one device, are never copied as a whole: norms are applied to the products.
-
-    Raises:
-        ValueError: if shapes do not fit or features are not finite.
+    Raises ValueError if shapes do not fit or features are not finite.
     """
 
     def __init__(self, query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> None:

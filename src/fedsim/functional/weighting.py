@@ -9,11 +9,7 @@ from collections.abc import Mapping, Sequence
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
     """Divide weights by their sum; if all are zero, return uniform ones, so that no round is lost.
 
-    Args:
-        raw: client -> weight, at least 0.
-
-    Raises:
-        ValueError: if a weight or the sum is negative or not finite.
+    Raise ValueError if a weight or the sum is negative or not finite.
 
     >>> normalise({"a": 1, "b": 3})
     {'a': 0.25, 'b': 0.75}
@@ -49,11 +45,8 @@ def klpwa_weights(
     """KL-divergence- and pruning-weighted aggregation (FedKLPR, paper 004, Eqs. 10 to 13).
 
     ``w_k = alpha kl_k / sum_j kl_j + (1 - alpha) PR_k^2 / sum_j PR_j^2``; before the first pruning, the first quotient.
-
-    Args:
-        divergences: client -> kl_k >= 0, the change of its feature distribution.
-        pruned: client -> PR_k, the pruned share of its prunable weights.
-        alpha: $alpha$; the paper's beta is 1 - alpha. The paper gives neither value.
+    kl_k >= 0 is the change of client k's feature distribution, PR_k the pruned share of its prunable weights. The
+    paper's beta is 1 - alpha; it gives neither value.
 
     >>> klpwa_weights({"a": 1.0, "b": 3.0}, {"a": 0.6, "b": 0.2})
     {'a': 0.575, 'b': 0.425}

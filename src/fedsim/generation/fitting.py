@@ -38,9 +38,7 @@ def new_training(
 ) -> GeneratorTraining:
     """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
 
-    Raises:
-        DataError: if the client's identities are unknown, or there is just one.
-        ConfigError: if the backbone cannot encode such images.
+    Raise DataError unless the client knows several identities, ConfigError if the backbone cannot encode such images.
     """
     check_client(client)
     check_backbone(backbone, networks.parts, (pixels.shape[2], pixels.shape[3]))
@@ -67,17 +65,10 @@ def fit_generator(
 ) -> None:
     """Train a generator and write it, unless the folder holds a trained one. The training sends nothing to anybody.
 
-    Args:
-        module: see :func:`new_training`.
-        client: owner of the training images.
-        folder: the client's, among generators.
-        device: for the training.
-        encoder: initial state of the appearance encoder's backbone; None: as in the module.
-        row: line of the progress bar, if several processes have one.
+    ``folder`` is the client's, among generators; ``encoder`` the initial state of the appearance encoder's backbone,
+    None: as in the module; ``row`` the line of the progress bar, if several processes have one.
 
-    Raises:
-        DataError: if ``training.ckpt`` cannot be continued.
-        TrainingError: if a loss or a weight is not finite.
+    Raise DataError if ``training.ckpt`` cannot be continued, TrainingError if a loss or a weight is not finite.
     """
     checkpoint = folder / CHECKPOINT
     if is_finished(folder):
@@ -92,11 +83,8 @@ def fit_generator(
         max_epochs=-(-settings.steps // settings.save_every),
         plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
         callbacks=[_SaveTraining(folder), _Bar(settings.steps, row)],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+        default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     begun = checkpoint if checkpoint.is_file() else None
     if begun:
         _check_checkpoint(begun, module)
@@ -104,9 +92,8 @@ def fit_generator(
     tensors = {name: value for name, value in module.state_dict().items() if not name.startswith("discriminator.")}
     for name, tensor in tensors.items():  # the losses of the last step say nothing about the weights after it
         if not bool(tensor.isfinite().all()):
-            raise TrainingError(
-                f"client {client.name}: {name} is not finite at the end; lower training.rate, in another --output"
-            )
+            what = f"client {client.name}: {name} is not finite at the end"
+            raise TrainingError(f"{what}; lower training.rate, in another --output")
     size = (module.pixels.shape[2], module.pixels.shape[3])
     write_trained(folder, tensors, client, size, module.images_hash)
     checkpoint.unlink(missing_ok=True)
@@ -117,9 +104,8 @@ def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch makes of bytes that are none of its own
-        raise DataError(
-            f"{path}: cannot be continued ({type(error).__name__}); remove it, and this client begins again"
-        ) from error
+        what = f"cannot be continued ({type(error).__name__})"
+        raise DataError(f"{path}: {what}; remove it, and this client begins again") from error
     if not isinstance(found, dict) or found.get("images_hash") != module.images_hash:
         raise DataError(
             f"{path}: was trained on other images than client {module.client} has now; give the --config that it was "
@@ -181,11 +167,9 @@ def needing_memory(client: str, device: torch.device, advice: str) -> Iterator[N
 
 
 def device_of(name: str, row: int = 0) -> torch.device:
-    """Return a device by its name; raise ConfigError if there is no such device.
+    """Return a device by its name (``auto``, ``cpu``, ``cuda`` or ``cuda:N``); raise ConfigError if there is none.
 
-    Args:
-        name: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        row: number of this process; with ``auto`` and ``cuda``, processes take the GPUs in turn.
+    With ``auto`` and ``cuda`` processes take the GPUs in turn; ``row`` is the number of this one.
     """
     gpus = torch.cuda.device_count()
     if name in ("auto", "cuda") and gpus:

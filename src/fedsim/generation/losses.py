@@ -56,16 +56,9 @@ class LossWeights:
 
 
 def realness_loss(scores: Sequence[Tensor], wanted: float) -> Tensor:
-    """Mean squared distance of the discriminator's scores from the wanted score, summed over its scales.
+    """Mean squared distance of the discriminator's scores from the wanted score, 1 or 0, summed over its scales.
 
-    Mao et al., "Least squares generative adversarial networks", ICCV 2017.
-
-    Args:
-        scores: [B, 1, h, w] of each scale.
-        wanted: 1 or 0.
-
-    Returns:
-        scalar.
+    Mao et al., "Least squares generative adversarial networks", ICCV 2017. ``scores`` are [B, 1, h, w] of each scale.
 
     >>> realness_loss([torch.tensor([0.0, 1.0]), torch.tensor([0.5])], 1.0)
     tensor(0.7500)

@@ -20,12 +20,9 @@ from fedsim.functional.normalise import normalise_images
 
 LUMA = (0.299, 0.587, 0.114)
 """of red, green and blue (ITU-R BT.601)"""
-_SLOPE = 0.2
-"""of LeakyReLU below 0"""
-_STRIDE = 4
-"""pixels per element of the structure map, along both axes"""
-_SMALLEST = 8
-"""pixels: of fewer the discriminator's patches leave nothing"""
+_SLOPE = 0.2  # of LeakyReLU below 0
+_STRIDE = 4  # pixels per element of the structure map, along both axes
+_SMALLEST = 8  # pixels: of fewer the discriminator's patches leave nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +47,9 @@ class Networks:
 
 
 class StructureEncoder(nn.Module):
-    """Images to maps [B, 4w, H/4, W/4] of pose, body and background.
+    """Images to maps [B, 4w, H/4, W/4] of pose, body and background; see :class:`Networks` for the arguments.
 
-    It sees luma alone, and instance normalisation removes brightness and contrast. See :class:`Networks` for arguments.
+    It sees luma alone, and instance normalisation removes brightness and contrast.
     """
 
     luma: Tensor
@@ -89,18 +86,15 @@ def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
 
 
 class AppearanceEncoder(nn.Module):
-    """Images to codes [B, parts * C] of colours and prints, and to logits of the identity.
+    """Images to codes [B, parts * C] of colours and prints, and to logits of Z = ``num_classes`` identities.
 
-    Args:
-        backbone: see :mod:`fedsim.models.backbones`; maps of C channels.
-        parts: stripes of the last map; each is pooled by its maximum.
-        num_classes: Z.
+    The backbone (see :mod:`fedsim.models.backbones`) makes maps of C channels; each of the last one's stripes, the
+    ``parts``, is pooled by its maximum.
     """
 
     def __init__(self, backbone: nn.Module, parts: int, num_classes: int) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.parts = parts
+        self.backbone, self.parts = backbone, parts
         channels = backbone.out_channels
         assert isinstance(channels, int)
         self.code_size = parts * channels
@@ -122,8 +116,7 @@ class Decoder(nn.Module):
     """Structure maps and appearance codes to images.
 
     The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017).
-    They are equal at all pixels: only the structure says where trousers are. ``code_size``: of appearance codes; see
-    :class:`Networks` for the other arguments.
+    They are equal at all pixels: only the structure says where trousers are. See :class:`Networks` for the arguments.
     """
 
     def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:

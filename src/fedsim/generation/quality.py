@@ -42,10 +42,7 @@ class SwapQuality:
 def edge_strength(images: Tensor) -> Tensor:
     """Return the magnitude of Sobel gradients of the luma (ITU-R BT.601), with replicated borders: [n, H, W].
 
-    It is exactly 0 where an image is constant.
-
-    Args:
-        images: float [n, 3, H, W] in [0, 1], RGB.
+    It is exactly 0 where an image is constant. ``images`` are float [n, 3, H, W] in [0, 1], RGB.
 
     >>> step = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 3, 2, 4)
     >>> edge_strength(step).round(decimals=3)
@@ -65,11 +62,8 @@ def colour_histogram(images: Tensor, bins: int = 8) -> Tensor:
     """Return the share of values in each bin, for the centre of each image: float32 [n, 3 * bins], red first.
 
     The centre leaves out a tenth of the rows at the top and at the bottom, and a quarter of the columns at each side,
-    which are mostly background and belong to the structure.
-
-    Args:
-        images: float [n, 3, H, W] in [0, 1], RGB; 1 is in the last bin.
-        bins: per channel, equally wide; each channel's shares sum to 1.
+    which are mostly background and belong to the structure. ``images`` are float [n, 3, H, W] in [0, 1], RGB; a value
+    of 1 is in the last bin. Bins are equally wide; each channel's shares sum to 1.
 
     >>> colour_histogram(torch.tensor([0.1, 0.6, 1.0]).view(1, 3, 1, 1), bins=2)
     tensor([[1., 0., 0., 1., 0., 1.]])
@@ -120,13 +114,9 @@ class SwapMeter:
 
     @torch.no_grad()
     def add_swaps(self, swapped: Tensor, structure: Tensor, appearance: Tensor, recognised: Tensor) -> None:
-        """Add n swapped images; raise ValueError if the arguments do not fit together.
+        """Add n swapped images and their sources, all float [n, 3, H, W] in [0, 1]; raise ValueError for other tensors.
 
-        Args:
-            swapped: float [n, 3, H, W] in [0, 1], like the next two.
-            structure: the structure source of each.
-            appearance: the appearance source of each.
-            recognised: bool [n], whether the teacher recognises the person of the appearance source.
+        ``recognised`` is bool [n]: whether the teacher recognises the person of the appearance source.
         """
         _check_alike(swapped=swapped, structure=structure, appearance=appearance)
         if recognised.dtype != torch.bool or recognised.shape != swapped.shape[:1]:

@@ -25,27 +25,20 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws pairs of images of the same person, for as many persons as possible.
+    """Draws ``batch_size`` B >= 2 pairs of images of the same person, for as many persons as possible.
 
-    Args:
-        client: its name, for messages and as the key of the draws.
-        labels: [n] identity of each image, 0 .. Z - 1; some identities may have no images.
-        batch_size: B, at least 2.
-        seed: of the run.
-
-    Raises:
-        DataError: if the client has a single identity, whose appearance has no other structure.
+    Draws are keyed by the client's name and ``seed``. ``labels`` [n] are the identities of its images, 0 .. Z - 1; some
+    identities may have no images. Raises DataError for a single identity: its appearance has no other structure.
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:
         check_identities(client, labels)
-        counts = np.bincount(labels)
         self.client, self.batch_size, self.seed = client, batch_size, seed
         self.order = torch.from_numpy(np.argsort(labels, kind="stable"))
         """[n] images, identity after identity"""
-        self.present = torch.from_numpy(np.flatnonzero(counts))
+        self.counts = torch.from_numpy(np.bincount(labels))
+        self.present = self.counts.nonzero()[:, 0]
         """identities with images"""
-        self.counts = torch.from_numpy(counts)
         self.first = self.counts.cumsum(0) - self.counts
         self.turns = torch.arange(batch_size) % len(self.present)
         """[B] positions in the drawn order of identities; after the last one, the first ones again"""

@@ -26,13 +26,9 @@ class Pairs(NamedTuple):
 
 
 def draw_pairs(client: str, labels: Index, count: int, seed: int) -> Pairs:
-    """Draw m pairs of different identities; every image is a structure source about equally often.
+    """Draw ``count`` pairs of different identities; every image is a structure source about equally often.
 
-    Args:
-        client: its name, the key of the draw together with ``seed``.
-        labels: [n] identities, at least 2 different ones.
-        count: m.
-        seed: see ``client``.
+    The draw is keyed by the client's name and ``seed``; ``labels`` [n] hold at least 2 different identities.
     """
     random = numpy_generator(seed, client, "swaps")
     rounds = -(-count // len(labels))
@@ -106,16 +102,11 @@ def swap_grid(generator: Generator, structure: Tensor, appearance: Tensor) -> Te
 
 
 def soft_labels(beliefs: Tensor, wearers: Index, pids: Index, least: float) -> list[dict[int, float]]:
-    """Turn the teacher's probabilities into soft labels; see :func:`fedsim.data.write_generated`.
+    """Turn the teacher's probabilities [m, Z] into soft labels; see :func:`fedsim.data.write_generated`.
 
-    First comes the wearer, whose place the image will take: it always has a weight. Others need a probability of at
-    least ``least``, and images in the client's data.
-
-    Args:
-        beliefs: [m, Z].
-        wearers: [m] label of the identity of each appearance source.
-        pids: [Z] numbers of the identities in the data set; -1: no images.
-        least: in [0, 1].
+    First comes the wearer, the person of the appearance source, with label ``wearers`` [m], whose place the image will
+    take: it always has a weight. Others need a probability of at least ``least``, and images in the client's data.
+    ``pids`` [Z] are the numbers of the identities in the data set; -1: no images.
     """
     found = []
     for row, wearer in zip(beliefs.double().numpy(), wearers.tolist(), strict=True):

@@ -75,16 +75,8 @@ class GeneratorSteps:
 class GeneratorTraining(LightningModule):
     """A generator in training. One Lightning epoch is ``save_every`` steps.
 
-    Args:
-        client: its name, for messages and as the key of all random choices.
-        pixels: uint8 [n, 3, H, W], its training images.
-        labels: [n] identities, 0 .. Z - 1.
-        num_classes: Z.
-        backbone: template for the appearance encoder, which is copied.
-        networks: sizes.
-        losses: factors of the losses.
-        training: steps and rates.
-        seed: of the run.
+    The name of the ``client`` is the key of all random choices. ``pixels`` are its training images, uint8 [n, 3, H, W],
+    ``labels`` [n] their identities, 0 .. ``num_classes`` - 1. ``backbone``, the appearance encoder's, is copied.
     """
 
     pixels: Tensor
@@ -182,14 +174,14 @@ class GeneratorTraining(LightningModule):
 
     def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
         """Return the losses of swapped images."""
-        appearance, structure = self.generator.appearance, self.generator.structure
+        appearance = self.generator.appearance
         codes_again = appearance(swapped)
         self.discriminator.requires_grad_(False)
         realness = realness_loss(self.discriminator(swapped), 1.0)
         self.discriminator.requires_grad_(True)
         return {
             "appearance code": F.l1_loss(codes_again, codes.detach()),
-            "structure code": F.l1_loss(structure(swapped), maps.detach()),
+            "structure code": F.l1_loss(self.generator.structure(swapped), maps.detach()),
             "swapped identity": F.cross_entropy(appearance.logits(codes_again), labels),
             "adversarial": realness,
         }
@@ -209,9 +201,8 @@ class GeneratorTraining(LightningModule):
         factors = self.losses
         total = factors.image * (found["self"] + found["same"]) + factors.identity * found["identity"]
         total = total + factors.code * (found["appearance code"] + found["structure code"])
-        total = (
-            total + factors.swapped_identity * found["swapped identity"] + factors.adversarial * found["adversarial"]
-        )
+        total = total + factors.swapped_identity * found["swapped identity"]
+        total = total + factors.adversarial * found["adversarial"]
         return total + factors.soft * found["soft"] if "soft" in found else total
 
     def _realness(self, real: Tensor, made: Tensor) -> Tensor:
