@@ -32,7 +32,7 @@ from fedsim.core.allocator import keep_freed_memory
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted
-from fedsim.data.images import Domain, ImageFiles, Split
+from fedsim.data.images import ImageFiles, Split
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
@@ -126,7 +126,7 @@ def main() -> None:
         assert one is not None
         labels = torch.zeros(len(files), dtype=torch.int64).numpy()
         split = Split(files, labels, labels)
-        mapped = decoded.use(Domain("benchmark", split, split, split), [one]).gallery.images
+        mapped = decoded.use(split, [one]).images
         pixels = files.decode(SIZE)
         ways: dict[str, Callable[[], Iterator[Tensor]]] = {
             "ImageFolder + DataLoader": lambda: image_folder(root / "jpeg", args.workers, device),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.caps import cap_training
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import build_federation
 from fedsim.data.images import ImageFiles, Split
+from fedsim.data.partitions import cap_training
 from fedsim.data.synthetic import SyntheticReID
 
 # identity 7 has ten images, 2 has one, 5 has three, ...

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms import functional
 
-from fedsim.data.colour import jitter_colours
+from fedsim.data.augmentation import jitter_colours
 
 RANGES = {"brightness": 0.4, "contrast": 0.5, "saturation": 1.5, "hue": 0.3}
 

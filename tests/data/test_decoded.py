@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, files):
 def test_lists_of_images_are_looked_up(tmp_path, files):
     one = opened(tmp_path, files)
     domain = domain_of(files)
-    changed = decoded.use(domain, [one])
+    changed = domain.map_splits(lambda split: decoded.use(split, [one]))
     assert changed.train.images.is_decoded(SIZE)
     assert not changed.train.images.is_decoded((9, 9))
     index = np.array([3, 3, 0, 10])
@@ -333,7 +333,7 @@ def test_parts_are_looked_up_part_by_part(tmp_path, files):
     one = opened(tmp_path, files[:6])
     both = ImagesInParts([ImageFiles(files[:6]), ImageFiles(files[6:])])
     split = Split(both, np.arange(11), np.zeros(11, dtype=np.int64))
-    changed = decoded.use(Domain("set", None, split, split), [one]).query.images
+    changed = decoded.use(split, [one]).images
     assert [type(part) for part in changed.parts] == [DecodedImages, ImageFiles]
     assert not changed.is_decoded(SIZE)
     assert changed.locations() == files

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import CUHK02, GRID, PRID2011, DukeMTMC, Market1501, VIPeR
 from fedsim.data.images import ImagesInParts
-from fedsim.data.manifest import domains_of, hash_rows, list_rows, read_manifest, read_rows, write_manifest
+from fedsim.data.manifest import _read_lines, domains_of, hash_rows, list_rows, read_manifest, write_manifest
 from fedsim.data.standins import write_standin
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.methods import FedPav
@@ -39,6 +39,10 @@ def sources(root):
 
 def federation(root, **options):
     return FederatedDataModule(sources(root), public="cuhk02", **{"val": "none", **options}).federated
+
+
+def read_rows(path):
+    return [line.row for line in _read_lines(path)]
 
 
 def paths_of(images):

@@ -19,14 +19,11 @@ from torch import Tensor
 
 from fedsim.core.checks import not_negative, within
 from fedsim.core.errors import ConfigError
-from fedsim.data.colour import jitter_colours
 from fedsim.functional.normalise import normalise_images
 
-_ATTEMPTS = 10
-"""Rectangles drawn per image, as in torchvision; the first one that fits is erased."""
-
-_MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS
-"""Random numbers per image."""
+_ATTEMPTS = 10  # rectangles drawn per image, as in torchvision; the first one that fits is erased
+_GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue in brightness (ITU-R BT.601)
+_MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS  # random numbers per image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +67,10 @@ class Augmentation:
         not_negative(where, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
-        """Augment uint8 [B, 3, H, W] and normalise.
+        """Augment uint8 [B, 3, H, W] and normalise; return float32 [B, 3, H, W], or the size of the crop.
 
-        Args:
-            images: the batch, on the generator's device.
-            generator: for all decisions; None only if there are none.
-            sizes: if ``images`` is several batches, the size of each; its draws are then the same as alone.
-
-        Returns:
-            float32 [B, 3, H, W], or the size of the crop, normalised.
+        ``generator``: for all decisions, on the device of the images; None only if there are none. ``sizes``: if
+        ``images`` is several batches, the size of each; its draws are then the same as alone.
         """
         if generator is None:
             assert not self.is_random, "a random augmentation needs a generator"
@@ -150,6 +142,51 @@ class Augmentation:
         return erase(x, chosen, torch.stack([top, top + box_h, left, left + box_w]).long())
 
 
+def jitter_colours(
+    images: Tensor, u: Tensor, brightness: float, contrast: float, saturation: float, hue: float
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue of RGB images [B, 3, H, W] of 0 .. 255; return float32 alike.
+
+    The operations are those of ``torchvision.transforms.ColorJitter``, but always in this order. ``u`` [B, 4], uniform
+    in [0, 1), has their decisions. Factors are uniform in [1 - b, 1 + b], at least 0, for brightness b, and alike for
+    contrast and saturation. Shifts of the hue are uniform in [-h, h], in turns of the colour circle.
+    """
+    x = images.to(torch.float32, copy=True)
+    if brightness > 0:
+        x = (x * _factor(u[:, 0], brightness)).clamp_(0, 255)
+    if contrast > 0:
+        x = _blend(x, _grey(x).mean((2, 3), keepdim=True), _factor(u[:, 1], contrast))
+    if saturation > 0:
+        x = _blend(x, _grey(x), _factor(u[:, 2], saturation))
+    return _turn_hue(x, (2 * u[:, 3] - 1) * hue) if hue > 0 else x
+
+
+def _factor(u: Tensor, range_: float) -> Tensor:
+    low, high = max(0.0, 1 - range_), 1 + range_
+    return (low + (high - low) * u).view(-1, 1, 1, 1)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """[B, 3, H, W] to [B, 1, H, W]."""
+    return sum(weight * x[:, i : i + 1] for i, weight in enumerate(_GREY))  # type: ignore[return-value] # never 0
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (factor * x + (1 - factor) * other).clamp_(0, 255)
+
+
+def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
+    """Shift the hue of RGB [B, 3, H, W] by ``turns`` [B] of the HSV colour circle."""
+    value, chroma = x.amax(1), x.amax(1) - x.amin(1)
+    red, green, blue = x.unbind(1)
+    safe = chroma.clamp_min(1e-12)
+    not_red = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    sixth = torch.where(value == red, (green - blue) / safe, not_red) + 6 * turns.view(-1, 1, 1)
+    # RGB from HSV without a case per sixth: each channel is the value less a ramp of the chroma
+    ramps = [((offset + sixth) % 6) for offset in (5, 3, 1)]
+    return torch.stack([value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in ramps], 1)
+
+
 def _crop_together(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
     """Cut a part of ``size`` out of each image [B, 3, H, W], then mirror it; pixels beyond the border are 0.
 
@@ -170,9 +207,8 @@ def _crop_one_by_one(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size:
     """:func:`_crop_together` image by image, which copies only pixels inside the image."""
     height, width = size
     out = x.new_zeros(*x.shape[:2], height, width)
-    for old, new, flipped, y, x0 in zip(
-        x.unbind(), out.unbind(), mirror.tolist(), top.tolist(), left.tolist(), strict=True
-    ):
+    places = zip(mirror.tolist(), top.tolist(), left.tolist(), strict=True)
+    for old, new, (flipped, y, x0) in zip(x.unbind(), out.unbind(), places, strict=True):
         rest = old[:, max(y, 0) : max(y + height, 0), max(x0, 0) : max(x0 + width, 0)]
         _, rows, columns = rest.shape
         first = max(-x0, 0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_GROUP = 2**18
-"""Pixel values per group of batches: a megabyte of float32 fits into a CPU cache."""
+_GROUP = 2**18  # pixel values per group of batches: a megabyte of float32 fits into a CPU cache
 
 
 def shuffled_batches(

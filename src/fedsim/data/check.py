@@ -61,12 +61,9 @@ def _look(data_set: DataSet) -> Finding:
 
 def _count(domains: list[Domain]) -> Counts:
     trains = [domain.train for domain in domains if domain.train is not None]
-    return Counts(
-        sum(len(train.identities) for train in trains) if trains else None,
-        sum(map(len, trains)) if trains else None,
-        sum(len(domain.query) for domain in domains),
-        sum(len(domain.gallery) for domain in domains),
-    )
+    identities, images = sum(len(train.identities) for train in trains), sum(map(len, trains))
+    query, gallery = sum(len(domain.query) for domain in domains), sum(len(domain.gallery) for domain in domains)
+    return Counts(identities or None, images or None, query, gallery)
 
 
 def _sizes(counts: Counts | None) -> str:

@@ -16,8 +16,7 @@ from fedsim.core.errors import ConfigError, DataError
 
 Variant = Literal["detected", "labeled"]
 
-_PARTS = {"bounding_box_train": "train_idx", "query": "query_idx", "bounding_box_test": "gallery_idx"}
-"""folder -> variable of the protocol"""
+_VARIABLE = {"bounding_box_train": "train_idx", "query": "query_idx", "bounding_box_test": "gallery_idx"}  # of a folder
 _VIEWS, _PER_VIEW = 2, 5
 
 
@@ -44,12 +43,8 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
         output: the folder of data sets.
         variant: boxes by a detector or by hand.
 
-    Returns:
-        (the folder, its parts' numbers of images).
-
-    Raises:
-        ConfigError: if the folder exists, the protocol is the other variant's, or h5py is not installed.
-        DataError: if a file has other content.
+    Returns (the folder, its parts' numbers of images). Raises ConfigError if the folder exists, the protocol is the
+    other variant's, or h5py is not installed, and DataError if a file has other content.
     """
     target = output / "cuhk03-np" / variant
     if target.exists():
@@ -104,9 +99,8 @@ class _Images:
             if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:  # an empty cell is its shape
                 raise ValueError("the cell is empty")
         except (KeyError, IndexError, ValueError, TypeError, OSError) as error:
-            raise DataError(
-                f"{self.path}: holds no image {name}, which the protocol names; do the two files fit?"
-            ) from error
+            rule = f"holds no image {name}, which the protocol names; do the two files fit?"
+            raise DataError(f"{self.path}: {rule}") from error
         pixels: NDArray[np.uint8] = np.ascontiguousarray(cell.T)
         return pixels
 
@@ -120,15 +114,13 @@ def _read_protocol(path: Path) -> dict[str, list[_Name]]:
     try:
         content = loadmat(path)
         files = [str(np.asarray(cell).item()) for cell in content["filelist"].ravel()]
-        rows = {part: content[variable].ravel().astype(np.int64) - 1 for part, variable in _PARTS.items()}
+        rows = {part: content[variable].ravel().astype(np.int64) - 1 for part, variable in _VARIABLE.items()}
     except Exception as error:  # whatever scipy makes of a damaged file
-        raise DataError(
-            f"{path}: is not CUHK03's new protocol ({error}); get cuhk03_new_protocol_config_detected.mat or "
-            "cuhk03_new_protocol_config_labeled.mat"
-        ) from error
+        remedy = "get cuhk03_new_protocol_config_detected.mat or cuhk03_new_protocol_config_labeled.mat"
+        raise DataError(f"{path}: is not CUHK03's new protocol ({error}); {remedy}") from error
     for part, index in rows.items():
         if not len(index) or not np.isin(index, np.arange(len(files))).all():
-            raise DataError(f"{path}: {_PARTS[part]} does not fit the {len(files)} names of filelist")
+            raise DataError(f"{path}: {_VARIABLE[part]} does not fit the {len(files)} names of filelist")
     return {part: [_parse(path, files[row]) for row in index] for part, index in rows.items()}
 
 

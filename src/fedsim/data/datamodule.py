@@ -24,7 +24,7 @@ from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import Labels, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
-from fedsim.data.images import Domain, Images, ReIDSource, Size
+from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
@@ -32,15 +32,11 @@ from fedsim.data.standins import standin_of
 
 log = logging.getLogger(__name__)
 
-Cache = Literal["device", "host", "none"]
-"""Place of decoded images."""
+Cache = Literal["device", "host", "none"]  # place of decoded images
 
 
 class OncePerRound:
-    """An iterable with one empty item, for one step per epoch, which is one communication round.
-
-    Lightning would take a literal ``[{}]`` for an empty loader.
-    """
+    """An iterable with one empty item, a step per round; Lightning takes a literal ``[{}]`` for an empty one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         yield {}
@@ -65,8 +61,7 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of the identities (val: identities) or of the images (val: images) to hold out.
         max_images: maximum of training images per client, a random part; null keeps all.
         max_identities: maximum of training identities per client, a random part; null keeps all.
-        labels: own: each client numbers its identities from 0; common: an identity has the same label in all clients,
-            for classification, where identities are classes.
+        labels: own: each client numbers its identities; common: identities are classes, equal in all clients.
         manifest: a CSV file of fedsim data manifest, which lists the images of each client; instead of a source.
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, if different (papers 000 and 001: 288, 144).
@@ -78,47 +73,32 @@ class FederatedDataModule(LightningDataModule):
             memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
         on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
-        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, to try a config without
-            the data.
-        limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
-            null trains on all.
+        dry_run: replace the papers' data sets by small drawn stand-ins, to try a config without the data.
+        limit_client_batches: maximum of batches per client and local epoch, or, below 1, a share of them; null: all.
     """
 
     def __init__(
         self,
         source: ReIDSource | list[ReIDSource] | None = None,
-        partition: Partition = "by_dataset",
-        parts: int = 4,
-        alpha: float = 0.5,
-        unseen: list[str] | None = None,
-        public: str | None = None,
-        val: Validation = "identities",
-        val_fraction: float = 0.2,
-        max_images: int | None = None,
-        max_identities: int | None = None,
-        labels: Labels = "own",
+        partition: Partition = "by_dataset", parts: int = 4, alpha: float = 0.5,
+        unseen: list[str] | None = None, public: str | None = None,
+        val: Validation = "identities", val_fraction: float = 0.2,
+        max_images: int | None = None, max_identities: int | None = None, labels: Labels = "own",
         manifest: str | None = None,
-        size: tuple[int, int] = (256, 128),
-        test_size: tuple[int, int] | None = None,
+        size: tuple[int, int] = (256, 128), test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
         generated: Generated | None = None,
-        cache: Cache = "device",
-        cache_dir: str | None = None,
-        workers: int = 2,
-        on_corrupt: Literal["stop", "skip"] = "stop",
-        dry_run: bool = False,
-        limit_client_batches: float | None = None,
-    ) -> None:
+        cache: Cache = "device", cache_dir: str | None = None, workers: int = 2,
+        on_corrupt: Literal["stop", "skip"] = "stop", dry_run: bool = False, limit_client_batches: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         for name, pixels in (("size", size), ("test_size", test_size or size)):
             if min(pixels) < 1:
                 raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
         limit = limit_client_batches
         if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
-            raise ConfigError(
-                f"data.limit_client_batches: {limit} is neither a number of batches (1, 2, ...) "
-                "nor a share between 0 and 1"
-            )
+            rule = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"
+            raise ConfigError(f"data.limit_client_batches: {limit} {rule}")
         at_least("data", int(cache == "none"), workers=workers)
         if on_corrupt == "skip" and cache_dir is None:
             raise ConfigError(
@@ -128,8 +108,8 @@ class FederatedDataModule(LightningDataModule):
         if (source is None) == (manifest is None):
             raise ConfigError("data.source: give a source of data sets or data.manifest, one of them")
         decided = {"unseen": unseen, "public": public, "max_images": max_images, "max_identities": max_identities,
-                   "partition": partition != "by_dataset", "dry_run": dry_run}  # fmt: skip
-        decided |= {"on_corrupt": on_corrupt == "skip", "labels": labels != "own"}
+                   "partition": partition != "by_dataset", "dry_run": dry_run, "on_corrupt": on_corrupt == "skip",
+                   "labels": labels != "own"}  # fmt: skip
         if manifest is not None and (given := [name for name, value in decided.items() if value]):
             raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
@@ -164,7 +144,7 @@ class FederatedDataModule(LightningDataModule):
         if self.cache_dir is not None:
             opened = [decoded.open_decoded(self.cache_dir, wanted) for wanted in self._wanted_of_manifest(federated)]
             found = _readable([one for one in opened if one], f"leave its rows out of {self.manifest}")
-            federated = map_splits(federated, lambda split: decoded.use_split(split, found))
+            federated = map_splits(federated, lambda split: decoded.use(split, found))
         if self.val == "none":
             return replace(federated, clients=tuple(replace(client, val=None) for client in federated.clients))
         if all(client.val is None for client in federated.clients):
@@ -175,17 +155,15 @@ class FederatedDataModule(LightningDataModule):
         """Return all data sets, in their order, with decoded files where these exist."""
         if self.manifest is not None:
             return domains_of(self.federated)
-        domains = self._list_files()
-        if self.cache_dir is None:
-            return domains
-        return [self._look_up(domain, self.cache_dir) for domain in domains]
+        folder = self.cache_dir
+        return [domain if folder is None else self._look_up(domain, folder) for domain in self._list_files()]
 
     def _list_files(self) -> list[Domain]:
         """List everything once: reading the names of a large data set takes seconds."""
         if self._files is None:
             sources = self.sources
             if self.dry_run:
-                self._standins = self._standins or TemporaryDirectory(prefix="fedsim-standins-")
+                self._standins = TemporaryDirectory(prefix="fedsim-standins-")
                 sources = [standin_of(source, Path(self._standins.name)) for source in sources]
             self._files = [domain for source in sources for domain in source.domains()]
         return self._files
@@ -198,13 +176,11 @@ class FederatedDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning's
         """Check that the cache_dir is filled; the federation is then built with its files."""
-        if self.cache_dir is None:
-            return
-        for wanted in self.wanted():
-            path = decoded.find(self.cache_dir, wanted)
-            if not decoded.is_complete(path):
-                raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
-        self._federated = None
+        if self.cache_dir is not None:
+            for path in [decoded.find(self.cache_dir, wanted) for wanted in self.wanted()]:
+                if not decoded.is_complete(path):
+                    raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
+            self._federated = None
 
     def wanted(self) -> list[Wanted]:
         """Return the image files of the run, in each of their sizes."""
@@ -215,29 +191,28 @@ class FederatedDataModule(LightningDataModule):
     def _wanted_of_manifest(self, federated: FederatedData) -> list[Wanted]:
         """One file per size for all clients together."""
         assert self.manifest is not None
-        train = [path for client in federated.clients for path in client.train.images.locations()]
-        if federated.public is not None:
-            train += federated.public.images.locations()
+        train = [*(client.train for client in federated.clients), *([federated.public] if federated.public else [])]
         sets = [*(client.val for client in federated.clients), *federated.tests.values()]
-        tests = [path for one in sets if one for part in (one.query, one.gallery) for path in part.images.locations()]
+        tests = [split for one in sets if one for split in (one.query, one.gallery)]
         return self._by_size(self.manifest.stem, train, tests)
 
     def _wanted_of(self, domain: Domain) -> list[Wanted]:
         """Clients' training images in the training size; validation and test images in the test size."""
-        train = [] if domain.train is None else domain.train.images.locations()
-        tests = [*domain.query.images.locations(), *domain.gallery.images.locations()]
+        train, tests = [] if domain.train is None else [domain.train], [domain.query, domain.gallery]
         if domain.name == self.public:
-            return self._by_size(domain.name, [*train, *tests], [])
+            return self._by_size(domain.name, domain.parts, [])
         if domain.name in self.unseen:
             return self._by_size(domain.name, [], tests)
-        return self._by_size(domain.name, train, tests if self.val == "none" else [*train, *tests])
+        return self._by_size(domain.name, train, tests if self.val == "none" else domain.parts)
 
-    def _by_size(self, name: str, train: Sequence[Path | None], tests: Sequence[Path | None]) -> list[Wanted]:
-        parts: dict[Size, list[Path | None]] = {self.size: [], self.test_size: []}
-        parts[self.size] += train
-        parts[self.test_size] += tests
-        found = ((size, [path for path in dict.fromkeys(paths) if path is not None]) for size, paths in parts.items())
-        return [Wanted(name, tuple(paths), size) for size, paths in found if paths]
+    def _by_size(self, name: str, train: list[Split], tests: list[Split]) -> list[Wanted]:
+        same = self.test_size == self.size
+        parts = {self.size: train + tests} if same else {self.size: train, self.test_size: tests}
+        found = []
+        for size, splits in parts.items():
+            paths = dict.fromkeys(path for split in splits for path in split.images.locations() if path is not None)
+            found += [Wanted(name, tuple(paths), size)] if paths else []
+        return found
 
     def _look_up(self, domain: Domain, folder: Path) -> Domain:
         opened = [decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain)]
@@ -250,7 +225,7 @@ class FederatedDataModule(LightningDataModule):
         left = decoded.without(domain, bad) if bad else domain
         if domain.train and not left.train:
             raise DataError(f"{domain.name}: none of its {len(domain.train)} training images can be read; replace them")
-        return decoded.use(left, found)
+        return left.map_splits(lambda split: decoded.use(split, found))
 
     def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
         """Return training images as batches for ``device``; see ``cache``."""
@@ -286,10 +261,7 @@ class FederatedDataModule(LightningDataModule):
         return None
 
     def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
-        """Read images to uint8 [n, 3, H, W] in host memory, by default in the training size.
-
-        ``what`` is a name for the progress bar, which appears if it takes long.
-        """
+        """Read images, named ``what``, to uint8 [n, 3, H, W] in host memory, by default in the training size."""
         size = size or self.size
         if images.is_decoded(size):
             return images.decode(size)
@@ -308,13 +280,9 @@ class FederatedDataModule(LightningDataModule):
 
 
 def _readable(found: Sequence[DecodedFile], otherwise: str) -> list[DecodedFile]:
-    """Return the files with all images; a file that lacks an image, which was repaired since, is left out.
-
-    Raises:
-        DataError: naming an image that cannot be read; ``otherwise`` is the remedy.
-    """
+    """Return the files with all images; raise DataError, with the remedy ``otherwise``, if an image cannot be read."""
     bad = {path: why for one in found for path, why in decoded.still_unreadable(one).items()}
     if bad:
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
         raise DataError(f"{next(iter(bad.values()))}{more}, or {otherwise}")
-    return [one for one in found if not one.unreadable]
+    return [one for one in found if not one.unreadable]  # others lack an image that was repaired since

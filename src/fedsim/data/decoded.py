@@ -14,9 +14,9 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +33,8 @@ from fedsim.data.pixels import read_batches
 
 log = logging.getLogger(__name__)
 
-_DECODING = 1
-"""Version of decoding and resizing, part of KEY."""
-_BLOCK = 512
-"""Images per checksum, and between two notes of the progress."""
+_DECODING = 1  # version of decoding and resizing, part of KEY
+_BLOCK = 512  # images per checksum, and between two notes of the progress
 _BATCH = 64
 
 Mapped = np.memmap[Any, np.dtype[np.uint8]]
@@ -52,11 +50,9 @@ class Wanted(NamedTuple):
     size: Size
 
 
-@dataclass(frozen=True)
-class DecodedFile:
+class DecodedFile(NamedTuple):
     """A complete file of decoded images."""
 
-    path: Path
     size: Size
     pixels: NDArray[np.uint8]
     """[n, 3, H, W], mapped into memory: the disk is read on access"""
@@ -91,18 +87,20 @@ class DecodedImages(Images):
         """Return the pixels, without a copy if the rows are consecutive; see :meth:`Images.decode`."""
         for decoded, rows in self.found:
             if decoded.size == size:
-                if len(rows) and (np.diff(rows) == 1).all():
-                    return torch.from_numpy(decoded.pixels[rows[0] : rows[-1] + 1])
-                return torch.from_numpy(decoded.pixels[rows])
+                are_neighbours = len(rows) and (np.diff(rows) == 1).all()
+                return torch.from_numpy(decoded.pixels[slice(rows[0], rows[-1] + 1) if are_neighbours else rows])
         return self.files.decode(size)
 
 
 def find(folder: Path, wanted: Wanted) -> Path:
     """Return the path of the decoded file of these images, whether it is there or not."""
-    height, width = wanted.size
-    content = [_DECODING, _names(wanted.files), [_bytes_of(path) for path in wanted.files]]
+    sizes = dict.fromkeys(wanted.files, -1)
+    for path in wanted.files:
+        with suppress(OSError):  # reading it will say why
+            sizes[path] = path.stat().st_size
+    content = [_DECODING, _names(wanted.files), list(sizes.values())]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-    return folder / f"{wanted.name}-{height}x{width}-{key}.npy"
+    return folder / f"{wanted.name}-{wanted.size[0]}x{wanted.size[1]}-{key}.npy"
 
 
 def is_built(folder: Path, wanted: Wanted) -> bool:
@@ -123,10 +121,7 @@ def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
 
 
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
-    """Decode images by ``workers`` processes into a file in ``folder``, unless it is there, and return its path.
-
-    Raises DataError if the folder cannot be written to.
-    """
+    """Decode images by ``workers`` processes to a file, unless it is there; return its path, or raise DataError."""
     path = find(folder, wanted)
     if is_built(folder, wanted):
         return path
@@ -165,8 +160,7 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
     progress = partial.with_name(partial.name + ".json")
     pixels, sums, unreadable = _continue(partial, progress, wanted)
     total = len(wanted.files)
-    rest = range(len(sums) * _BLOCK, total, _BATCH)
-    order = [range(start, min(start + _BATCH, total)) for start in rest]
+    order = [range(start, min(start + _BATCH, total)) for start in range(len(sums) * _BLOCK, total, _BATCH)]
     with tqdm(
         total=total, initial=min(len(sums) * _BLOCK, total), desc=f"decoding {wanted.name}", unit=" images",
         delay=2.0, disable=None, leave=False,
@@ -205,10 +199,9 @@ def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, li
         note = json.loads(progress.read_text())
         sums: list[str] = note["sha256"]
         pixels = np.lib.format.open_memmap(partial, mode="r+")
-        fits = pixels.shape == shape and pixels.dtype == np.uint8
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            raise ValueError("an array of other images")
     except (OSError, ValueError, KeyError, TypeError):  # none, or nothing to build on
-        fits = False
-    if not fits:
         progress.unlink(missing_ok=True)
         return _allocate(partial, shape), [], {}
     good = next((i for i, known in enumerate(sums) if _checksum(pixels, i) != known), len(sums))
@@ -234,13 +227,6 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [path[len(root) :].lstrip("/") for path in paths]  # relpath takes seconds for a large data set
 
 
-def _bytes_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1  # reading it will say why
-
-
 def _checksum(pixels: NDArray[np.uint8], block: int) -> str:
     return hashlib.sha256(pixels[block * _BLOCK : (block + 1) * _BLOCK].tobytes()).hexdigest()
 
@@ -260,7 +246,7 @@ def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
         raise DataError(f"{path}: is not the file of decoded images that its name says; remove it")
     by_name = dict(zip(note["files"], wanted.files, strict=True))
     rows = {file: row for row, file in enumerate(wanted.files)}
-    return DecodedFile(path, wanted.size, pixels, rows, {by_name[n]: why for n, why in note["unreadable"].items()})
+    return DecodedFile(wanted.size, pixels, rows, {by_name[n]: why for n, why in note["unreadable"].items()})
 
 
 def verify(path: Path) -> int:
@@ -284,37 +270,26 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     return note, pixels
 
 
-def use(domain: Domain, decoded: Sequence[DecodedFile]) -> Domain:
-    """Return a data set that takes its images from decoded files, where these have them."""
-    return domain.map_splits(lambda split: use_split(split, decoded))
-
-
-def use_split(split: Split, decoded: Sequence[DecodedFile]) -> Split:
+def use(split: Split, decoded: Sequence[DecodedFile]) -> Split:
     """Return a split that takes its images from decoded files, where these have them."""
-
-    def look_up(files: ImageFiles) -> Images:
-        found = [
-            (one, np.array([one.rows[path] for path in files.paths], dtype=np.int64))
-            for one in decoded
-            if all(path in one.rows for path in files.paths)
-        ]
-        return DecodedImages(files, found) if found else files
-
-    return replace(split, images=_map_files(split.images, look_up))
+    return replace(split, images=_look_up(split.images, decoded))
 
 
-def _map_files(images: Images, change: Callable[[ImageFiles], Images]) -> Images:
+def _look_up(images: Images, decoded: Sequence[DecodedFile]) -> Images:
     if isinstance(images, ImagesInParts):
-        return ImagesInParts([_map_files(part, change) for part in images.parts])
-    return change(images) if isinstance(images, ImageFiles) else images
+        return ImagesInParts([_look_up(part, decoded) for part in images.parts])
+    if not isinstance(images, ImageFiles):
+        return images
+    having = [one for one in decoded if all(path in one.rows for path in images.paths)]
+    found = [(one, np.array([one.rows[path] for path in images.paths], dtype=np.int64)) for one in having]
+    return DecodedImages(images, found) if found else images
 
 
 def without(domain: Domain, bad: Container[Path]) -> Domain:
     """Return a data set without the images ``bad``."""
 
     def keep(split: Split) -> Index:
-        good: Index = np.flatnonzero([path is None or path not in bad for path in split.images.locations()])
-        return good
+        return np.flatnonzero([path is None or path not in bad for path in split.images.locations()])
 
     left = keep(domain.gallery)
     new = np.full(len(domain.gallery), -1, dtype=np.int64)

@@ -11,47 +11,33 @@ import numpy as np
 from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.data.caps import cap_training
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
-from fedsim.data.partitions import Partition, divide
+from fedsim.data.partitions import Partition, cap_training, divide
 
 Validation = Literal["identities", "first_image", "images", "none"]
+Labels = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
 
-Labels = Literal["own", "common"]
-"""Numbering of the identities: by each client, or common to all."""
-
-RESERVED = ("seen", "unseen")
-"""Names of means over data sets; no data set can have these names."""
+RESERVED = ("seen", "unseen")  # names of means over data sets; no data set can have these names
 
 
 def build_federation(
-    domains: Sequence[Domain],
-    *,
-    partition: Partition = "by_dataset",
-    parts: int = 4,
-    alpha: float = 0.5,
-    unseen: Sequence[str] = (),
-    public: str | None = None,
-    val: Validation = "identities",
-    val_fraction: float = 0.2,
-    max_images: int | None = None,
-    max_identities: int | None = None,
-    labels: Labels = "own",
-) -> FederatedData:
+    domains: Sequence[Domain], *, partition: Partition = "by_dataset", parts: int = 4, alpha: float = 0.5,
+    unseen: Sequence[str] = (), public: str | None = None, val: Validation = "identities", val_fraction: float = 0.2,
+    max_images: int | None = None, max_identities: int | None = None, labels: Labels = "own",
+) -> FederatedData:  # fmt: skip
     """Turn data sets into clients and test sets.
 
     Data sets without training images are unseen. For the other arguments see
     :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
-    :func:`fedsim.data.caps.cap_training` (before validation images are held out) and :func:`split_validation`.
+    :func:`fedsim.data.partitions.cap_training` (before validation images are held out) and :func:`split_validation`.
 
-    Raises:
-        ConfigError: if a name does not exist or nobody is left to train, or ``val`` would hold out classes.
-        DataError: if a client's data cannot be split.
+    Raises ConfigError if a name does not exist, nobody is left to train, or ``val`` would hold out classes; DataError
+    if a client's data cannot be split.
     """
     _check_names(domains, unseen, public)
     hidden = {*unseen, *([public] if public else [])}
-    seen = [d for d in domains if d.train is not None and d.name not in hidden]
+    seen = {d.name: d.train for d in domains if d.train is not None and d.name not in hidden}
     if not seen:
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
@@ -64,24 +50,17 @@ def build_federation(
     if labels == "common":
         if val == "identities":
             raise ConfigError("data.val: identities holds out whole classes of data.labels common; use images or none")
-        classes = np.unique(np.concatenate([d.train.identities for d in seen if d.train is not None]))
+        classes = np.unique(np.concatenate([train.identities for train in seen.values()]))
         clients = [
-            replace(client, labels=_positions(classes, client.train.pids), common_classes=len(classes))
+            replace(client, labels=np.searchsorted(classes, client.train.pids), common_classes=len(classes))
             for client in clients
         ]
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
-    names = {d.name for d in seen}
-    by_name = {d.name: d for d in domains}
-    return FederatedData(
-        clients=tuple(clients),
-        tests=tests,
-        unseen=tuple(name for name in tests if name not in names),
-        public=None if public is None else Split.join(by_name[public].parts),
-        public_name=public,
-        classes=classes,
-    )
+    unseen = tuple(name for name in tests if name not in seen)
+    shared = next((Split.join(d.parts) for d in domains if d.name == public), None)
+    return FederatedData(tuple(clients), tests, unseen, shared, public, classes)
 
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
@@ -94,16 +73,14 @@ def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str |
     known("data.public", [public] if public else [], names, "data set")
 
 
-def _shares(domains: Sequence[Domain], how: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
+def _shares(seen: dict[str, Split], how: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
     """Yield (data set, client, its training images)."""
-    for domain in domains:
-        train = domain.train
-        assert train is not None
+    for name, train in seen.items():
         if how in ("by_dataset", "union"):
-            yield domain.name, domain.name, train
+            yield name, name, train
         else:
-            for part in divide(domain.name, train, how, parts, alpha):
-                yield domain.name, f"{domain.name}-{part.name}", train.take(part.images)
+            for part in divide(name, train, how, parts, alpha):
+                yield name, f"{name}-{part.name}", train.take(part.images)
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
@@ -111,12 +88,8 @@ def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fr
     if val != "none" and not train.pids.any():
         raise DataError(f"client {name}: validation needs identities, which its images have not; set data.val to none")
     rest, held_out = split_validation(name, train, val, fraction)
-    client = ClientData(name, rest, _positions(rest.identities, rest.pids), held_out, tests)
+    client = ClientData(name, rest, np.searchsorted(rest.identities, rest.pids), held_out, tests)
     return client if rest.pids.any() else client.without_identities()
-
-
-def _positions(classes: Index, pids: Index) -> Index:
-    return np.searchsorted(classes, pids).astype(np.int64)
 
 
 def _unite(clients: Sequence[ClientData]) -> ClientData:
@@ -132,19 +105,18 @@ def _unite(clients: Sequence[ClientData]) -> ClientData:
 
 def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
     """Join query and gallery sets; members keep separate cameras, and separate identities if ``apart``."""
-    offset, cams, start = 0, 0, 0
+    people, cameras, start = 0, 0, 0
+    moved: list[list[Split]] = []
     own: list[Index] = []
-    queries: list[Split] = []
-    galleries: list[Split] = []
-    for member in sets:
-        for split, target in ((member.query, queries), (member.gallery, galleries)):
-            target.append(Split(split.images, split.pids + offset, split.camids + cams))
-        if member.own is not None:
-            own.append(member.own + start)
-        start += len(member.gallery)
-        offset += int(member.gallery.pids.max()) + 1 if apart else 0
-        cams += int(max(member.query.camids.max(), member.gallery.camids.max())) + 1
-    return RetrievalSet(Split.concatenate(queries), Split.concatenate(galleries), np.concatenate(own) if own else None)
+    for one in sets:
+        moved.append([Split(s.images, s.pids + people, s.camids + cameras) for s in (one.query, one.gallery)])
+        if one.own is not None:
+            own.append(one.own + start)
+        start += len(one.gallery)
+        people += int(one.gallery.pids.max()) + 1 if apart else 0
+        cameras += int(max(one.query.camids.max(), one.gallery.camids.max())) + 1
+    query, gallery = (Split.concatenate(parts) for parts in zip(*moved, strict=True))
+    return RetrievalSet(query, gallery, np.concatenate(own) if own else None)
 
 
 def split_validation(client: str, train: Split, how: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:
@@ -154,18 +126,11 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
     the gallery is all held-out images. A query is in the gallery, but is no match for itself.
     ``first_image``: the first image of each identity is a query; the gallery is the remaining training images.
     ``images``: a random share of the images are queries; the gallery is the remaining training images.
+    ``none``: nothing.
 
-    Args:
-        client: its name, for messages and as the key of the draw, which is the same in every run.
-        train: all its training images.
-        how: see above; ``none`` holds out nothing.
-        fraction: share of ``identities`` (at least 2 are held out, at least 2 stay) or of ``images`` (at least 1).
-
-    Returns:
-        (remaining training images, held-out set).
-
-    Raises:
-        DataError: if a client has too few identities, or an identity would be left without training images.
+    ``client``: its name, the key of the draw, which is the same in every run. ``fraction``: share of ``identities`` (at
+    least 2 are held out, at least 2 stay) or of ``images`` (at least 1). Returns (remaining training images, held-out
+    set). Raises DataError if a client has too few identities, or an identity would be left without training images.
     """
     if how == "none":
         return train, None

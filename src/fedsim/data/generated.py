@@ -10,9 +10,9 @@ A folder holds a sub-folder for each client, of its name, with images and a file
 ``pid``: an identity of the client's training images, numbered as in the data set.
 ``weight``: the probability of this identity, in (0, 1].
 
-An image's weights are its soft label. Their sum is at most 1; with a smaller sum, the image counts less. In batches of
-local training, a generated image takes the place of a real image with the identity on its first line. Nothing else
-changes: generated images are in no validation or test set and do not count in n_k.
+An image's weights are its soft label, with a sum of at most 1; a smaller sum makes the image count less. In batches of
+local training, it takes the place of a real image with the identity on its first line. Nothing else changes: generated
+images are in no validation or test set and do not count in n_k.
 
 Paper silent on the number of generated images per batch, on the images that they replace, and on their labels.
 """
@@ -25,29 +25,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import new_folder
-from fedsim.data.federated import GeneratedImages
-from fedsim.data.images import ImageFiles, Index
+from fedsim.data.federated import ClientData, FederatedData, GeneratedImages
+from fedsim.data.images import ImageFiles
 from fedsim.data.pixels import Pixels
-
-if TYPE_CHECKING:
-    from fedsim.data.federated import ClientData, FederatedData
 
 log = logging.getLogger(__name__)
 
 _LABELS = "labels.csv"
 _COLUMNS = ["file", "pid", "weight"]
-_MOST = 1 + 1e-6
-"""largest sum of an image's weights, with rounding errors"""
+_MOST = 1 + 1e-6  # largest sum of an image's weights, with rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +62,9 @@ class Generated:
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
     """Write the generated images of one client, losslessly; an interrupted call leaves no folder.
 
-    Args:
-        folder: the client's.
-        images: uint8 [m, 3, H, W], RGB.
-        labels: [m] soft labels: identity, as in the client's data set -> weight in (0, 1], with a sum of at most 1. An
-            image takes the place of its first identity.
-
-    Raises:
-        ValueError: if the arguments do not fit together.
-        DataError: if there is something in the folder.
+    ``images``: uint8 [m, 3, H, W], RGB. ``labels``: [m] soft labels: identity, as in the client's data set -> weight in
+    (0, 1], with a sum of at most 1. An image takes the place of its first identity. Raises ValueError if the arguments
+    do not fit together, and DataError if there is something in the client's ``folder``.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images are {images.dtype} {list(images.shape)}; give uint8 [m, 3, H, W]")
@@ -104,10 +92,7 @@ def check_is_free(folder: Path) -> None:
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
-    """Return a federation whose clients hold their generated images.
-
-    Raises DataError if no client has any, or a file is wrong; the message names client, file and identity.
-    """
+    """Return a federation whose clients hold their generated images; raise DataError for none or wrong ones."""
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
@@ -127,7 +112,8 @@ def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedIma
     label_of = dict(zip(client.train.pids.tolist(), client.labels.tolist(), strict=True))
     found: dict[str, dict[int, float]] = {}
     for where, row in _rows(folder / _LABELS):
-        name, pid, weight = row["file"], _integer(row["pid"]), _number(row["weight"])
+        name, weight = row["file"], _number(row["weight"])
+        pid = int(row["pid"]) if row["pid"].isascii() and row["pid"].isdecimal() else None
         if not (name and Path(name).name == name and (folder / name).is_file()):
             raise DataError(f"{where}: there is no image {name!r} in {folder}; remove the line")
         if not 0 < weight <= 1:
@@ -145,19 +131,14 @@ def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedIma
             raise DataError(f"{where}: the weights of {name} sum to {mass:.6g}; make that at most 1")
     if not found:
         raise DataError(f"{folder / _LABELS}: lists no images; remove the folder")
-    place = {name: next(iter(soft)) for name, soft in found.items()}
-    names = sorted(found, key=lambda name: (place[name], name))
-    images, labels = ImageFiles([folder / name for name in names]), np.array([place[name] for name in names])
-    return GeneratedImages(images, labels, *_padded([found[name] for name in names]), settings.share)
-
-
-def _padded(labels: Sequence[Mapping[int, float]]) -> tuple[Index, NDArray[np.float32]]:
-    """Return classes and weights [m, K] of soft labels."""
-    most = max(len(soft) for soft in labels)
-    classes, weights = np.zeros((len(labels), most), dtype=np.int64), np.zeros((len(labels), most), dtype=np.float32)
-    for row, soft in enumerate(labels):
-        classes[row, : len(soft)], weights[row, : len(soft)] = list(soft), list(soft.values())
-    return classes, weights
+    names = sorted(found, key=lambda name: (next(iter(found[name])), name))
+    shape = len(names), max(len(soft) for soft in found.values())
+    classes, weights = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    for number, name in enumerate(names):
+        soft = found[name]
+        classes[number, : len(soft)], weights[number, : len(soft)] = list(soft), list(soft.values())
+    images = ImageFiles([folder / name for name in names])
+    return GeneratedImages(images, classes[:, 0].copy(), classes, weights, settings.share)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -173,10 +154,6 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 yield f"{path}, line {reader.line_num}", row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); it says who is on each generated image") from error
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _number(text: str) -> float:
@@ -202,10 +179,7 @@ class Mixture:
         """[num_classes] position of the first image of each label"""
 
     def choose(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
-
-        The result is [B] int64, positions among the generated images; -1: the real image stays.
-        """
+        """Draw the generated image, or -1 for the real one, for ``labels`` [B] int64: [B] int64, all on the CPU."""
         taken, which = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
         counts = self.counts[labels]
         rows = self.first[labels] + (which * counts).long()

@@ -17,13 +17,10 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from fedsim.core.errors import DataError
 
-Size = tuple[int, int]
-"""(height, width) in pixels"""
-
+Size = tuple[int, int]  # (height, width) in pixels
 Index = NDArray[np.int64]
 
-_CHUNK = 64
-"""Images decoded between two reports of progress."""
+_CHUNK = 64  # images decoded between two reports of progress
 
 
 class Images(ABC):
@@ -38,11 +35,7 @@ class Images(ABC):
 
     @abstractmethod
     def decode(self, size: Size) -> Tensor:
-        """Return all images as uint8 [n, 3, H, W], RGB.
-
-        Raises:
-            DataError: if an image cannot be read; the message names it.
-        """
+        """Return all images as uint8 [n, 3, H, W], RGB; raise DataError naming an image that cannot be read."""
 
     def locations(self) -> list[Path | None]:
         """Return the path of each image; None for an image without a file."""
@@ -88,11 +81,7 @@ class ImageFiles(Images):
 
 
 class ImageArray(Images):
-    """Images in memory, resized like :class:`ImageFiles`.
-
-    Args:
-        pixels: uint8 [n, H, W, 3], RGB.
-    """
+    """Images in memory, uint8 [n, H, W, 3], RGB, resized like :class:`ImageFiles`."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         self.pixels = pixels
@@ -106,10 +95,8 @@ class ImageArray(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
-        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
-        for row, pixels in enumerate(self.pixels):
-            out[row] = _resize(Image.fromarray(pixels), size)
-        return out
+        resized = [_resize(Image.fromarray(pixels), size) for pixels in self.pixels]
+        return torch.stack(resized) if resized else torch.empty((0, 3, *size), dtype=torch.uint8)
 
 
 def _resize(image: Image.Image, size: Size) -> Tensor:
@@ -192,14 +179,13 @@ class Split:
     @staticmethod
     def join(splits: Sequence[Split]) -> Split:
         """Put splits one after the other; equal numbers in two splits mean different identities or cameras."""
-        pids, camids, first_pid, first_camid = [], [], 0, 0
+        apart, first_pid, first_camid = [], 0, 0
         for split in splits:
             labels = np.searchsorted(split.identities, split.pids)
-            pids.append(labels + first_pid)
-            camids.append(split.camids + first_camid)
+            apart.append(Split(split.images, first_pid + labels, first_camid + split.camids))
             first_pid += len(split.identities)
             first_camid += int(split.camids.max(initial=-1)) + 1
-        return Split(ImagesInParts([s.images for s in splits]), np.concatenate(pids), np.concatenate(camids))
+        return Split.concatenate(apart)
 
 
 class GallerySplit(NamedTuple):
@@ -239,8 +225,4 @@ class ReIDSource(ABC):
 
     @abstractmethod
     def domains(self) -> list[Domain]:
-        """Return the data sets, in a fixed order, without decoding images.
-
-        Raises:
-            DataError: naming the folder or file at fault and the remedy.
-        """
+        """Return the data sets, in a fixed order, not decoded; raise DataError naming file and remedy."""

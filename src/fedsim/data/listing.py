@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,20 +12,6 @@ from fedsim.core.errors import DataError
 from fedsim.data.images import ImageFiles, Split
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
-
-
-class Label(NamedTuple):
-    """Identity and camera of an image."""
-
-    pid: int
-    camid: int
-    """from 0"""
-
-
-def named(match: re.Match[str]) -> Label:
-    """Return the groups ``pid`` and ``cam`` (from 1) of a name; without such a group, identity 0 or camera 0."""
-    groups = match.groupdict()
-    return Label(int(groups.get("pid", 0)), int(groups.get("cam", 1)) - 1)
 
 
 def list_images(folder: Path, expected: str) -> list[Path]:
@@ -39,19 +24,12 @@ def list_images(folder: Path, expected: str) -> list[Path]:
     return paths
 
 
-def label_images(
-    paths: Sequence[Path], pattern: str, expected: str, label: Callable[[re.Match[str]], Label] = named
-) -> Split:
+def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
     """Read identities and cameras from names of files.
 
-    Args:
-        paths: in the order of the result.
-        pattern: regular expression for the beginning of a name.
-        expected: an example of a name, for messages.
-        label: match -> identity and camera.
-
-    Raises:
-        DataError: naming the first file whose name does not fit.
+    ``pattern``: regular expression for the beginning of a name. Its groups may be ``pid`` (else identity 0), ``pair``
+    of cameras (each has its own people), and ``cam``, from 1 (else camera 0). ``expected``: an example of a name, for
+    messages. Raises DataError naming the first file whose name does not fit.
     """
     compiled = re.compile(pattern)
     pids, camids = np.empty(len(paths), dtype=np.int64), np.empty(len(paths), dtype=np.int64)
@@ -59,12 +37,14 @@ def label_images(
         match = compiled.match(path.name)
         if match is None:
             raise DataError(f"{path}: the name does not begin like {expected}")
-        pids[row], camids[row] = label(match)
+        groups = match.groupdict()
+        pids[row] = 10_000 * int(groups.get("pair") or 0) + int(groups.get("pid", 0))
+        camids[row] = int(groups.get("cam", 1)) - 1
         if camids[row] < 0:
             raise DataError(f"{path}: cameras are numbered from 1, as in {expected}")
     return Split(ImageFiles(paths), pids, camids)
 
 
-def read_folder(folder: Path, pattern: str, expected: str, label: Callable[[re.Match[str]], Label] = named) -> Split:
+def read_folder(folder: Path, pattern: str, expected: str) -> Split:
     """List and label all images of a folder; see :func:`label_images`."""
-    return label_images(list_images(folder, expected), pattern, expected, label)
+    return label_images(list_images(folder, expected), pattern, expected)

@@ -52,16 +52,14 @@ class Row(NamedTuple):
 
 class _Line(NamedTuple):
     path: Path
-    number: int
-    """in the file, from 1"""
+    number: int  # in the file, from 1
     row: Row
 
     def wrong(self, rule: str) -> DataError:
         return DataError(f"{self.path}: line {self.number}: {rule}")
 
 
-_Parts = dict[str, list[_Line]]
-"""part -> its lines"""
+_Parts = dict[str, list[_Line]]  # part -> its lines
 
 
 def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
@@ -95,8 +93,7 @@ def list_rows(federated: FederatedData) -> Iterator[Row]:
 def hash_rows(rows: Sequence[Row]) -> str:
     """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
-    It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
-    content of the images does not count.
+    It is that of the CSV file with paths relative to the deepest folder of their data set. Pixels do not count.
     """
     folders: dict[str, set[str]] = {}
     for row in rows:
@@ -108,9 +105,8 @@ def hash_rows(rows: Sequence[Row]) -> str:
 def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
     """Return the content of the file, with the paths ``shown``."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([path.as_posix(), *row[1:]] for path, row in zip(shown, rows, strict=True))
+    lines = ([path.as_posix(), *row[1:]] for path, row in zip(shown, rows, strict=True))
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *lines])
     return text.getvalue().encode(errors="surrogateescape")  # names of files are bytes
 
 
@@ -148,23 +144,15 @@ def read_manifest(path: Path) -> FederatedData:
             group.setdefault(row.part, []).append(line)
     if not clients:
         raise DataError(f"{path}: nobody has training images; some rows need a client and the part train")
-    federated = tuple(_client(name, parts, tests) for name, parts in clients.items())
+    members = tuple(_client(name, parts, tests) for name, parts in clients.items())
     trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
     for line in public:
         if line.row.dataset in trained | set(tests):
             raise line.wrong(f"{line.row.dataset} is public, and cannot be trained or tested on as well")
-    return FederatedData(
-        clients=federated,
-        tests={name: _test_set(name, parts) for name, parts in tests.items()},
-        unseen=tuple(name for name in tests if name not in trained),
-        public=_split(public) if public else None,
-        public_name=public[0].row.dataset if public else None,
-    )
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a manifest, each checked alone; :func:`read_manifest` checks that they fit together."""
-    return [line.row for line in _read_lines(path)]
+    sets = {name: _test_set(name, parts) for name, parts in tests.items()}
+    unseen = tuple(name for name in tests if name not in trained)
+    public_name = public[0].row.dataset if public else None
+    return FederatedData(members, sets, unseen, _split(public) if public else None, public_name)
 
 
 def domains_of(federated: FederatedData) -> list[Domain]:
@@ -222,11 +210,8 @@ def _broken_rule(fields: list[str]) -> str | None:
 
 
 def _split(lines: Sequence[_Line]) -> Split:
-    return Split(
-        ImageFiles([line.row.path for line in lines]),
-        np.array([line.row.pid for line in lines], dtype=np.int64),
-        np.array([line.row.cam for line in lines], dtype=np.int64),
-    )
+    pids, camids = (np.array([line.row[column] for line in lines], dtype=np.int64) for column in (1, 2))
+    return Split(ImageFiles([line.row.path for line in lines]), pids, camids)
 
 
 def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData:
@@ -235,17 +220,13 @@ def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData
     train = _split(parts["train"])
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
     if len(data_sets) == 1:  # a client of several ones has other numbers for their people
-        _check_new(parts["train"], tests.get(data_sets[0], {}))
-    labels = np.searchsorted(train.identities, train.pids).astype(np.int64)
+        test = tests.get(data_sets[0], {})
+        # splits draw queries from the gallery
+        tested = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
+        if both := [line for line in parts["train"] if line.row.pid in tested]:
+            raise both[0].wrong(f"identity {both[0].row.pid} is in both train and test of {data_sets[0]}")
+    labels = np.searchsorted(train.identities, train.pids)
     return ClientData(name, train, labels, _validation(parts), tuple(n for n in data_sets if n in tests))
-
-
-def _check_new(trained: Sequence[_Line], test: _Parts) -> None:
-    """Queries, or a gallery that splits draw them from, must not show training identities."""
-    people = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
-    for line in trained:
-        if line.row.pid in people:
-            raise line.wrong(f"identity {line.row.pid} is in both train and test of {line.row.dataset}")
 
 
 def _validation(parts: _Parts) -> RetrievalSet | None:
@@ -255,26 +236,21 @@ def _validation(parts: _Parts) -> RetrievalSet | None:
     if not query or not gallery:
         raise (query or gallery)[0].wrong("a client needs both val_query and val_gallery, or neither")
     own = _positions(query, gallery)
-    if -1 not in own:
-        return RetrievalSet(_split(query), _split(gallery), own)
-    if (own >= 0).any():
+    if -1 in own and (own >= 0).any():
         rule = "this query is not in val_gallery, and others are; list all of them there, or none"
         raise query[own.tolist().index(-1)].wrong(rule)
-    return RetrievalSet(_split(query), _split(gallery))
+    return RetrievalSet(_split(query), _split(gallery), None if -1 in own else own)
 
 
 def _test_set(name: str, parts: _Parts) -> RetrievalSet:
-    gallery = parts.get("gallery")
-    if gallery is None:
+    if "gallery" not in parts:
         raise next(iter(parts.values()))[0].wrong(f"{name} has no gallery")
     numbered = len(parts) - 1 - ("query" in parts)
     if ("query" in parts) == (numbered > 0):
-        raise gallery[0].wrong(f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
-    splits = tuple(
-        GallerySplit(*(_in_pool(name, parts, f"{part} {number}") for part in ("query", "gallery")))
-        for number in range((numbered + 1) // 2)
-    )
-    return RetrievalSet(_split(parts.get("query", [])), _split(gallery), splits=splits)
+        raise parts["gallery"][0].wrong(f"{name} needs rows with the part query, or else query 0, gallery 0, ...")
+    numbers = range((numbered + 1) // 2)
+    splits = (GallerySplit(*(_in_pool(name, parts, f"{part} {n}") for part in GallerySplit._fields)) for n in numbers)
+    return RetrievalSet(_split(parts.get("query", [])), _split(parts["gallery"]), splits=tuple(splits))
 
 
 def _in_pool(name: str, parts: _Parts, part: str) -> Index:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split
-from fedsim.data.listing import Label, named, read_folder
+from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
+from fedsim.data.listing import read_folder
 from fedsim.data.splits import draw_splits, read_splits, write_splits
 
-TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
+PARTS = TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
 
 _NAME = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)"
@@ -49,68 +47,60 @@ class MarketFolders(ReIDSource):
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
-        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in self._folders()]
-
-    def _folders(self) -> list[Path]:
         if self.names is not None:
-            return [self.root / name for name in self.names]
-        if _is_data_set(self.root):
-            return [self.root]
-        found = sorted(folder for folder in self.root.iterdir() if _is_data_set(folder))
-        if not found:
-            raise DataError(
-                f"{self.root}: no data set in Market-1501 layout, which is a folder with {TRAIN}, {QUERY}, {GALLERY}"
-            )
-        return found
+            folders = [self.root / name for name in self.names]
+        elif _is_data_set(self.root):
+            folders = [self.root]
+        elif not (folders := sorted(filter(_is_data_set, self.root.iterdir()))):
+            layout = f"a folder with {', '.join(PARTS)}"
+            raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}")
+        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in folders]
 
 
 def _is_data_set(folder: Path) -> bool:
-    return any((folder / part).is_dir() for part in (TRAIN, QUERY, GALLERY))
+    return any((folder / part).is_dir() for part in PARTS)
 
 
 def read_market_domain(
     folder: Path, name: str | None = None, pattern: str = _NAME, expected: str = _EXAMPLE,
-    label: Callable[[re.Match[str]], Label] = named, unlabelled: bool = False,
+    parts: Sequence[str] = PARTS, unlabelled: bool = False,
 ) -> Domain:  # fmt: skip
     """List a data set in this layout; raise DataError naming the folder or file at fault and the rule.
 
-    ``name``: of the domain, by default that of the folder. ``unlabelled``: see :class:`MarketFolders`. The others: see
-    :func:`fedsim.data.listing.label_images`.
+    ``name``: of the domain, by default that of the folder. ``parts``: its sub-folders for training images, queries and
+    gallery. ``unlabelled``: see :class:`MarketFolders`. The others: see :func:`fedsim.data.listing.label_images`.
     """
-    read = partial(read_folder, pattern=pattern, expected=expected, label=label)
+    of_train, of_query, of_gallery = (folder / part for part in parts)
     train = None
-    if unlabelled and (folder / TRAIN).is_dir():
-        train = read_folder(folder / TRAIN, _CAMERA, _CAMERA_EXAMPLE)
-    elif (folder / TRAIN).is_dir():
-        train = _without_junk(folder / TRAIN, read(folder / TRAIN))
-    gallery = read(folder / GALLERY)
+    if unlabelled and of_train.is_dir():
+        train = read_folder(of_train, _CAMERA, _CAMERA_EXAMPLE)
+    elif of_train.is_dir():
+        train = read_folder(of_train, pattern, expected)
+        if train.pids.max() < 0:
+            raise DataError(f"{of_train}: holds only junk images (identity -1); training needs identities from 0 on")
+        train = train.take(np.flatnonzero(train.pids >= 0))
+    gallery = read_folder(of_gallery, pattern, expected)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if (folder / SPLITS).is_file():
-        _check_new(folder, train, gallery.take(np.flatnonzero(gallery.pids > 0)), (TRAIN, GALLERY))
+        _check_new(train, of_train, gallery.pids[gallery.pids > 0], of_gallery)
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
-    query = read(folder / QUERY)
-    check_identities(folder, train, query, gallery)
+    query = read_folder(of_query, pattern, expected)
+    if len(lonely := np.setdiff1d(query.pids, gallery.pids)):
+        more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
+        raise DataError(
+            f"{of_query}: identity {lonely[0]:04d} has no image in {of_gallery.name}{more}; "
+            "add gallery images or remove the queries"
+        )
+    _check_new(train, of_train, query.pids, of_query)
     return Domain(name, train, query, gallery)
 
 
-def check_identities(
-    folder: Path, train: Split | None, query: Split, gallery: Split, parts: Sequence[str] = (TRAIN, QUERY, GALLERY)
-) -> None:
-    """Raise DataError unless every query has a match and test identities are new; ``parts`` names the sub-folders."""
-    lonely = np.setdiff1d(query.pids, gallery.pids)
-    if len(lonely):
+def _check_new(train: Split | None, of_train: Path, tested: Index, of_test: Path) -> None:
+    if train is not None and len(common := np.intersect1d(train.pids, tested)):
         raise DataError(
-            f"{folder / parts[1]}: identity {lonely[0]:04d} has no image in {parts[2]}"
-            f"{f' (and {len(lonely) - 1} more)' if len(lonely) > 1 else ''}; add gallery images or remove the queries"
-        )
-    _check_new(folder, train, query, (parts[0], parts[1]))
-
-
-def _check_new(folder: Path, train: Split | None, test: Split, parts: tuple[str, str]) -> None:
-    if train is not None and len(common := np.intersect1d(train.pids, test.pids)):
-        raise DataError(
-            f"{folder}: identity {common[0]:04d} is both in {parts[0]} and in {parts[1]}; test identities must be new"
+            f"{of_train.parent}: identity {common[0]:04d} is both in {of_train.name} and in {of_test.name}; "
+            "test identities must be new"
         )
 
 
@@ -125,9 +115,3 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
 def _names(split: Split) -> list[str]:
     assert isinstance(split.images, ImageFiles)
     return [path.name for path in split.images.paths]
-
-
-def _without_junk(folder: Path, split: Split) -> Split:
-    if split.pids.max() < 0:
-        raise DataError(f"{folder}: holds only junk images (identity -1); training needs identities from 0 on")
-    return split.take(np.flatnonzero(split.pids >= 0))

@@ -1,4 +1,4 @@
-"""Division of one data set's training images among several clients."""
+"""Division of one data set's training images among several clients, and caps on a client's images."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import numpy as np
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.data.images import Index, Split
+from fedsim.data.images import Index, Split, turns
 
 Partition = Literal["by_dataset", "union", "by_camera", "by_identity", "iid", "dirichlet", "shards"]
 
-_SHARDS = 2
-"""Shards per client (McMahan et al., AISTATS 2017)."""
+_SHARDS = 2  # per client (McMahan et al., AISTATS 2017)
 
 
 class Part(NamedTuple):
     """The share of one client."""
 
-    name: str
-    """added to the data set's name"""
-    images: Index
-    """positions in the training images, ascending"""
+    name: str  # added to the data set's name
+    images: Index  # positions in the training images, ascending
 
 
 def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: float = 0.5) -> list[Part]:
@@ -35,23 +32,26 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     into two shards per client (McMahan et al., 2017).
 
     ``parts`` is the number of clients, except for ``by_camera``. Small values of ``alpha``, of ``dirichlet``, give each
-    identity to few clients. The data set's name is the key of random choices.
-
-    Raises:
-        ConfigError: if a client would have no image.
+    identity to few clients. The data set's name is the key of random choices. Raises ConfigError if a client would have
+    no image.
     """
     if how == "by_camera":
         return [Part(f"cam{camera + 1}", np.flatnonzero(train.camids == camera)) for camera in np.unique(train.camids)]
     at_least("data", 1, parts=parts)
     rng = numpy_generator("partition", data_set, how)
+    owner = np.empty(len(train), dtype=np.int64)
     if how == "by_identity":
-        owner = _deal_identities(train, parts, rng)
+        of_identity = np.empty(len(train.identities), dtype=np.int64)
+        of_identity[rng.permutation(len(of_identity))] = np.arange(len(of_identity)) % parts
+        owner = of_identity[np.searchsorted(train.identities, train.pids)]
     elif how == "iid":
         owner = rng.permutation(np.arange(len(train)) % parts)
     elif how == "dirichlet":
         owner = _deal_by_dirichlet(train, parts, alpha, rng)
     elif how == "shards":
-        owner = _deal_shards(train, parts, rng)
+        shards = np.array_split(np.argsort(train.pids, kind="stable"), _SHARDS * parts)
+        for position, shard in enumerate(rng.permutation(len(shards))):
+            owner[shards[shard]] = position % parts
     else:
         raise ConfigError(f"data.partition: {how} does not divide a data set")
     found = [Part(f"part{number + 1}", np.flatnonzero(owner == number)) for number in range(parts)]
@@ -59,14 +59,6 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
         hint = " or a larger data.alpha" if how == "dirichlet" else ""
         raise ConfigError(f"data.parts: {how} leaves {data_set}-{empty[0]} without images; use fewer parts{hint}")
     return found
-
-
-def _deal_identities(train: Split, parts: int, rng: np.random.Generator) -> Index:
-    identities = train.identities
-    of_identity = np.empty(len(identities), dtype=np.int64)
-    of_identity[rng.permutation(len(identities))] = np.arange(len(identities)) % parts
-    owner: Index = of_identity[np.searchsorted(identities, train.pids)]
-    return owner
 
 
 def _deal_by_dirichlet(train: Split, parts: int, alpha: float, rng: np.random.Generator) -> Index:
@@ -81,9 +73,27 @@ def _deal_by_dirichlet(train: Split, parts: int, alpha: float, rng: np.random.Ge
     return owner
 
 
-def _deal_shards(train: Split, parts: int, rng: np.random.Generator) -> Index:
-    shards = np.array_split(np.argsort(train.pids, kind="stable"), _SHARDS * parts)
-    owner = np.empty(len(train), dtype=np.int64)
-    for position, shard in enumerate(rng.permutation(len(shards))):
-        owner[shards[shard]] = position % parts
-    return owner
+def cap_training(client: str, train: Split, max_identities: int | None, max_images: int | None) -> Split:
+    """Keep a random part of a client's training images, in their order.
+
+    Identities are drawn first. Then one image of each identity is drawn in turn, until there are enough, so each of
+    these identities keeps an image. A larger cap keeps all images of a smaller one; None keeps all. The client's name
+    is the key of the draw. Raises ConfigError for a cap below 1, or fewer images than identities.
+    """
+    at_least("data", 1, "; null keeps everything", max_identities=max_identities, max_images=max_images)
+    kept = np.arange(len(train))
+    if max_identities is not None:
+        order = numpy_generator("caps", client, "identities").permutation(train.identities)
+        kept = np.flatnonzero(np.isin(train.pids, order[:max_identities]))
+    if max_images is not None and max_images < len(kept):
+        count = len(np.unique(train.pids[kept]))
+        if max_images < count:
+            raise ConfigError(
+                f"data.max_images: {max_images} is less than the {count} identities of client {client}, each of which "
+                f"keeps an image; set data.max_identities to at most {max_images}"
+            )
+        # in random order, but the first images of all identities before their second ones, and so on
+        shuffled = numpy_generator("caps", client, "images").permutation(len(train))
+        shuffled = shuffled[np.isin(shuffled, kept)]
+        kept = np.sort(shuffled[np.argsort(turns(train.pids[shuffled]), kind="stable")][:max_images])
+    return train if len(kept) == len(train) else train.take(kept)

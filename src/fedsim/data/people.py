@@ -40,16 +40,15 @@ SHOT = (
 )  # fmt: skip
 """Properties of a single picture."""
 
+_HAIR = ((0.07, 0.06, 0.06), (0.2, 0.12, 0.07), (0.38, 0.23, 0.12), (0.72, 0.55, 0.3), (0.55, 0.54, 0.53))
+
 
 def draw_people(identity: Uniforms, camera: Uniforms, shot: Uniforms, noise: Floats, factor: int) -> NDArray[np.uint8]:
     """Draw B pedestrians: uint8 [B, 3, factor * H, factor * W], RGB.
 
-    Args:
-        identity: name in :data:`IDENTITY` -> [B] uniform numbers.
-        camera: name in :data:`CAMERA` -> [B].
-        shot: name in :data:`SHOT` -> [B].
-        noise: [B, H, W] uniform numbers: sensor noise. Its shape sets the size of the drawing.
-        factor: pixels of the result per drawn pixel, along both axes (2 = half resolution).
+    The names in :data:`IDENTITY`, :data:`CAMERA` and :data:`SHOT` have [B] uniform numbers each. ``noise`` of the
+    sensor, [B, H, W] uniform numbers, sets the size of the drawing. ``factor``: pixels of the result per drawn pixel,
+    along both axes (2 = half resolution).
     """
     canvas = _Canvas(len(noise), *noise.shape[1:])
     _draw_background(canvas, camera, shot)
@@ -103,10 +102,8 @@ class _Body:
         self.v = v = (canvas.y - _b(self.feet)) / _b(self.scale) + np.float32(0.95)
         self.u = ((canvas.x - _b(self.centre)) / _b(self.scale) - _b(lean) * (np.float32(0.95) - v)) * _b(self.turn)
 
-    def limb(
-        self, rows: slice, start: Point, end: Point, radii: Point, colour: Floats, shown: Floats | None = None
-    ) -> None:
-        """Paint a capsule with a radius at each end, where ``shown`` [B, 1, 1] is 1."""
+    def limb(self, rows: slice, start: Point, end: Point, radii: Point, colour: Floats, mask: Floats | int = 1) -> None:
+        """Paint a capsule with a radius at each end, where ``mask`` [B, 1, 1] is 1."""
         u, v = self.u[:, rows], self.v[:, rows]
         du, dv = _b(end[0] - start[0]), _b(end[1] - start[1])
         pu, pv = u - _b(start[0]), v - _b(start[1])
@@ -114,7 +111,7 @@ class _Body:
         du, dv = pu - t * du, pv - t * dv
         radius = _b(radii[0]) + t * _b(radii[1] - radii[0])
         cover = self.canvas.coverage((radius - np.sqrt(du * du + dv * dv)) * _b(self.scale))
-        self.canvas.paint(rows, cover if shown is None else cover * shown, colour)
+        self.canvas.paint(rows, cover * mask, colour)
 
     def ellipse(self, rows: slice, centre: Point, radii: Point) -> Floats:
         """Return the coverage of an upright ellipse."""
@@ -125,7 +122,8 @@ class _Body:
 
 
 def _draw_person(body: _Body, identity: Uniforms, shot: Uniforms) -> None:
-    skin = _skin(identity)
+    light, dark = np.array([0.93, 0.76, 0.65], np.float32), np.array([0.36, 0.23, 0.16], np.float32)
+    skin = _f32(light + identity["skin"][:, None] * (dark - light))
     stride = _f32((shot["stride"] - 0.5) * (0.1 + 0.12 * identity["gait"]))
     swing = _f32((shot["swing"] - 0.5) * 0.16)
     rucksack = (identity["bag"] >= 0.35) & (identity["bag"] < 0.65)
@@ -190,8 +188,7 @@ def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
     other = ((kind > 0.4) & (kind <= 0.55) & across) | ((kind > 0.55) & (kind <= 0.66) & along)
     other |= ((kind > 0.66) & (kind <= 0.77) & (across != along)) | ((kind > 0.77) & (kind <= 0.9) & lower_half)
     other |= (kind > 0.9) & emblem
-    result: Floats = np.where(other[:, None], second[:, :, None, None], first)
-    return result
+    return np.where(other[:, None], second[:, :, None, None], first)
 
 
 def _draw_arm(body: _Body, identity: Uniforms, swing: Floats, skin: Floats, side: int) -> None:
@@ -207,7 +204,8 @@ def _draw_arm(body: _Body, identity: Uniforms, swing: Floats, skin: Floats, side
 
 
 def _draw_head(body: _Body, identity: Uniforms, skin: Floats) -> None:
-    hair = _hair(identity)
+    base = np.array(_HAIR, np.float32)[(identity["hair"] * np.float32(4.999)).astype(np.int64)]
+    hair = _f32(base * (0.8 + 0.4 * identity["hair_tone"])[:, None])
     style, rows = identity["hair_style"], body.canvas.rows(0.0, 0.42)
     zero = _f32(0 * style)
     body.limb(rows, (zero, zero + 0.15), (zero, zero + 0.2), (zero + 0.02, zero + 0.024), skin)
@@ -247,9 +245,8 @@ def _draw_background(canvas: _Canvas, camera: Uniforms, shot: Uniforms) -> None:
     tile = _b(0.05 + 0.1 * camera["tiles"])
     x = canvas.x + _b(drift)
     joint = (x / tile - np.floor(x / tile)) < np.float32(0.12)
-    tiled = floor[:, :, None, None] * (
-        1 - np.float32(0.18) * joint[:, None] * (camera["tiles"] > 0.4)[:, None, None, None]
-    )
+    grout = np.float32(0.18) * joint[:, None] * (camera["tiles"] > 0.4)[:, None, None, None]
+    tiled = floor[:, :, None, None] * (1 - grout)
     canvas.paint(everything, ground, (tiled * np.ones_like(canvas.pixels)).astype(np.float32))
     box_u = np.abs(x - _b(0.5 * camera["box_x"])) - _b(0.04 + 0.1 * camera["box_w"])
     box_v = np.abs(canvas.y - _b(0.15 + 0.45 * camera["box_y"])) - _b(0.05 + 0.15 * camera["box_h"])
@@ -283,14 +280,12 @@ def _take_photo(pixels: Floats, camera: Uniforms, shot: Uniforms, noise: Floats)
     contrast, haze = _b(0.6 + 0.5 * camera["contrast"])[:, None], _b(0.12 * camera["haze"])[:, None]
     pixels = (pixels - np.float32(0.45)) * contrast + np.float32(0.45) + haze
     grain = (noise - np.float32(0.5)) * _b(0.04 + 0.1 * shot["noise"])
-    exposed: Floats = np.clip(pixels + grain[:, None], 0, 1)
-    return exposed
+    return np.clip(pixels + grain[:, None], 0, 1)
 
 
 def _box3(pixels: Floats, axis: int) -> Floats:
     """Mean of three neighbours along ``axis``; the border repeats."""
-    first, last = pixels.take([0], axis), pixels.take([-1], axis)
-    padded = np.concatenate([first, pixels, last], axis)
+    padded = np.concatenate([pixels.take([0], axis), pixels, pixels.take([-1], axis)], axis)
     length = pixels.shape[axis]
     left, middle, right = (padded.take(range(i, i + length), axis) for i in range(3))
     mean: Floats = (left + middle + right) / np.float32(3)
@@ -308,20 +303,6 @@ def _f32(values: Floats) -> Floats:
 
 def _grey(value: Floats) -> Floats:
     return _f32(np.stack([value, value, value], axis=1))
-
-
-def _skin(identity: Uniforms) -> Floats:
-    tone = identity["skin"][:, None]
-    light, dark = np.array([0.93, 0.76, 0.65], np.float32), np.array([0.36, 0.23, 0.16], np.float32)
-    return _f32(light + tone * (dark - light))
-
-
-def _hair(identity: Uniforms) -> Floats:
-    palette = np.array(
-        [[0.07, 0.06, 0.06], [0.2, 0.12, 0.07], [0.38, 0.23, 0.12], [0.72, 0.55, 0.3], [0.55, 0.54, 0.53]], np.float32
-    )
-    base = palette[(identity["hair"] * np.float32(4.999)).astype(np.int64)]
-    return _f32(base * (0.8 + 0.4 * identity["hair_tone"])[:, None])
 
 
 def _top(identity: Uniforms) -> Floats:

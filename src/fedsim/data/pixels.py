@@ -22,19 +22,14 @@ from fedsim.data.images import Images, Size
 class Pixels(ABC):
     """n decoded images: uint8 [n, 3, H, W], RGB."""
 
-    num_values: int
-    """per image: 3 H W"""
+    num_values: int  # per image: 3 H W
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield batches on the device; ``order`` has the positions [m] int64 of each batch's images.
-
-        Raises:
-            DataError: if an image cannot be read; the message names it.
-        """
+        """Yield batches of images at positions [m] int64, on the device; raise DataError for an unreadable one."""
 
     @abstractmethod
     def part(self, rows: slice) -> Pixels:
@@ -63,13 +58,9 @@ class HeldPixels(Pixels):
 
 
 class ReadPixels(Pixels):
-    """Images that are read for every batch.
+    """Images, files or mapped ones, that are read in this ``size`` for every batch on ``device``.
 
-    Args:
-        images: image files, or decoded images in a mapped file.
-        size: height and width, pixels.
-        device: of the batches.
-        workers: processes that read ahead; 0: this process reads, best for mapped files.
+    ``workers`` processes read ahead; with 0 this process reads, which is best for mapped files.
     """
 
     def __init__(self, images: Images, size: Size, device: torch.device, workers: int) -> None:
@@ -88,8 +79,7 @@ class ReadPixels(Pixels):
 
     def part(self, rows: slice) -> ReadPixels:
         """Return some of the images."""
-        index = np.arange(len(self.images))[rows]
-        return ReadPixels(self.images.take(index), self.size, self.device, self.workers)
+        return ReadPixels(self.images.take(np.arange(len(self))[rows]), self.size, self.device, self.workers)
 
 
 class ReadBatch(NamedTuple):

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +35,9 @@ def draw_splits(
     its other images are in the gallery. ``pairs``: one other random image of each is in the gallery. Identities without
     a possible match, distractors (0) and junk (-1) are in every gallery.
 
-    Args:
-        pids: [n] identities of the pool.
-        camids: [n] cameras.
-        num: splits to draw.
-        fraction: share of the identities to test.
-        style: see above.
-        cross_camera: the match must be from another camera than the query, as evaluation with ``camera_aware`` demands;
-            identities of one camera then have no possible match.
-
-    Raises:
-        ConfigError: if the fraction leaves no identity.
+    ``pids`` and ``camids`` [n]: identities and cameras of the pool. ``num``: splits to draw. ``fraction``: share of the
+    identities to test; ConfigError if it leaves none. ``cross_camera``: the match must be from another camera than the
+    query, as evaluation with ``camera_aware`` demands; identities of one camera then have no possible match.
     """
     if num < 1:
         raise ConfigError(f"num: {num} is less than 1")
@@ -95,9 +87,8 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
         cells = loadmat(path)["trainIdAll"].ravel()
         trained = [np.unique(np.asarray(cell).astype(np.int64)) for cell in cells]
     except Exception as error:  # whatever scipy makes of a damaged file
-        raise DataError(
-            f"{path}: is not GRID's file of partitions ({error}); get features_and_partitions.mat"
-        ) from error
+        why = f"is not GRID's file of partitions ({error})"
+        raise DataError(f"{path}: {why}; get features_and_partitions.mat") from error
     paired = np.unique(pids[pids > 0])
     for number, identities in enumerate(trained):
         if not np.isin(identities, paired).all() or not 0 < len(identities) < len(paired):
@@ -110,13 +101,10 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
 
 def write_splits(path: Path, splits: Sequence[GallerySplit], names: Sequence[str]) -> None:
     """Write splits, positions in the list of images with these ``names``, as JSON with checksums."""
-    content: list[Any] = [{name: part.tolist() for name, part in split._asdict().items()} for split in splits]
-    text = json.dumps(
-        {"num_images": len(names), "images_sha256": _sha256("\n".join(names)),
-         "splits_sha256": _sha256(json.dumps(content)), "splits": content}
-    )  # fmt: skip
+    content = [{name: part.tolist() for name, part in split._asdict().items()} for split in splits]
+    sums = {"images_sha256": _sha256("\n".join(names)), "splits_sha256": _sha256(json.dumps(content))}
     with replacing(path) as partial:
-        partial.write_text(text + "\n")
+        partial.write_text(json.dumps({"num_images": len(names), **sums, "splits": content}) + "\n")
 
 
 def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
@@ -125,9 +113,8 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
         content = json.loads(path.read_text())
         expected = (content["images_sha256"], content["splits_sha256"])
         splits = content["splits"]
-        found = tuple(
-            GallerySplit(*(np.array(split[n], dtype=np.int64) for n in ("query", "gallery"))) for split in splits
-        )
+        parts = ((np.array(split[name], dtype=np.int64) for name in GallerySplit._fields) for split in splits)
+        found = tuple(GallerySplit(*pair) for pair in parts)
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{path}: is no file of splits ({error}); write one with fedsim data splits") from error
     if _sha256(json.dumps(splits)) != expected[1]:

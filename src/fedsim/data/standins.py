@@ -1,7 +1,4 @@
-"""Small stand-ins: drawn people in the layout of each data set, for tests and for users without the data.
-
-A stand-in has the original's names of folders and files, and its cameras, but no original image.
-"""
+"""Stand-ins: drawn people in each data set's folders, names and cameras, for tests and for users without the data."""
 
 from __future__ import annotations
 
@@ -24,35 +21,29 @@ from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 
 
 class _Picture(NamedTuple):
-    """A file, and whom it shows."""
-
     path: str
     pid: int
     camera: int
     shot: int = 0
 
 
-Layout = Callable[[int], Iterator[_Picture]]
-"""Number of people -> files; if there are training and test parts, the number of people in each."""
+Layout = Callable[[int], Iterator[_Picture]]  # number of people, in each of training and test parts -> files
 
 
 def write_standin(name: str, root: Path, people: int = 8, size: Size = (32, 16)) -> Path:
     """Write the stand-in of a data set into a folder below ``root``, and return that folder.
 
-    Args:
-        name: of the data set, one of :data:`STANDINS`; raises ConfigError for any other.
-        root: parent of the data set's folder.
-        people: identities per part.
-        size: height and width of the pictures, pixels.
+    ``name``: one of :data:`STANDINS`, else ConfigError. ``people``: identities per part. ``size``: height and width of
+    the pictures, pixels.
     """
     if name not in STANDINS:
         raise ConfigError(f"name: there is no stand-in for {name}; choose from {', '.join(STANDINS)}")
-    folder, layout, complete = STANDINS[name]
-    pictures = list(layout(people))
-    _draw(root / folder, name, pictures, size)
+    name_of_folder, layout, complete = STANDINS[name]
+    folder, pictures = root / name_of_folder, list(layout(people))
+    _draw(folder, name, pictures, size)
     if complete is not None:
-        complete(root / folder, pictures)
-    return root / folder
+        complete(folder, pictures)
+    return folder
 
 
 def _draw(folder: Path, name: str, pictures: list[_Picture], size: Size) -> None:
@@ -64,18 +55,12 @@ def _draw(folder: Path, name: str, pictures: list[_Picture], size: Size) -> None
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
 
 
-def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReIDSource:
-    """Return a copy of ``source`` that reads a stand-in.
+def standin_of(source: ReIDSource, root: Path) -> ReIDSource:
+    """Return a copy of ``source`` that reads a stand-in, with people for a batch of 128; drawn people are unchanged.
 
-    Args:
-        source: a data set of a paper; synthetic people are returned unchanged.
-        root: parent of the stand-in's folder, which is written if it is missing.
-        people: identities per part; None: enough for a batch of 128.
-
-    Raises:
-        ConfigError: if the source has no stand-in.
+    The stand-in's folder, below ``root``, is written if it is missing. Raises ConfigError if there is no stand-in.
     """
-    people = people or _PEOPLE.get(type(source).__name__, 48)
+    people = _PEOPLE.get(type(source).__name__, 48)
     if isinstance(source, SyntheticReID):
         return source
     if not isinstance(source, DataSet) or source.name not in STANDINS:
@@ -84,8 +69,7 @@ def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReI
     other.root, other.is_standin = root, True
     folder = root / STANDINS[source.name][0]
     if isinstance(other, Omniglot):
-        if other.alphabets is None:
-            other.alphabets = list(_ALPHABETS)  # a few, as all would take long
+        other.alphabets = list(_ALPHABETS) if other.alphabets is None else other.alphabets  # all would take long
         for alphabet in other.alphabets:
             pictures = list(_omniglot((alphabet,))(people))
             if not (folder / pictures[0].path).exists():
@@ -95,24 +79,20 @@ def standin_of(source: ReIDSource, root: Path, people: int | None = None) -> ReI
     return other
 
 
-def _market(cameras: int, name: str, distractors: bool = False) -> Layout:
-    """``name`` is formatted with pid, cam (from 1) and shot."""
+def _market(cameras: int, name: str, distractors: bool = False, variants: tuple[str, ...] = ("",)) -> Layout:
+    """``name`` is formatted with pid, cam (from 1) and shot; ``variants`` are folders with the same content."""
 
     def layout(people: int) -> Iterator[_Picture]:
         train, test = range(1, people + 1), range(people + 1, 2 * people + 1)
         parts = (("bounding_box_train", train, (0, 1)), ("query", test, (0,)), ("bounding_box_test", test, (1, 2)))
-        for part, pids, shots in parts:
+        for variant, (part, pids, shots) in product(variants, parts):
             for pid, camera, shot in product(pids, range(cameras), shots):
                 file = name.format(pid=pid, cam=camera + 1, shot=shot)
-                yield _Picture(f"{part}/{file}", pid, camera, shot)
+                yield _Picture(f"{variant}{part}/{file}", pid, camera, shot)
         for pid, text in ((-1, "-1"), (0, "0000")) if distractors else ():
             yield _Picture(f"bounding_box_test/{text}_c1s1_000001_00.jpg", 10_000 + pid, 0)
 
     return layout
-
-
-def _in_each(folders: tuple[str, ...], layout: Layout) -> Layout:
-    return lambda people: (p._replace(path=f"{folder}/{p.path}") for folder in folders for p in layout(people))
 
 
 def _msmt17(people: int) -> Iterator[_Picture]:
@@ -124,16 +104,16 @@ def _msmt17(people: int) -> Iterator[_Picture]:
 
 def _write_lists(folder: Path, pictures: list[_Picture]) -> None:
     """MSMT17's lists: the last shots of training are for validation; the first shot of a camera is a query."""
-    lists: dict[str, list[str]] = {name: [] for name in ("train", "val", "query", "gallery")}
+    lists: dict[str, str] = dict.fromkeys(("train", "val", "query", "gallery"), "")
     for picture in pictures:
         part, path = picture.path.split("/", 1)
         if "train" in part:
             name = "val" if picture.shot and picture.camera == 14 else "train"
         else:
             name = "gallery" if picture.shot else "query"
-        lists[name].append(f"{path} {int(path[:4])}")
+        lists[name] += f"{path} {int(path[:4])}\n"
     for name, lines in lists.items():
-        (folder / f"list_{name}.txt").write_text("\n".join(lines) + "\n")
+        (folder / f"list_{name}.txt").write_text(lines)
 
 
 def _cuhksysu(people: int) -> Iterator[_Picture]:
@@ -143,14 +123,12 @@ def _cuhksysu(people: int) -> Iterator[_Picture]:
             yield _Picture(f"{part}/p{pid}_s{100 * pid + shot}_{shot}.jpg", pid, 0, shot)
 
 
-_ALPHABETS = ("Latin", "Greek", "Angelic")
-"""two to train on, one unseen"""
+_ALPHABETS = ("Latin", "Greek", "Angelic")  # two to train on, one unseen
 _UNSEEN_ALPHABETS = {
     "Angelic", "Atemayar_Qelisayer", "Atlantean", "Aurek-Besh", "Avesta", "Ge_ez", "Glagolitic", "Gurmukhi", "Kannada",
     "Keble", "Malayalam", "Manipuri", "Mongolian", "Old_Church_Slavonic_Cyrillic", "Oriya", "Sylheti", "Syriac_Serto",
     "Tengwar", "Tibetan", "ULOG",
-}  # fmt: skip
-"""those of images_evaluation"""
+}  # fmt: skip # those of images_evaluation
 
 
 def _omniglot(alphabets: tuple[str, ...]) -> Layout:
@@ -194,13 +172,12 @@ def _cuhk02(people: int) -> Iterator[_Picture]:
 
 def _prid2011(people: int) -> Iterator[_Picture]:
     """``people`` in both cameras, half as many in one only; their numbers are beyond 200, as in the original."""
-    for camera, letter in enumerate("ab"):
-        others = range(201, 201 + people // 2)
-        for pid in (*range(1, people + 1), *others):
-            who = pid if pid <= people else 1000 * (camera + 1) + pid
-            yield _Picture(f"single_shot/cam_{letter}/person_{pid:04d}.png", who, camera)
-            for frame in range(12):
-                yield _Picture(f"multi_shot/cam_{letter}/person_{pid:04d}/{frame + 1:04d}.png", who, camera, frame)
+    numbers = (*range(1, people + 1), *range(201, 201 + people // 2))
+    for (camera, letter), pid in product(enumerate("ab"), numbers):
+        who = pid if pid <= people else 1000 * (camera + 1) + pid
+        yield _Picture(f"single_shot/cam_{letter}/person_{pid:04d}.png", who, camera)
+        for frame in range(12):
+            yield _Picture(f"multi_shot/cam_{letter}/person_{pid:04d}/{frame + 1:04d}.png", who, camera, frame)
 
 
 def _viper(people: int) -> Iterator[_Picture]:
@@ -244,13 +221,12 @@ def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
     savemat(folder / "features_and_partitions.mat", {"trainIdAll": cells})
 
 
-_PEOPLE = {"VIPeR": 128, "CUHK01": 64, "ThreeDPeS": 64, "ILIDS": 64}
-"""People of data sets with few images per person; half of them train."""
+_PEOPLE = {"VIPeR": 128, "CUHK01": 64, "ThreeDPeS": 64, "ILIDS": 64}  # few images per person, and half of them train
 
 STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | None]] = {
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),
     "dukemtmc": ("DukeMTMC-reID", _market(8, "{pid:04d}_c{cam}_f{shot:07d}.jpg"), None),
-    "cuhk03np": ("cuhk03-np", _in_each(("detected", "labeled"), _market(2, "{pid:04d}_c{cam}_{shot}.png")), None),
+    "cuhk03np": ("cuhk03-np", _market(2, "{pid:04d}_c{cam}_{shot}.png", variants=("detected/", "labeled/")), None),
     "msmt17": ("MSMT17_V2", _msmt17, _write_lists),
     "cuhk01": ("CUHK01", _numbered("campus/", ".png", 4, shots=2), None),
     "cuhk02": ("CUHK02", _cuhk02, None),

@@ -59,31 +59,25 @@ class SyntheticImages(Images):
         return out
 
     def _draw(self, size: Size) -> NDArray[np.uint8]:
-        factor = 1 + int(_uniforms(("coarse",), self.seed, self.domain)["coarse"] < 0.35)
-        height, width = size[0] // factor, size[1] // factor
-        identity = [_uniforms(IDENTITY, self.seed, self.domain, "identity", int(i)) for i in self.identities]
-        camera = [_camera(self.seed, self.domain, int(c)) for c in self.cameras]
-        keys = zip(self.identities, self.cameras, self.shots, strict=True)
-        generators = [numpy_generator(self.seed, self.domain, "shot", int(i), int(c), int(s)) for i, c, s in keys]
-        shot = [dict(zip(SHOT, g.random(len(SHOT), dtype=np.float32), strict=True)) for g in generators]
-        noise = np.stack([g.random((height, width), dtype=np.float32) for g in generators])
-        return draw_people(_columns(identity), _columns(camera), _columns(shot), noise, factor)
+        keys = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
+        generators = [self._stream("shot", *key) for key in keys]
+        style = _uniforms(self._stream("style"), len(CAMERA))  # half of a camera's numbers: cameras resemble each other
+        numbers = {
+            IDENTITY: [_uniforms(self._stream("identity", i), len(IDENTITY)) for i in self.identities.tolist()],
+            CAMERA: [(_uniforms(self._stream("camera", c), len(CAMERA)) + style) / 2 for c in self.cameras.tolist()],
+            SHOT: [_uniforms(generator, len(SHOT)) for generator in generators],
+        }
+        factor = 1 + int(_uniforms(self._stream(), 1)[0] < 0.35)
+        noise = np.stack([_uniforms(generator, size[0] // factor, size[1] // factor) for generator in generators])
+        identity, camera, shot = (dict(zip(n, np.array(rows).T, strict=True)) for n, rows in numbers.items())
+        return draw_people(identity, camera, shot, noise, factor)
+
+    def _stream(self, *key: int | str) -> np.random.Generator:
+        return numpy_generator(self.seed, self.domain, *key)
 
 
-def _uniforms(names: tuple[str, ...], *key: int | str) -> dict[str, np.float32]:
-    values = numpy_generator(*key).random(len(names), dtype=np.float32)
-    return dict(zip(names, values, strict=True))
-
-
-def _camera(seed: int, domain: str, camera: int) -> dict[str, np.float32]:
-    """A camera's numbers; half of each is the domain's, so cameras of one domain resemble each other."""
-    own = _uniforms(CAMERA, seed, domain, "camera", camera)
-    style = _uniforms(CAMERA, seed, domain, "style")
-    return {name: np.float32(0.5) * (own[name] + style[name]) for name in CAMERA}
-
-
-def _columns(rows: list[dict[str, np.float32]]) -> dict[str, NDArray[np.float32]]:
-    return {name: np.array([row[name] for row in rows], dtype=np.float32) for name in rows[0]}
+def _uniforms(stream: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return stream.random(shape, dtype=np.float32)
 
 
 class SyntheticReID(ReIDSource):
@@ -116,12 +110,9 @@ class SyntheticReID(ReIDSource):
         num_train = max(2, round(identities * self.scale)) if trains else 0
         num_test = max(2, round(_TEST_IDENTITIES * self.scale))
         test = range(num_train, num_train + num_test)
-        return Domain(
-            name,
-            train=self._split(name, range(num_train), cameras, range(shots)) if trains else None,
-            query=self._split(name, test, cameras, range(1)),
-            gallery=self._split(name, test, cameras, range(1, _TEST_SHOTS)),
-        )
+        train = self._split(name, range(num_train), cameras, range(shots)) if trains else None
+        query, gallery = (self._split(name, test, cameras, taken) for taken in (range(1), range(1, _TEST_SHOTS)))
+        return Domain(name, train, query, gallery)
 
     def _split(self, name: str, identities: range, cameras: int, shots: range) -> Split:
         grid = np.array([(i, c, s) for i in identities for c in range(cameras) for s in shots], dtype=np.int64)

@@ -49,15 +49,11 @@ class DataSet(ReIDSource):
         return self.domains_in(self.find())
 
     def domains_in(self, folder: Path) -> list[Domain]:
-        """Return the domains in ``folder``: mostly one, see :meth:`read`."""
-        return [self.read(folder)]
+        """Return the domains in ``folder``: mostly one."""
+        return [self._read(folder)]
 
     def find(self) -> Path:
-        """Return its folder.
-
-        Raises:
-            DataError: if it is not there.
-        """
+        """Return its folder; raise DataError if it is not there."""
         for folder in (*(self.root / name for name in self.folders), self.root):
             if folder.is_dir() and all((folder / part).exists() for part in self.holds):
                 return folder
@@ -67,9 +63,5 @@ class DataSet(ReIDSource):
         )
 
     @abstractmethod
-    def read(self, folder: Path) -> Domain:
-        """List its files.
-
-        Raises:
-            DataError: naming the folder or file at fault and the rule.
-        """
+    def _read(self, folder: Path) -> Domain:
+        """List its files; raise DataError naming the folder or file at fault and the rule."""

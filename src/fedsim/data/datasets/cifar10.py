@@ -38,8 +38,7 @@ class CIFAR10(DataSet):
     official: Counts | None = Counts(10, 50_000, 0, 10_000)
     ask = "it is free: the Python version, from www.cs.toronto.edu/~kriz/cifar.html"
 
-    def read(self, folder: Path) -> Domain:
-        """Read its files into memory; see :meth:`DataSet.read`."""
+    def _read(self, folder: Path) -> Domain:
         batches = [_read_batch(folder / name) for name in _TRAIN]
         pixels, classes = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         train = Split(ImageArray(pixels), classes + 1, np.zeros(len(classes), dtype=np.int64))
@@ -97,23 +96,19 @@ class _PickledArray:
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
 
 
-_STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {
-    **dict.fromkeys(
-        [("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")],
-        lambda *_: _PickledArray(),
-    ),
+_STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {  # what is called in place of a name in the pickle
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
     ("numpy", "ndarray"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
     ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes that Python 3 writes for Python 2
 }
-"""What is called in place of a name in the pickle."""
 
 
 class _BatchReader(pickle.Unpickler):
     """Reads lists, dictionaries, numbers, strings, and arrays of bytes.
 
-    A pickle names functions and classes to call. Here only the names for arrays and strings are known, and functions of
-    this module are called instead: numpy itself gets only a shape and bytes.
+    In place of the functions that a pickle names, it calls those of this module: numpy gets only a shape and bytes.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:

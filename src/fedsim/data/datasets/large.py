@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datasets.base import Counts, DataSet
-from fedsim.data.images import Domain, ImageFiles, Split
-from fedsim.data.listing import Label, label_images, named, read_folder
-from fedsim.data.market import check_identities, read_market_domain
+from fedsim.data.images import Domain, Split
+from fedsim.data.listing import label_images
+from fedsim.data.market import read_market_domain
 
 
 class Market1501(DataSet):
@@ -28,8 +28,7 @@ class Market1501(DataSet):
     official: Counts | None = Counts(751, 12_936, 3_368, 19_732)
     ask = "ask its authors, Liang Zheng et al."
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
+    def _read(self, folder: Path) -> Domain:
         return read_market_domain(folder, self.name)
 
 
@@ -88,18 +87,9 @@ class CUHK03NP(DataSet):
         if variant == "labeled":
             self.official = Counts(767, 7_368, 1_400, 5_328)
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        pattern = r"(?P<pid>-1|\d+)_c(?P<cam>\d)|(?P<pair>\d+)_(?P<person>\d+)_(?P<view>\d)_\d+"
-        return read_market_domain(
-            folder / self.variant, self.name, pattern, "0003_c1_21.png or 1_003_1_02.png", self._label
-        )
-
-    @staticmethod
-    def _label(match: re.Match[str]) -> Label:
-        if match["pair"] is None:
-            return named(match)
-        return Label(10_000 * int(match["pair"]) + int(match["person"]), int(match["view"]) - 1)
+    def _read(self, folder: Path) -> Domain:
+        pattern = r"((?P<pair>\d+)_(?=\d+_\d_\d))?(?P<pid>-1|\d+)_(?(pair)|c)(?P<cam>\d)"  # c, unless there is a pair
+        return read_market_domain(folder / self.variant, self.name, pattern, "0003_c1_21.png or 1_003_1_02.png")
 
 
 class MSMT17(DataSet):
@@ -126,8 +116,7 @@ class MSMT17(DataSet):
         if train == "train+val":
             self.official = Counts(1_041, 32_621, 11_659, 82_161)
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
+    def _read(self, folder: Path) -> Domain:
         names = (("train", "test"), ("mask_train_v2", "mask_test_v2"))
         found = [pair for pair in names if all((folder / name).is_dir() for name in pair)]
         if not found:
@@ -155,17 +144,10 @@ class CUHKSYSU(DataSet):
     official: Counts | None = Counts(None, None, 2_900, 5_447)
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        train = self._part(folder / "train", 0) if (folder / "train").is_dir() else None
-        query, gallery = self._part(folder / "query", 0), self._part(folder / "gallery", 1)
-        check_identities(folder, train, query, gallery, ("train", "query", "gallery"))
-        return Domain(self.name, train, query, gallery)
-
-    @staticmethod
-    def _part(folder: Path, camera: int) -> Split:
-        pattern = r"p?0*([1-9]\d*)_s\d+"  # identity 0 would be taken for a distractor
-        return read_folder(folder, pattern, "p11422_s16929", lambda match: Label(int(match[1]), camera))
+    def _read(self, folder: Path) -> Domain:
+        pattern = r"p?0*(?P<pid>[1-9]\d*)_s\d+"  # identity 0 would be taken for a distractor
+        domain = read_market_domain(folder, self.name, pattern, "p11422_s16929", ("train", "query", "gallery"))
+        return replace(domain, gallery=replace(domain.gallery, camids=domain.gallery.camids + 1))
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
@@ -184,4 +166,4 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
 def _split(folder: Path, entries: list[tuple[str, int]], first: int) -> Split:
     paths = [folder / name for name, _ in entries]
     split = label_images(paths, r"[^_]+_[^_]+_(?P<cam>\d{2})_", "0000_000_01_0303morning_0015_0.jpg")
-    return Split(ImageFiles(paths), np.array([first + pid for _, pid in entries], dtype=np.int64), split.camids)
+    return replace(split, pids=np.array([first + pid for _, pid in entries], dtype=np.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedsim.core.checks import within
 from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
-from fedsim.data.listing import Label, label_images, list_images
+from fedsim.data.listing import read_folder
 
 _BACKGROUND, _EVALUATION = "images_background", "images_evaluation"
 _DRAWERS = 20
@@ -76,20 +77,18 @@ class Omniglot(DataSet):
         wanted = list(found) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
         if absent := [name for name in wanted if name not in found]:
             raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(found) or 'none'}")
-        return [self.read(found[name]) for name in wanted]
+        return [self._read(found[name]) for name in wanted]
 
-    def read(self, folder: Path) -> Domain:
-        """List one alphabet's files; see :meth:`DataSet.read`."""
+    def _read(self, folder: Path) -> Domain:
+        """List one alphabet's files."""
         splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
         if not splits:
             raise DataError(f"{folder}: holds no folders like character01")
-        images = Split.concatenate(splits)
-        characters, drawers = images.identities, images.camids
+        files = Split.concatenate(splits)
         share = self.train_share if folder.parent.name == _BACKGROUND else 0.0
-        trained = characters[: int(share * len(characters))]
-        is_train = np.isin(images.pids, trained)
-        is_query = drawers % _QUERY_EVERY == 0
-        images = Split(InkImages(images.images), images.pids, drawers // self.drawers_per_camera)
+        trained = files.identities[: int(share * len(files.identities))]
+        is_train, is_query = np.isin(files.pids, trained), files.camids % _QUERY_EVERY == 0
+        images = Split(InkImages(files.images), files.pids, files.camids // self.drawers_per_camera)
         return Domain(
             alphabet_name(folder.name),
             images.take(np.flatnonzero(is_train)) if len(trained) else None,
@@ -123,10 +122,9 @@ def _read_character(folder: Path) -> Split:
     character = re.fullmatch(r"character(\d+)", folder.name)
     if character is None or int(character[1]) == 0:
         raise DataError(f"{folder}: the name is not like character01")
-    pid, expected = int(character[1]), "0709_01.png"
-    paths = list_images(folder, expected)
-    split = label_images(paths, r"\d+_(\d+)\.", expected, lambda m: Label(pid, int(m[1]) - 1))
+    expected = "0709_01.png"
+    split = read_folder(folder, r"\d+_(?P<cam>\d+)\.", expected)
     if split.camids.max() >= _DRAWERS:
-        path = paths[int(split.camids.argmax())]
+        path = split.images.locations()[split.camids.argmax()]
         raise DataError(f"{path}: drawers are numbered from 1 to {_DRAWERS}, as in {expected}")
-    return split
+    return replace(split, pids=np.full_like(split.pids, int(character[1])))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +16,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
-from fedsim.data.listing import Label, list_images, read_folder
+from fedsim.data.listing import list_images, read_folder
 from fedsim.data.splits import draw_splits, official_grid_splits
 
 Protocol = Literal["half", "splits"]
@@ -38,7 +40,7 @@ class SmallDataSet(DataSet):
     part: str
     """the folder of the images, in the data set's folder"""
     pattern: str
-    """regular expression for the beginning of a name, with groups ``pid`` and maybe ``image``"""
+    """of names, see :func:`label_images`; where ``per_camera`` tells cameras, ``cam`` is the number of an image"""
     example: str
     """of a name, for messages"""
     per_camera: int | None = None
@@ -49,20 +51,13 @@ class SmallDataSet(DataSet):
         super().__init__(root)
         self.protocol, self.seed = protocol, seed
 
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        per_camera = self.per_camera
-        if per_camera is None:
-            split = read_folder(folder / self.part, self.pattern, self.example)
-            return Split(split.images, split.pids, turns(split.pids) % 2)
-        return read_folder(
-            folder / self.part, self.pattern, self.example,
-            lambda m: Label(int(m["pid"]), (int(m["image"]) - 1) // per_camera),
-        )  # fmt: skip
+    def _images(self, folder: Path) -> Split:
+        split = read_folder(folder / self.part, self.pattern, self.example)
+        cameras = turns(split.pids) % 2 if self.per_camera is None else split.camids // self.per_camera
+        return replace(split, camids=cameras)
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        images = self.images(folder)
+    def _read(self, folder: Path) -> Domain:
+        images = self._images(folder)
         if self.protocol == "splits":
             return self._test_only(images, draw_splits(images.pids, images.camids, style="pairs"))
         paired = [pid for pid in images.identities if len(np.unique(images.camids[images.pids == pid])) > 1]
@@ -74,12 +69,10 @@ class SmallDataSet(DataSet):
     def _half(self, images: Split, is_other: NDArray[np.bool_]) -> Domain:
         """Split the data set by identities. Images marked ``is_other`` [n] are in the gallery and match no query."""
         paired = np.setdiff1d(images.identities, images.pids[is_other])
-        if len(paired) < 2:
-            raise DataError(
-                f"{self.name}: {len(paired)} identities seen by two cameras are too few to train and test on"
-            )
+        if (count := len(paired)) < 2:
+            raise DataError(f"{self.name}: {count} identities seen by two cameras are too few to train and test on")
         order = numpy_generator("half split", self.name, self.seed).permutation(paired)
-        trained = order[: min(self.num_train, len(paired) // 2)]
+        trained = order[: min(self.num_train, count // 2)]
         is_train = np.isin(images.pids, trained)
         is_test = np.isin(images.pids, np.setdiff1d(paired, trained))
         is_query, is_gallery = is_test & (images.camids == 0), is_test & (images.camids > 0) | is_other
@@ -99,7 +92,7 @@ class CUHK01(SmallDataSet):
     official: Counts | None = Counts(485, 1_940, 972, 972)
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
     num_train = 485
-    part, pattern, example = "campus", r"(?P<pid>\d{4})(?P<image>\d{3})\.", "0001001.png"
+    part, pattern, example = "campus", r"(?P<pid>\d{4})(?P<cam>\d{3})\.", "0001001.png"
     per_camera = 2
 
 
@@ -128,24 +121,22 @@ class CUHK02(SmallDataSet):
         if exclude_p1:
             self.official = Counts(606, 2_424, 478, 478)
 
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
+    def _images(self, folder: Path) -> Split:
         return Split.concatenate(self._views(folder))
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
+    def _read(self, folder: Path) -> Domain:
         if self.protocol == "splits":
-            return super().read(folder)
+            return super()._read(folder)
         *train, query, gallery = self._views(folder)
         return Domain(self.name, Split.concatenate(train), query, gallery)
 
     def _views(self, folder: Path) -> list[Split]:
         """The images of each camera; people of different pairs get different numbers."""
-        return [
-            _of_camera(folder / "Dataset" / f"P{pair}" / f"cam{view}", 2 * (pair - 1) + view - 1, r"(\d+)_",
-                       "001_1.png", 10_000 * pair)
-            for pair in self.pairs for view in (1, 2)
-        ]  # fmt: skip
+        views = []
+        for pair, view in product(self.pairs, (0, 1)):
+            split = read_folder(folder / "Dataset" / f"P{pair}" / f"cam{view + 1}", r"(?P<pid>\d+)_", "001_1.png")
+            views.append(replace(split, pids=10_000 * pair + split.pids, camids=split.camids + 2 * (pair - 1) + view))
+        return views
 
 
 class PRID2011(SmallDataSet):
@@ -178,29 +169,25 @@ class PRID2011(SmallDataSet):
             self.official = None  # how many frames there are depends on the person
             self.holds = ("single_shot", "multi_shot")
 
-    def images(self, folder: Path) -> Split:
+    def _images(self, folder: Path) -> Split:
         """List the single-shot images of the 200 shared people, and of those that only camera b saw."""
-        parts = [
-            _of_camera(folder / "single_shot" / f"cam_{letter}", camera, r"person_(\d+)", "person_0001.png")
-            for camera, letter in enumerate("ab")
-        ]
+        parts = _two_cameras(folder / "single_shot", r"person_(?P<pid>\d+)", "person_0001.png")
         everything = Split.concatenate(parts)
         shared = np.intersect1d(parts[0].pids, parts[1].pids)
         is_shared = np.isin(everything.pids, shared[shared <= 200])  # above 200: another person in each camera
         pids = np.where(is_shared, everything.pids, 10_000 + everything.pids)
         keep = is_shared | (everything.camids == 1)
-        return Split(everything.images, pids, everything.camids).take(np.flatnonzero(keep))
+        return replace(everything, pids=pids).take(np.flatnonzero(keep))
 
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        domain = super().read(folder)
+    def _read(self, folder: Path) -> Domain:
+        domain = super()._read(folder)
         if self.shots == "single" or domain.train is None:
             return domain
         frames = [_frames(folder / "multi_shot" / f"cam_{c}", camera, limit=10) for camera, c in enumerate("ab")]
         shared, only_a = domain.train.identities, frames[0].pids[frames[0].pids > 200]
         wanted = (np.isin(frames[0].pids, np.union1d(shared, only_a)), np.isin(frames[1].pids, shared))
         train = Split.concatenate([part.take(np.flatnonzero(keep)) for part, keep in zip(frames, wanted, strict=True)])
-        return Domain(domain.name, train, domain.query, domain.gallery)
+        return replace(domain, train=train)
 
 
 class VIPeR(SmallDataSet):
@@ -216,11 +203,9 @@ class VIPeR(SmallDataSet):
     ask = "ask the University of California, Santa Cruz"
     num_train = 316
 
-    def images(self, folder: Path) -> Split:
-        """List all of its images."""
-        # the files number people from 0, which is a distractor in other data sets
-        views = [_of_camera(folder / f"cam_{c}", i, r"(\d+)_", "000_45.bmp", first=1) for i, c in enumerate("ab")]
-        return Split.concatenate(views)
+    def _images(self, folder: Path) -> Split:
+        images = Split.concatenate(_two_cameras(folder, r"(?P<pid>\d+)_", "000_45.bmp"))
+        return replace(images, pids=images.pids + 1)  # files number people from 0, which is a distractor elsewhere
 
 
 class ThreeDPeS(SmallDataSet):
@@ -287,21 +272,16 @@ class GRID(SmallDataSet):
     ask = "ask Queen Mary University of London"
     num_train = 125
 
-    def images(self, folder: Path) -> Split:
-        """List all images, probes first."""
+    def _read(self, folder: Path) -> Domain:
         pattern, example = r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"
-        return Split.concatenate([read_folder(folder / view, pattern, example) for view in ("probe", "gallery")])
-
-    def read(self, folder: Path) -> Domain:
-        """List its files; see :meth:`DataSet.read`."""
-        images = self.images(folder)
-        is_probe = np.array([path is not None and path.parent.name == "probe" for path in images.images.locations()])
+        probes, others = (read_folder(folder / view, pattern, example) for view in ("probe", "gallery"))
+        images = Split.concatenate([probes, others])
+        is_probe = np.arange(len(images)) < len(probes)
         if self.protocol == "splits":
             path = folder / "features_and_partitions.mat"
             return self._test_only(images, official_grid_splits(path, images.pids, is_probe))
         # probes are queries, whatever their camera; distractors are in the gallery's view
-        numbered = Split(images.images, images.pids, np.where(is_probe, 0, 1 + images.camids))
-        return self._half(numbered, images.pids == 0)
+        return self._half(replace(images, camids=np.where(is_probe, 0, 1 + images.camids)), images.pids == 0)
 
 
 class CAVIAR4REID(SmallDataSet):
@@ -315,13 +295,14 @@ class CAVIAR4REID(SmallDataSet):
     holds: tuple[str, ...] = ("0001001.jpg",)
     ask = "ask its authors, Dong Seon Cheng et al."
     num_train = 25
-    part, pattern, example = "", r"(?P<pid>\d{4})(?P<image>\d{3})\.", "0001001.jpg"
+    part, pattern, example = "", r"(?P<pid>\d{4})(?P<cam>\d{3})\.", "0001001.jpg"
     per_camera = 10
 
 
-def _of_camera(folder: Path, camera: int, pattern: str, expected: str, first: int = 0) -> Split:
-    """The images of one camera. Group 1 of ``pattern`` is the identity, from ``first``."""
-    return read_folder(folder, pattern, expected, lambda match: Label(first + int(match[1]), camera))
+def _two_cameras(folder: Path, pattern: str, expected: str) -> list[Split]:
+    """The images of the cameras a and b."""
+    views = [read_folder(folder / f"cam_{letter}", pattern, expected) for letter in "ab"]
+    return [replace(view, camids=view.camids + camera) for camera, view in enumerate(views)]
 
 
 def _frames(folder: Path, camera: int, limit: int) -> Split:
