@@ -319,11 +319,11 @@ def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
             before = client.model.whole.clone()
             model, head = client.model.network, client.model.head
             model.eval()
-            images = next(client.pixels.batches([torch.arange(client.data.num_images)]))
+            images = next(client.images.pixels.batches([torch.arange(client.data.num_images)]))
             with torch.no_grad():
                 hits = [
                     int(head(model(normalise_images(image[None])).neck).argmax()) == int(label)
-                    for image, label in zip(images, client.labels, strict=True)
+                    for image, label in zip(images, client.images.labels, strict=True)
                 ]
             expected = sum(hits) / len(hits)
             model.train()

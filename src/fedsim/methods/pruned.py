@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.features import PLAIN, extract_features
@@ -121,15 +120,13 @@ def own_accuracy(client: Client, num_images: int | None = None) -> float:
 
 def proxy_accuracy(client: Client) -> float:
     """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
-    assert client.pixels is not None
-    model = client.model
-    source = client.visit.source
+    model, source = client.model, client.visit.source
     assert isinstance(source, Clusters)
     pseudo = source.pseudo or source.find()
     index = (pseudo.labels >= 0).nonzero().flatten()
     if not len(index):
         return 0.0
-    features = extract_features(model.network, client.pixels, PLAIN, model.device)
+    features = extract_features(model.network, client.images.pixels, PLAIN, model.device)
     model.network.train()
     nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
     guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
@@ -139,16 +136,13 @@ def proxy_accuracy(client: Client) -> float:
 
 @torch.no_grad()
 def _head_accuracy(client: Client, num_images: int | None) -> float:
-    assert client.pixels is not None
     total = client.data.num_images
     order = torch.arange(total)
     if num_images is not None and num_images < total:
         order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
-    batches = order.split(client.training_settings.batch_size)
     client.model.network.eval()
     hits = torch.zeros((), dtype=torch.int64, device=client.device)
-    for index, images in zip(batches, client.pixels.batches(batches), strict=True):
-        guesses = client.forward(normalise_images(images)).logits.argmax(1)
-        hits += (guesses == client.labels[index].to(client.device)).sum()
+    for batch in client.images.plain_batches(order, client.training_settings.batch_size):
+        hits += (client.forward(batch.images).logits.argmax(1) == batch.labels).sum()
     client.model.network.train()
     return int(hits) / len(order)

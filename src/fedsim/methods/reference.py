@@ -32,5 +32,6 @@ def received_features(client: Client, images: Tensor) -> Tensor:
 
 def first_features(client: Client) -> tuple[Tensor, Tensor]:
     """Return the received and the present model's features [B, D] of the first images in file order, not augmented."""
-    images = client.first_images(_BATCH)
+    first = torch.arange(min(_BATCH, client.data.num_images))
+    [(images, *_)] = client.images.plain_batches(first, _BATCH)
     return received_features(client, images), neck_features(client.model, images, client.visit.precision)
