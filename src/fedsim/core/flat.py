@@ -125,10 +125,6 @@ class FlatParameters:
             self._gradients = torch.zeros_like(self.buffer)
         return self._gradients
 
-    def shared_change(self, start: Tensor) -> Tensor:
-        """Return shared parameters - ``start``, a vector of the same layout: a new tensor [num_shared_parameters]."""
-        return self.shared[: self.num_shared_parameters] - start[: self.num_shared_parameters]
-
     def place_of(self, tensor: Tensor) -> int:
         """Return where a view of :attr:`buffer` starts, in elements."""
         return (tensor.data_ptr() - self.buffer.data_ptr()) // self.buffer.element_size()

@@ -59,7 +59,6 @@ class LotteryFL(OwnMask, BodySharing, Method):
     """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:

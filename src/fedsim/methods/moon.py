@@ -45,7 +45,6 @@ class MOON(PartSharing, WeightingChoice, Method):
     """$\\tau$, temperature"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", mu=self.mu)
         positive("model.method", tau=self.tau)
 

@@ -60,7 +60,6 @@ class SubFedAvg(OwnMask, BodySharing, Method):
     """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
 
     def train(self, client: Client) -> None:
