@@ -61,13 +61,8 @@ class MSCAM(nn.Module):
 
 def _bottleneck(channels: int, reduction: int) -> nn.Sequential:
     hidden = max(1, channels // reduction)
-    return nn.Sequential(
-        nn.Conv2d(channels, hidden, 1),
-        nn.BatchNorm2d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(hidden, channels, 1),
-        nn.BatchNorm2d(channels),
-    )
+    narrow = [nn.Conv2d(channels, hidden, 1), nn.BatchNorm2d(hidden), nn.ReLU(inplace=True)]
+    return nn.Sequential(*narrow, nn.Conv2d(hidden, channels, 1), nn.BatchNorm2d(channels))
 
 
 class AFF(nn.Module):
