@@ -12,16 +12,9 @@ Number = float | int | None
 
 
 def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None:
-    """Refuse values below ``least``.
+    """Refuse values of ``fields`` below ``least``: raise ConfigError that names the first of them.
 
-    Args:
-        where: the section of the config, such as ``model.client``.
-        least: the smallest value that passes.
-        hint: the remedy, added to the message.
-        fields: name -> value.
-
-    Raises:
-        ConfigError: naming the first field that is wrong.
+    ``where`` is the section of the config, such as ``model.client``; ``hint``, the remedy, is added to the message.
 
     >>> at_least("model.client", 1, local_epochs=2, local_steps=None)
     >>> at_least("model.client", 1, local_epochs=0)

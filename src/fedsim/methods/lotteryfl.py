@@ -13,7 +13,6 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | personalise         | theta_g * M_k                                                                          |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-
 Layer by layer, the p smallest of the weights that are left go, before the client trains.
 
 Deviations and silences:

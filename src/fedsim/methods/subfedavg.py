@@ -13,7 +13,6 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | personalise     | theta_g * m_k                                                                              |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-
 Layer by layer, both masks take the r smallest of the weights that are left.
 
 Deviations and silences:

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 from fedsim.models.reid import Features, ReIDModel
-from fedsim.training.flat_model import FlatModel
 
 
 class Extraction(Protocol):
@@ -83,14 +82,4 @@ def run_batches(
             out.copy_(network(x))
             if settings.flip:
                 out += network(x.flip(-1))
-    return features
-
-
-@torch.no_grad()
-def neck_features(model: FlatModel, images: Tensor, precision: str) -> Tensor:
-    """Return the neck's features [B, D] of normalised images, in evaluation mode; the mode is put back."""
-    was_training = model.network.training
-    model.network.eval()
-    features = model.forward(images, precision).features.neck
-    model.network.train(was_training)
     return features

@@ -49,9 +49,7 @@ class FlatModel:
     def __init__(
         self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
     ) -> None:
-        self.arch = arch
-        self.network = network
-        self.groups = groups
+        self.arch, self.network, self.groups = arch, network, groups
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
         self.flat = FlatParameters(network, shared.__contains__, self._head_room(max_classes))

@@ -32,25 +32,20 @@ class LocalOptimizer:
     be decayed. Both give the same bits if every parameter gets a gradient in every batch; a network that leaves layers
     out at random needs ``flat_step: false``.
 
-    Args:
-        settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
-        flat: the buffer in which the model's parameters lie; what lies elsewhere is in its reserve.
-        groups: two groups of named parameters: the trunk, and neck with head.
+    ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
+    heads in its reserve.
     """
 
     def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
-        self.settings = settings
-        self.flat = flat
+        self.settings, self.flat = settings, flat
         self.groups = [[p for _, p in group if p.requires_grad and p.numel()] for group in groups]
         self.parameters = [p for group in self.groups for p in group]
         self._plain = _Resettable(settings, self.groups)
-        self._segments: list[_Segment] = []
+        self._segments = _segments(flat, self.groups)
         self._flat_optimizer: _Resettable | None = None
-        segments = _segments(flat, self.groups)
-        joins = len(self.parameters) >= _WORTHWHILE * len(segments)
+        joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
         if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
-            self._segments = segments
-            vectors = [[s.vector for s in segments if s.group == group] for group in range(len(self.groups))]
+            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None

@@ -41,12 +41,8 @@ class ScoredBatch(NamedTuple):
 class PseudoLabels:
     """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
 
-    Args:
-        labels: [n * r] int64 proxy of each copy of each image, -1: none, on the CPU. Copy c of image i is c * n + i.
-        proxies: on the device.
-        loss: of similarities to proxies.
-        momentum: of the memory.
-        batches: random stream -> an epoch's batches, as positions in ``labels``.
+    ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
+    c * n + i. ``batches`` makes an epoch's batches, as positions in them, of a random stream.
     """
 
     def __init__(
