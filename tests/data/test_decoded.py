@@ -423,7 +423,7 @@ def test_images_that_cannot_be_read_are_left_out_when_asked_for(damaged, tmp_pat
     data = make_data(MarketFolders(str(root)), on_corrupt="skip", **options)
     model = fit(make_model(FedPav()), data, rounds=1)
     [client] = model.parts.clients.values()
-    assert len(client.pixels) == len(client.labels) == 23
+    assert len(client.images.pixels) == len(client.images.labels) == 23
     assert bad[0] not in client.data.train.images.locations()
     for path in bad:
         assert f"left out: {path}: cannot read this image" in caplog.text

@@ -422,7 +422,7 @@ def test_test_images_have_their_own_size(tree):
     size = (48, 20)
     data = make_data(MarketFolders(str(tree)), test_size=size)
     model = fit(make_model(FedPav(), evaluation=Evaluation()), data, rounds=1)
-    assert {client.pixels.pixels.shape[2:] for client in model.parts.clients.values()} == {
+    assert {client.images.pixels.pixels.shape[2:] for client in model.parts.clients.values()} == {
         SIZE
     }  # training images do not change
     scores = replace(model.evaluator).score("test")

@@ -29,7 +29,7 @@ class Sending(FedAvg):
         return Payload(up={"labels": (), "weights": (2, 3)} if round_ != 1 else {})
 
     def upload(self, client):
-        extras = {"labels": client.labels.sum().float(), "weights": client.model.shared[:6].view(2, 3).clone()}
+        extras = {"labels": client.images.labels.sum().float(), "weights": client.model.shared[:6].view(2, 3).clone()}
         sent.setdefault((client.round, client.client_name), extras)
         return Upload(client.model.shared, extras if client.round != 1 else {})
 

@@ -32,7 +32,7 @@ def assembled(method, **options):
     model, data = make(method, **options), make_data(size=SIZE)
     model.assemble(data, 0, 1, torch.device("cpu"))
     client = model.parts.clients["town0"]
-    client.pixels = data.open_train(client.data.train.images, "town0", client.device)
+    client.images.open(data.open_train)
     return model, client
 
 

@@ -39,7 +39,7 @@ def begin(method, round_=0, **options):
     model, data = make(method, **options), make_data(size=SIZE)
     model.assemble(data, 0, 1, torch.device("cpu"))
     client = model.parts.clients["town0"]
-    client.pixels = data.open_train(client.data.train.images, "town0", client.device)
+    client.images.open(data.open_train)
     model.server.round = round_
     client.begin_round(round_, 1.0, "32-true", lambda report: None)
     receive(client, method, model.server)

@@ -42,7 +42,7 @@ def assembled(method=None, **options):
     data = make_data(size=(16, 8))
     model.assemble(data, 0, 1, torch.device("cpu"))
     for client in model.parts.clients.values():
-        client.pixels = data.open_train(client.data.train.images, client.client_name, client.device)
+        client.images.open(data.open_train)
     return model
 
 
@@ -90,7 +90,7 @@ def test_other_identities_change_nothing(method):
 def test_clients_that_cluster_hold_no_labels_and_no_head():
     model = assembled(clients={"town1": ClientOverride(local_epochs=2)})
     for client in model.parts.clients.values():
-        assert not client.labels.any()
+        assert not client.images.labels.any()
         assert not client.data.train.pids.any()
         assert client.head.weight.shape == (0, 32)
     assert model.parts.models["smallcnn"].head.weight.numel() == 0
@@ -136,7 +136,7 @@ def test_folders_whose_names_hold_only_cameras(market_tree, tmp_path):
 
 def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
     client = assembled().parts.clients["town0"]
-    client.augmentation = Augmentation(pad=4, flip=0.5)
+    client.images.augmentation = Augmentation(pad=4, flip=0.5)
     visit(client)
     client.model.network.eval()
     with torch.no_grad():

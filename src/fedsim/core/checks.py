@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import ge, gt, le, lt
 
 from fedsim.core.errors import ConfigError
 
@@ -12,39 +12,26 @@ Number = float | int | None
 
 
 def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None:
-    """Refuse values below ``least``.
+    """Refuse values of ``fields`` below ``least``: raise ConfigError that names the first of them.
 
-    Args:
-        where: the section of the config, such as ``model.client``.
-        least: the smallest value that passes.
-        hint: the remedy, added to the message.
-        fields: name -> value.
-
-    Raises:
-        ConfigError: naming the first field that is wrong.
+    ``where`` is the section of the config, such as ``model.client``; ``hint``, the remedy, is added to the message.
 
     >>> at_least("model.client", 1, local_epochs=2, local_steps=None)
     >>> at_least("model.client", 1, local_epochs=0)
     Traceback (most recent call last):
     fedsim.core.errors.ConfigError: model.client.local_epochs: 0 is less than 1
     """
-    for name, value in fields.items():
-        if value is not None and not value >= least:
-            raise ConfigError(f"{where}.{name}: {value} is less than {least}{hint}")
+    _refuse(where, fields, lambda value: value >= least, f"is less than {least}{hint}")
 
 
 def positive(where: str, hint: str = "", **fields: Number) -> None:
     """Refuse values of 0 and below; see :func:`at_least`."""
-    for name, value in fields.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{where}.{name}: {value} is not positive{hint}")
+    _refuse(where, fields, lambda value: value > 0, f"is not positive{hint}")
 
 
 def not_negative(where: str, hint: str = "", **fields: Number) -> None:
     """Refuse values below 0; see :func:`at_least`."""
-    for name, value in fields.items():
-        if value is not None and not value >= 0:
-            raise ConfigError(f"{where}.{name}: {value} is negative{hint}")
+    _refuse(where, fields, lambda value: value >= 0, f"is negative{hint}")
 
 
 def within(where: str, interval: str, **fields: Number) -> None:
@@ -58,11 +45,14 @@ def within(where: str, interval: str, **fields: Number) -> None:
     fedsim.core.errors.ConfigError: model.selection.fraction: 0.0 is not in (0, 1]
     """
     low, high = map(float, interval[1:-1].split(","))
+    above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
+    _refuse(where, fields, lambda value: above(value, low) and below(value, high), f"is not in {interval}")
+
+
+def _refuse(where: str, fields: Mapping[str, Number], passes: Callable[[float], bool], why: str) -> None:
     for name, value in fields.items():
-        above = value is None or value > low or (interval[0] == "[" and value == low)
-        below = value is None or value < high or (interval[-1] == "]" and value == high)
-        if not (above and below) or (value is not None and math.isnan(value)):
-            raise ConfigError(f"{where}.{name}: {value} is not in {interval}")
+        if value is not None and not passes(value):
+            raise ConfigError(f"{where}.{name}: {value} {why}")
 
 
 def known(where: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:

@@ -23,12 +23,9 @@ _BLOCK = 2**17
 def accumulate(total: Tensor, weight: float, x: Tensor) -> None:
     """Add ``weight * x``, rounded to the grid and counted in grid points.
 
-    Scaling by a power of two is exact: divide the finished sum by :data:`GRID`.
-
-    Args:
-        total: [n] float64, changed in place; whole numbers below 2**53.
-        weight: a factor in [0, 1].
-        x: [n] float32, finite and at most :data:`MAX_MAGNITUDE`; or bool, for ones and zeros.
+    Scaling by a power of two is exact: divide the finished sum by :data:`GRID`. ``total`` [n] float64 is changed in
+    place, and holds whole numbers below 2**53; ``weight`` is in [0, 1]; ``x`` is [n] float32, finite and at most
+    :data:`MAX_MAGNITUDE`, or bool, for ones and zeros.
 
     >>> total = torch.zeros(2, dtype=torch.float64)
     >>> accumulate(total, 0.25, torch.tensor([4.0, 8.0]))

@@ -30,12 +30,8 @@ def make_folder(path: Path, setting: str) -> None:
 def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     """Yield a path to write to. The file replaces ``path`` when the block ends, and vanishes when the block fails.
 
-    Args:
-        path: the file to write; missing folders are created.
-        new: refuse to replace a file, even if another process wrote it during the block.
-
-    Raises:
-        FileExistsError: if ``new`` and there is a file.
+    Missing folders are created. With ``new``, raises FileExistsError instead of replacing a file, even one that another
+    process wrote during the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # another process, on this machine or another one, may write the same file

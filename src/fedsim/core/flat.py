@@ -59,12 +59,8 @@ class FlatParameters:
     (``num_batches_tracked``) stay where they are.
 
     Trap: ``module.to(device)`` replaces the tensors, which then are no views any more. Move the module first, and call
-    :meth:`check` in each round.
-
-    Args:
-        module: the model, already on its device.
-        is_shared: name of a tensor -> whether it is sent to the server.
-        reserve: free elements at the end of the buffer, for tensors of single clients.
+    :meth:`check` in each round. ``is_shared`` says by name whether a tensor is sent to the server. At the end of the
+    buffer, ``reserve`` elements are free for tensors of single clients.
 
     Raises:
         TypeError: if a parameter or floating buffer is not float32.
@@ -124,10 +120,6 @@ class FlatParameters:
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.buffer)
         return self._gradients
-
-    def shared_change(self, start: Tensor) -> Tensor:
-        """Return shared parameters - ``start``, a vector of the same layout: a new tensor [num_shared_parameters]."""
-        return self.shared[: self.num_shared_parameters] - start[: self.num_shared_parameters]
 
     def place_of(self, tensor: Tensor) -> int:
         """Return where a view of :attr:`buffer` starts, in elements."""

@@ -63,8 +63,7 @@ class MemoryStore(ClientStore):
 
     def __init__(self, device: torch.device, pinned: bool = False) -> None:
         super().__init__()
-        self.device = device
-        self.pinned = pinned
+        self.device, self.pinned = device, pinned
 
     def _get(self, kept: Tensor) -> Tensor:
         return kept

@@ -82,7 +82,7 @@ class Parts:
         """
         if stage == "fit":
             for client in self.clients.values():
-                client.open_images(data.open_train)
+                client.images.open(data.open_train)
             if self.federated.public is not None:
                 images = data.decode(self.federated.public.images, "public images")
                 device = next(iter(self.models.values())).device

@@ -39,7 +39,6 @@ class Ditto(BodySharing, WeightingChoice, Method):
     """$\\lambda$, weight of the pull towards the global model"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", lam=self.lam)
 
     def train(self, client: Client) -> None:
@@ -51,17 +50,12 @@ class Ditto(BodySharing, WeightingChoice, Method):
         model.copy_(personal)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-        pull = partial(self._pull, client)
+        pull = partial(client.optimizer.pull, client.received.vector, self.lam)  # lambda (v_k - w^t)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False), pull)
         client.keep("personal", model)
         model.copy_(trained)
-
-    def _pull(self, client: Client) -> None:
-        """Add lambda (v_k - w^t) to the gradient."""
-        change = client.model.flat.shared_change(client.received.vector)
-        client.optimizer.add_to_gradients(change.mul_(self.lam))
 
     def personalise(self, client: Client) -> None:
         """Load v_k."""

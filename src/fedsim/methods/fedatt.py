@@ -46,7 +46,6 @@ class FedAtt(BodySharing, Method):
     """average the identity head, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", epsilon=self.epsilon)
 
     def upload(self, client: Client) -> Upload:

@@ -63,7 +63,6 @@ class FedCAPR(Method):
     """round m_k down to thousandths, as in the code"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", regulariser=self.regulariser)
         at_least("model.method", 1, ", the first round", reg_from=self.reg_from)
 

@@ -67,7 +67,6 @@ class FedDIP(BodySharing, WeightingChoice, Method):
     """$Q$, number of steps in which the penalty's weight rises"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         at_least(
             "model.method", 1, rounds=self.rounds, reconfig_interval=self.reconfig_interval, lam_steps=self.lam_steps
         )
@@ -82,8 +81,6 @@ class FedDIP(BodySharing, WeightingChoice, Method):
         """Return the first m."""
         return InitialState(server={"mask": self._make_mask(model, model.shared, self.initial)})
 
-    # -- on the client -------------------------------------------------------------------------------------------------
-
     def train(self, client: Client) -> None:
         """Begin with omega_G * m, of which a second model keeps the dense weights."""
         _dense(client).copy_(self._mask(client))
@@ -91,7 +88,7 @@ class FedDIP(BodySharing, WeightingChoice, Method):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss plus the penalty."""
-        loss, lam = super().loss(client, batch), self._lambda(client.round)
+        loss, lam = super().loss(client, batch), stepped_weight(client.round, self.rounds, self.lam, self.lam_steps)
         if lam == 0:
             return loss
         parameters = dict(client.model.network.named_parameters())
@@ -111,16 +108,10 @@ class FedDIP(BodySharing, WeightingChoice, Method):
     def _mask(self, client: Client) -> Tensor:
         return zero_pruned_(_trained(client), client.received.extras["mask"])
 
-    def _lambda(self, round_: int) -> float:
-        """Return lambda_t."""
-        return stepped_weight(round_, self.rounds, self.lam, self.lam_steps)
-
     def upload(self, client: Client) -> Upload:
         """Return omega_n; the client's own model is omega_n * m."""
         statistics = client.model.shared[client.model.flat.num_shared_parameters :]
         return Upload(torch.cat([_dense(client), statistics]))
-
-    # -- on the server -------------------------------------------------------------------------------------------------
 
     def server_step(self, server: Server) -> None:
         """Renew m, if it is time to, and prune omega_G."""

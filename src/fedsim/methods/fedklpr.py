@@ -123,7 +123,6 @@ class FedKLPR(Method):
     """number of random images to measure accuracy on; null: all. With clusters it is always all"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         where = "model.method"
         not_negative(where, lam=self.lam)
         at_least(where, 1, reg_from=self.reg_from, trials=self.trials)
@@ -147,8 +146,6 @@ class FedKLPR(Method):
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""
         return InitialState({"mask": full_mask(model)} if self.prune else {})
-
-    # -- on the client -------------------------------------------------------------------------------------------------
 
     def download(self, client: Client) -> None:
         """Load theta_g * M_k."""
@@ -223,8 +220,6 @@ class FedKLPR(Method):
         pruned = pruned_fraction(mask, layers)
         fraction = pruned + next_step(pruned, self.target, step)
         return global_magnitude_mask(client.model.shared[: len(mask)], mask, layers, fraction, self.floor)
-
-    # -- on the server, and afterwards ---------------------------------------------------------------------------------
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return w_k of Eq. (13)."""

@@ -54,15 +54,10 @@ class FedNova(BodySharing, Method):
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return w_i / W for parameters, n_i / n for statistics, and the step tau_eff W."""
-        work, sizes = _relative_work(reports), {client: report.num_images for client, report in reports.items()}
+        norms = {client: report.signals["normaliser"] for client, report in reports.items()}
+        work = {client: norm / max(norms.values()) for client, norm in norms.items()}  # so that equal ones become 1
+        sizes = {client: report.num_images for client, report in reports.items()}
         own = normalise({client: n / work[client] for client, n in sizes.items()})
         effective = sum(n * work[client] for client, n in sizes.items())
         step_size = effective * sum(n / work[client] for client, n in sizes.items()) / sum(sizes.values()) ** 2
         return Weights(size_weights(sizes), {client: [weight] for client, weight in own.items()}, step_size)
-
-
-def _relative_work(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Norms of a_i over the largest: a common factor cancels, and equal ones become exactly 1."""
-    norms = {client: report.signals["normaliser"] for client, report in reports.items()}
-    largest = max(norms.values())
-    return {client: norm / largest for client, norm in norms.items()}

@@ -85,7 +85,6 @@ class Distillation:
     """public images as they are, or augmented as in training, alike for clients and server"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         where = "model.method.distillation"
         at_least(where, 1, every=self.every, epochs=self.epochs)
         at_least(where, 2, batch_size=self.batch_size)
@@ -139,7 +138,8 @@ class FedPav(Method):
         replica = model.replica("cdw")
         replica.network.train(self.cdw_mode == "train")
         replica.network.set_generator(client.generator("cdw dropout", device=client.device))
-        images = client.draw(_CDW_BATCH, "cdw", augmented=self.cdw_mode == "train").images
+        augment = client.generator("cdw augment", device=client.device) if self.cdw_mode == "train" else None
+        images = client.images.draw(_CDW_BATCH, client.generator("cdw images"), augment)
         logits = []
         for shared, private in (received, trained):
             replica.shared.copy_(shared)

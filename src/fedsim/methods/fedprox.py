@@ -20,7 +20,6 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -37,14 +36,8 @@ class FedProx(PartSharing, WeightingChoice, Method):
     """$\\mu$, weight of the proximal term"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", mu=self.mu)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step, with mu (w - w^t), the gradient of the proximal term (Algorithm 2, line 5)."""
-        client.step(loss, partial(self._pull, client))
-
-    def _pull(self, client: Client) -> None:
-        flat = client.model.flat
-        change = flat.shared_change(client.received.vector)
-        client.optimizer.add_to_gradients(change.mul_(self.mu))
+        client.step(loss, lambda: client.optimizer.pull(client.received.vector, self.mu))

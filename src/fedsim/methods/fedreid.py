@@ -90,7 +90,6 @@ class FedReID(PartSharing, Method):
     """average the embedding layers before the head, too"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive("model.method", temperature=self.temperature)
         within("model.method", "(0, 1]", start_mix=self.start_mix, aggregated=self.aggregated)
         body_groups(self.share_neck, self.share_head)
@@ -104,8 +103,6 @@ class FedReID(PartSharing, Method):
     def measures(self) -> Mapping[str, Signal]:
         """The lot, if the server draws after training."""
         return {"lot": "client"} if self.aggregated < 1 else {}
-
-    # -- on the client -------------------------------------------------------------------------------------------------
 
     def train(self, client: Client) -> None:
         """Train the local client model, and beside it the local expert."""
@@ -145,8 +142,6 @@ class FedReID(PartSharing, Method):
         lot = numpy_generator(client.seed, client.round, client.client_name, "aggregated").random()
         return Upload(client.model.shared, signals={"lot": lot})  # the server aggregates the smallest
 
-    # -- on the server -------------------------------------------------------------------------------------------------
-
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / ceil(S N) for the clients that are aggregated (Eq. 8)."""
         if self.aggregated == 1:
@@ -169,7 +164,6 @@ class FedReIDFineTune(Method):
     """passes over the images before the first round, which train the expert's neck and head; no number in the paper"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive("model.method", temperature=self.temperature)
         at_least("model.method", 1, mapping_epochs=self.mapping_epochs)
 

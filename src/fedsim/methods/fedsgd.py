@@ -38,7 +38,6 @@ class FedSGD(BodySharing, WeightingChoice, Method):
     """$n_k / n$; ``uniform`` is $1 / K$ (paper 001)"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         at_least("model.method", 1, "; use null for whole epochs", steps=self.steps)
 
     def train(self, client: Client) -> None:

@@ -50,7 +50,6 @@ class FedUReID(Method):
     """alpha, weight of the client's own last model"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         within("model.method", "[0, 1]", precision=self.precision, update=self.update)
 
     def download(self, client: Client) -> None:
@@ -61,15 +60,12 @@ class FedUReID(Method):
 
     def train(self, client: Client) -> None:
         """Train until the clusters are known, at most for all local epochs."""
+        tally = client.visit.tally
         for epoch in range(client.local_epochs):
             for done, batch in enumerate(client.batches(epoch), start=1):
                 self.take_step(client, self.loss(client, batch))
-                if self.dynamic and self._is_precise(client, done):
+                if self.dynamic and (tally.precision(1) == 1.0 or tally.precision(done) > self.precision):
                     return
-
-    def _is_precise(self, client: Client, done: int) -> bool:
-        tally = client.visit.tally
-        return tally.precision(1) == 1.0 or tally.precision(done) > self.precision
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""

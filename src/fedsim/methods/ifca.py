@@ -28,24 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import at_least, positive
-from fedsim.methods.base import (
-    Delivered,
-    InitialState,
-    Method,
-    Need,
-    Payload,
-    Signal,
-    Weighting,
-    Weights,
-    weigh,
-)
-from fedsim.models.groups import Group, body_groups
-from fedsim.training.batch import plain_batches
+from fedsim.methods.base import InitialState, Method, PartSharing, Payload, Signal, Weighting, WeightingChoice
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -54,8 +43,12 @@ from fedsim.training.uploads import Uploads
 
 
 @dataclass(frozen=True, kw_only=True)
-class IFCA(Method):
+class IFCA(PartSharing, WeightingChoice, Method):
     """Clusters of clients, each with a model of its own; a client joins the cluster whose model fits its data best."""
+
+    delivers = "personalised"
+    requires = frozenset({"uploads", "identities"})  # for the means of clusters; for the losses that a client compares
+    measures: ClassVar[Mapping[str, Signal]] = {"cluster": "client"}  # from 0
 
     clusters: int = 2
     """$k$, models on the server"""
@@ -65,36 +58,11 @@ class IFCA(Method):
     """random images on which a client compares the models; null: all of its images"""
     weighting: Weighting = "uniform"
     """weights within a cluster: all alike as in the paper, or ``size``: $n_k / n$"""
-    share_neck: bool = True
-    """whether the embedding layers before the head are averaged"""
-    share_head: bool = False
-    """whether the identity head is averaged, too; for clients with a common label space"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         where = "model.method"
         at_least(where, 1, clusters=self.clusters, choice_images=self.choice_images)
         positive(where, spread=self.spread)
-
-    @property
-    def shared_groups(self) -> frozenset[Group]:
-        """The trunk, and what is shared of neck and head."""
-        return body_groups(self.share_neck, self.share_head)
-
-    @property
-    def delivers(self) -> Delivered:
-        """The model of each client's cluster."""
-        return "personalised"
-
-    @property
-    def requires(self) -> frozenset[Need]:
-        """Single uploads for the means of clusters; identities for the losses that a client compares."""
-        return frozenset({"uploads", "identities"})
-
-    @property
-    def measures(self) -> Mapping[str, Signal]:
-        """The cluster, from 0."""
-        return {"cluster": "client"}
 
     @property
     def _others(self) -> list[str]:
@@ -118,8 +86,6 @@ class IFCA(Method):
             values += self.spread * values.std(correction=0) * noise
         return theta
 
-    # -- on the client -------------------------------------------------------------------------------------------------
-
     def download(self, client: Client) -> None:
         """Load the model that fits the client's data best."""
         models = self._models(client)
@@ -136,11 +102,10 @@ class IFCA(Method):
         """Return F_i(theta)."""
         client.model.shared.copy_(theta)
         client.model.network.eval()
-        assert client.pixels is not None
-        stream, size = client.generator("cluster choice"), client.training_settings.batch_size
+        stream = client.generator("cluster choice")
         index = torch.randperm(client.data.num_images, generator=stream)[: self.choice_images]
         total = torch.zeros((), dtype=torch.float64, device=client.device)
-        for batch in plain_batches(client.pixels, client.labels, size, client.device, index):
+        for batch in client.images.plain_batches(index, client.training_settings.batch_size):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
         client.model.network.train()
         return float(total) / len(index)
@@ -148,12 +113,6 @@ class IFCA(Method):
     def upload(self, client: Client) -> Upload:
         """Return the model and the cluster."""
         return Upload(client.model.shared, signals={"cluster": float(client.kept["cluster"])})
-
-    # -- on the server, and afterwards ---------------------------------------------------------------------------------
-
-    def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return each client's share, which counts within its cluster."""
-        return weigh(self.weighting, reports)
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Renew all theta_j; return theta_1."""

@@ -13,7 +13,6 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | personalise         | theta_g * M_k                                                                          |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-
 Layer by layer, the p smallest of the weights that are left go, before the client trains.
 
 Deviations and silences:
@@ -59,7 +58,6 @@ class LotteryFL(OwnMask, BodySharing, Method):
     """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:

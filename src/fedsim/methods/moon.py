@@ -16,8 +16,7 @@ Deviations and silences:
 - z is the trunk's pooled feature. The paper adds a projection head (two layers, 256 outputs) between trunk and
   classifier; in re-ID the neck stands there.
 - The references run in evaluation mode, as in the authors' code, and without gradient, which that does not switch off.
-- In a client's first round there is no previous model, and the term is 0.
-- After rounds without the client, its previous model is that of its last one.
+- In a client's first round there is no previous model, and the term is 0. Later it is that of its last own round.
 - The paper tunes mu in {0.1, 1, 5, 10} and takes tau = 0.5. Paper 000, which compares with "MOON+D", gives neither.
 """
 
@@ -45,7 +44,6 @@ class MOON(PartSharing, WeightingChoice, Method):
     """$\\tau$, temperature"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         not_negative("model.method", mu=self.mu)
         positive("model.method", tau=self.tau)
 

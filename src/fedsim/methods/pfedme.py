@@ -27,8 +27,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
@@ -53,7 +51,6 @@ class PFedMe(BodySharing, Method):
     """$\\beta$, step size of the server"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive("model.method", lam=self.lam, local_lr=self.local_lr, beta=self.beta)
         at_least("model.method", 1, inner_steps=self.inner_steps)
 
@@ -64,7 +61,7 @@ class PFedMe(BodySharing, Method):
         flat = client.model.flat
         theta = flat.shared[: flat.num_shared_parameters]
         w = theta.clone()
-        pull = partial(self._pull, client, w)
+        pull = partial(client.optimizer.pull, w, self.lam)  # lambda (theta_i - w_i)
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 for _ in range(self.inner_steps):
@@ -72,10 +69,6 @@ class PFedMe(BodySharing, Method):
                 w.sub_((w - theta).mul_(self.local_lr * self.lam))
         client.keep("personal", client.model.whole)
         theta.copy_(w)
-
-    def _pull(self, client: Client, w: Tensor) -> None:
-        """Add lambda (theta_i - w_i) to the gradient."""
-        client.optimizer.add_to_gradients(client.model.flat.shared_change(w).mul_(self.lam))
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / S, and beta."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import zero_pruned_
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.features import PLAIN, extract_features
@@ -67,26 +66,20 @@ def check_pruning(target: float, step: float, accuracy_images: int | None) -> No
     at_least("model.method", 1, "; null takes all", accuracy_images=accuracy_images)
 
 
-def prunable_entries(model: FlatModel, spare_stem: bool = False) -> list[Entry]:
+def prunable_entries(model: FlatModel) -> list[Entry]:
     """Return the shared weights of convolutions and linear layers, by module type, in the order of the buffer.
 
     Names and numbers of dimensions do not tell: in ConvNeXt 93 % of the weights belong to linear layers, and its
     three-dimensional ``layer_scale`` does not. Norms, biases and private heads are never pruned.
-
-    Args:
-        model: of an architecture.
-        spare_stem: leave out the model's first convolution.
     """
-    modules = dict(model.network.named_modules())
-    kinds = {f"{path}.weight": module for path, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)}
-    stem = next((name for name, module in kinds.items() if isinstance(module, nn.Conv2d)), None)
-    spared = {stem} if spare_stem else set()
-    return [entry for entry in model.flat.shared_parameters if entry.name in kinds.keys() - spared]
+    modules = model.network.named_modules()
+    names = {f"{path}.weight" for path, module in modules if isinstance(module, nn.Conv2d | nn.Linear)}
+    return [entry for entry in model.flat.shared_parameters if entry.name in names]
 
 
-def prunable_layers(model: FlatModel, spare_stem: bool = False) -> list[slice]:
+def prunable_layers(model: FlatModel) -> list[slice]:
     """Return where :func:`prunable_entries` lie in the vector of shared parameters."""
-    return [entry.span for entry in prunable_entries(model, spare_stem)]
+    return [entry.span for entry in prunable_entries(model)]
 
 
 def full_mask(model: FlatModel) -> Tensor:
@@ -106,49 +99,40 @@ def upload_masked(client: Client, signals: Mapping[str, float] | None = None, ze
     return Upload(client.model.shared, signals=signals or {}, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
+@torch.no_grad()
 def own_accuracy(client: Client, num_images: int | None = None) -> float:
     """Return the share of training images that the client's model classifies right, in evaluation mode.
 
     No test image is used, and images are not augmented. Where labels are clusters, it is the share of clustered images
     whose nearest proxy belongs to their own cluster; before the first local epoch, clusters are found for it.
 
-    Args:
-        client: in its visit.
-        num_images: number of random images, drawn anew in each round; None: all. With clusters it is always all.
+    ``num_images`` random images are drawn anew in each round; None: all. With clusters it is always all.
     """
-    return proxy_accuracy(client) if client.training_settings.clusters else _head_accuracy(client, num_images)
+    if client.training_settings.clusters:
+        return proxy_accuracy(client)
+    total = client.data.num_images
+    order = torch.arange(total)
+    if num_images is not None and num_images < total:
+        order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
+    client.model.network.eval()
+    hits = torch.zeros((), dtype=torch.int64, device=client.device)
+    for batch in client.images.plain_batches(order, client.training_settings.batch_size):
+        hits += (client.forward(batch.images).logits.argmax(1) == batch.labels).sum()
+    client.model.network.train()
+    return int(hits) / len(order)
 
 
 def proxy_accuracy(client: Client) -> float:
     """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
-    assert client.pixels is not None
-    model = client.model
-    source = client.visit.source
+    model, source = client.model, client.visit.source
     assert isinstance(source, Clusters)
     pseudo = source.pseudo or source.find()
     index = (pseudo.labels >= 0).nonzero().flatten()
     if not len(index):
         return 0.0
-    features = extract_features(model.network, client.pixels, PLAIN, model.device)
+    features = extract_features(model.network, client.images.pixels, PLAIN, model.device)
     model.network.train()
     nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
     guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
     truth = pseudo.proxies.clusters[pseudo.labels[index].to(nearest.device)]
     return float((guesses == truth).double().mean())
-
-
-@torch.no_grad()
-def _head_accuracy(client: Client, num_images: int | None) -> float:
-    assert client.pixels is not None
-    total = client.data.num_images
-    order = torch.arange(total)
-    if num_images is not None and num_images < total:
-        order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
-    batches = order.split(client.training_settings.batch_size)
-    client.model.network.eval()
-    hits = torch.zeros((), dtype=torch.int64, device=client.device)
-    for index, images in zip(batches, client.pixels.batches(batches), strict=True):
-        guesses = client.forward(normalise_images(images)).logits.argmax(1)
-        hits += (guesses == client.labels[index].to(client.device)).sum()
-    client.model.network.train()
-    return int(hits) / len(order)

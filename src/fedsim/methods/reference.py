@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsim.training.features import neck_features
-
 if TYPE_CHECKING:
     from fedsim.training.client import Client
 
@@ -30,7 +28,13 @@ def received_features(client: Client, images: Tensor) -> Tensor:
     return client.model.replica(_ROLE).forward(images, client.visit.precision).features.neck
 
 
+@torch.no_grad()
 def first_features(client: Client) -> tuple[Tensor, Tensor]:
     """Return the received and the present model's features [B, D] of the first images in file order, not augmented."""
-    images = client.first_images(_BATCH)
-    return received_features(client, images), neck_features(client.model, images, client.visit.precision)
+    first = torch.arange(min(_BATCH, client.data.num_images))
+    [(images, *_)] = client.images.plain_batches(first, _BATCH)
+    network, was_training = client.model.network, client.model.network.training
+    network.eval()
+    present = client.forward(images).features.neck
+    network.train(was_training)
+    return received_features(client, images), present

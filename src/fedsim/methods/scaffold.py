@@ -51,7 +51,6 @@ class Scaffold(BodySharing, Method):
     """$\\eta_g$, step size of the server"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive("model.method", global_lr=self.global_lr)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
@@ -61,8 +60,6 @@ class Scaffold(BodySharing, Method):
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return c, which begins at 0."""
         return InitialState(server={"control": torch.zeros(model.flat.num_shared_parameters)})
-
-    # -- on the client -------------------------------------------------------------------------------------------------
 
     def train(self, client: Client) -> None:
         """Check that the way is made of gradients, and train."""
@@ -82,8 +79,6 @@ class Scaffold(BodySharing, Method):
         new = old - c + client.optimizer.mean_gradient(x)
         client.keep("control", new)
         return Upload(client.model.shared, {"control": new - old})
-
-    # -- on the server -------------------------------------------------------------------------------------------------
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / S and eta_g (lines 16-17)."""

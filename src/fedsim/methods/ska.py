@@ -123,8 +123,6 @@ class SKA(Method):
         """Return the normalisation layers of ls, where those that come from the server are lg's."""
         return InitialState({"norms": _join(self._norms(model, model.flat.buffer))} if self.dual else {})
 
-    # -- on the client -------------------------------------------------------------------------------------------------
-
     def download(self, client: Client) -> None:
         """Load w_t into both models (SelectUpdate)."""
         self._load_specific(client)
@@ -137,7 +135,9 @@ class SKA(Method):
         ls = client.model
         ls.shared.copy_(client.received.vector)  # line 30
         if self.dual:
-            _fill(self._norms(ls, ls.flat.buffer), client.kept["norms"])
+            own = self._norms(ls, ls.flat.buffer)
+            for part, values in zip(own, client.kept["norms"].split([part.numel() for part in own]), strict=True):
+                part.copy_(values)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of ls, after a step of lg."""
@@ -165,8 +165,6 @@ class SKA(Method):
             mine.copy_(its)  # line 20
         return Upload(vector)
 
-    # -- on the server -------------------------------------------------------------------------------------------------
-
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / K (line 6)."""
         return weigh("uniform", reports)
@@ -189,8 +187,6 @@ class SKA(Method):
         parts = server.kept[arch]["norms"].split([e.numel for e in entries])
         return {e.name: part.view(e.shape) for e, part in zip(entries, parts, strict=True)}
 
-    # -- afterwards ----------------------------------------------------------------------------------------------------
-
     def personalise(self, client: Client) -> None:
         """Load ls."""
         self._load_specific(client)
@@ -206,9 +202,3 @@ class SKA(Method):
 def _join(parts: list[Tensor]) -> Tensor:
     """Return the values of tensors as one vector; a backbone without normalisation gives an empty one."""
     return torch.cat(parts) if parts else torch.empty(0)
-
-
-def _fill(parts: list[Tensor], values: Tensor) -> None:
-    """Copy a vector into tensors, one after another."""
-    for part, value in zip(parts, values.split([part.numel() for part in parts]), strict=True):
-        part.copy_(value)

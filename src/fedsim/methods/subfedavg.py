@@ -13,7 +13,6 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | personalise     | theta_g * m_k                                                                              |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-
 Layer by layer, both masks take the r smallest of the weights that are left.
 
 Deviations and silences:
@@ -60,7 +59,6 @@ class SubFedAvg(OwnMask, BodySharing, Method):
     """number of random images to measure accuracy on; null: all"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_pruning(self.target, self.step, self.accuracy_images)
 
     def train(self, client: Client) -> None:

@@ -93,10 +93,7 @@ class WeightedPav(Method):
             performance = {k: r.signals["accuracy"] * (r.speed or 0.0) for k, r in reports.items()}
             return Weights(normalise(performance))  # Eq. (2)
         distances = {client: report.signals["cdw_param"] for client, report in reports.items()}
-        return Weights(normalise(_inverse(distances) if self.invert else distances))  # Eq. (10)
-
-
-def _inverse(distances: Mapping[str, float]) -> dict[str, float]:
-    """Return 1 / m_i times the smallest m_j; if that is 0, then 1 for those at 0, and 0 for the others."""
-    smallest = min(distances.values(), default=0.0)
-    return {client: 1.0 if m == smallest else smallest / m for client, m in distances.items()}
+        if self.invert:  # 1 / m_i times the smallest m_j; if that is 0, then 1 for those at 0, and 0 for the others
+            smallest = min(distances.values(), default=0.0)
+            distances = {client: 1.0 if m == smallest else smallest / m for client, m in distances.items()}
+        return Weights(normalise(distances))  # Eq. (10)

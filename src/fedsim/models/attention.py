@@ -23,13 +23,8 @@ class AttentiveNorm2d(nn.Module):
     """Attentive normalisation (Li, Sun and Wu, arXiv:1908.01259; Eq. (2) of paper 000, where K is called M).
 
     Batch normalisation with K affine transformations, which each image mixes with weights lambda of its own. The
-    weights come from statistics of the image's map, and do not sum to 1.
-
-    Args:
-        channels: C.
-        num_mixtures: K.
-        eps: of the batch normalisation.
-        momentum: of the batch normalisation.
+    weights come from statistics of the image's map, and do not sum to 1. ``channels`` is C, ``num_mixtures`` K; ``eps``
+    and ``momentum`` are those of the batch normalisation.
     """
 
     def __init__(self, channels: int, num_mixtures: int, eps: float = 1e-5, momentum: float | None = 0.1) -> None:
@@ -77,9 +72,7 @@ class AttentiveNorm2d(nn.Module):
 class SqueezeExcitation(nn.Module):
     """Squeeze-and-excitation block (Hu, Shen and Sun, CVPR 2018, Eqs. (2) to (4)): a gate for each channel.
 
-    Args:
-        channels: C.
-        reduction: r; the excitation has C / r hidden units, at least one, and no biases, as in the equations.
+    With ``reduction`` r, the excitation has C / r hidden units, at least one, and no biases, as in the equations.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
@@ -142,13 +135,9 @@ class Place(NamedTuple):
 
 @torch.no_grad()
 def insert_attention(backbone: nn.Module, places: Iterable[Place], norm: NormKind, init: NormInit) -> None:
-    """Put attention into a backbone. With ``init: convert`` the output of the backbone stays the same.
+    """Put attention of kind ``norm`` (``bn``: none) into the blocks of a backbone that has its (pretrained) weights.
 
-    Args:
-        backbone: with its (pretrained) weights.
-        places: of its blocks.
-        norm: the kind of attention; ``bn`` is none.
-        init: ``convert``; or ``random`` as in the papers, for training from scratch.
+    With ``init: convert`` the output of the backbone stays the same; ``random`` is for training from scratch.
     """
     if norm == "bn":
         return

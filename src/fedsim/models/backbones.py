@@ -89,9 +89,8 @@ class ResNet(Backbone):
 
         def insert() -> None:
             insert_attention(self, places, norm, norm_init)
-            if fam == "mscam":
-                self.add_module("attention", MSCAM(self.out_channels, init=norm_init))
-            elif fam == "aff_residual":
+            _end_with_mscam(self, fam, norm_init)
+            if fam == "aff_residual":
                 fuse_residuals(self, norm_init)
             elif fam == "aff34":
                 self.out_channels //= 2
@@ -200,11 +199,7 @@ class ConvNeXt(Backbone):
         if weights is not None and size == "micro" and not _is_file(weights):
             raise ConfigError("backbone.weights: there are none of ConvNeXt micro; give a file, or null")
 
-        def insert() -> None:
-            if fam == "mscam":
-                self.add_module("attention", MSCAM(self.out_channels))
-
-        _load_around(self, weights, name, insert)
+        _load_around(self, weights, name, lambda: _end_with_mscam(self, fam))
 
 
 class SmallCNN(Backbone):
@@ -241,8 +236,12 @@ class SmallCNN(Backbone):
         self.out_channels = channels[-1]
         places = [Place("bn2", "bn2", _STAGE_MIXTURES[0]), Place("bn4", "bn4", _STAGE_MIXTURES[-1])]
         insert_attention(self, places, norm, norm_init)
-        if fam == "mscam":
-            self.add_module("attention", MSCAM(self.out_channels, init=norm_init))
+        _end_with_mscam(self, fam, norm_init)
+
+
+def _end_with_mscam(backbone: Backbone, fam: FusionKind, init: NormInit = "convert") -> None:
+    if fam == "mscam":
+        backbone.add_module("attention", MSCAM(backbone.out_channels, init=init))
 
 
 def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:

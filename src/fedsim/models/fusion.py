@@ -29,12 +29,9 @@ _LAYERS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}
 class MSCAM(nn.Module):
     """Multi-scale channel attention: a gate for each channel and pixel, from the pixel and from the whole map.
 
-    As in the authors' code, the pointwise convolutions have biases although normalisation follows.
-
-    Args:
-        channels: C.
-        reduction: r; both branches have C / r hidden channels, at least one.
-        init: ``convert``: all gates start at 1/2, so the map is halved; ``random`` as published.
+    As in the authors' code, the pointwise convolutions have biases although normalisation follows. Both branches have
+    C / ``reduction`` hidden channels, at least one. ``init: convert``: all gates start at 1/2, so the map is halved;
+    ``random`` as published.
     """
 
     def __init__(self, channels: int, reduction: int = 4, init: NormInit = "convert") -> None:
@@ -61,13 +58,8 @@ class MSCAM(nn.Module):
 
 def _bottleneck(channels: int, reduction: int) -> nn.Sequential:
     hidden = max(1, channels // reduction)
-    return nn.Sequential(
-        nn.Conv2d(channels, hidden, 1),
-        nn.BatchNorm2d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(hidden, channels, 1),
-        nn.BatchNorm2d(channels),
-    )
+    narrow = [nn.Conv2d(channels, hidden, 1), nn.BatchNorm2d(hidden), nn.ReLU(inplace=True)]
+    return nn.Sequential(*narrow, nn.Conv2d(hidden, channels, 1), nn.BatchNorm2d(channels))
 
 
 class AFF(nn.Module):

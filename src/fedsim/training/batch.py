@@ -1,13 +1,17 @@
-"""Batches on the device."""
+"""A client's training images, and batches of them on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsim.data.augmentation import Augmentation
+from fedsim.data.federated import ClientData
+from fedsim.data.generated import Mixture
+from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 
@@ -25,18 +29,39 @@ class Batch(NamedTuple):
     """[B, num_classes] float32, soft labels of sums in (0, 1]; None: ``labels``, one-hot"""
 
 
-def plain_batches(
-    pixels: Pixels, labels: Tensor, size: int, device: torch.device, index: Tensor | None = None
-) -> Iterator[Batch]:
-    """Yield images as they are, without augmentation; no random stream moves.
+class ClientImages:
+    """A client's training images, and the generated ones that join them; their batches go to ``device``."""
 
-    Args:
-        pixels: n images.
-        labels: [n] int64.
-        size: images per batch; the last one may have fewer.
-        device: of the batches.
-        index: [m] int64, chosen images in their order; None: all in file order.
-    """
-    parts = (torch.arange(len(labels)) if index is None else index).split(size)
-    for part, images in zip(parts, pixels.batches(parts), strict=True):
-        yield Batch(normalise_images(images), labels[part].to(device))
+    pixels: Pixels
+    """n images; from :meth:`open` on"""
+
+    def __init__(self, data: ClientData, augmentation: Augmentation, device: torch.device) -> None:
+        self.data, self.augmentation, self.device = data, augmentation, device
+        self.labels = torch.from_numpy(data.labels)
+        """[n] int64"""
+        self.cameras = torch.from_numpy(data.train.camids)
+        """[n] int64"""
+        self.mixture: Mixture | None = None
+        """generated images, if there are any; from :meth:`open` on"""
+
+    def open(self, opened: Callable[[Images, str, torch.device], Pixels]) -> None:
+        """Open the images, by ``opened``: see FederatedDataModule.open_train."""
+        data = self.data
+        self.pixels = opened(data.train.images, data.name, self.device)
+        if data.generated is not None:
+            pixels = opened(data.generated.images, f"{data.name}, generated", self.device)
+            self.mixture = Mixture(data.generated, pixels, data.num_classes)
+
+    def plain_batches(self, index: Tensor, size: int) -> Iterator[Batch]:
+        """Yield the images at ``index`` [m] int64 as they are, ``size`` at a time; no random stream moves."""
+        parts = index.split(size)
+        for part, images in zip(parts, self.pixels.batches(parts), strict=True):
+            yield Batch(normalise_images(images), self.labels[part].to(self.device))
+
+    def draw(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
+        """Return ``count`` random images [B, 3, H, W], or all if there are fewer.
+
+        ``order`` chooses them, and ``augment`` is the stream of their augmentation; None: they are not augmented.
+        """
+        [images] = self.pixels.batches([torch.randperm(len(self.labels), generator=order)[:count]])
+        return normalise_images(images) if augment is None else self.augmentation(images, augment)

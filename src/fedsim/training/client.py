@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 
 from fedsim.core.allocator import is_out_of_memory
@@ -16,13 +14,9 @@ from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.batches import grouped, limited
+from fedsim.data.batches import limited
 from fedsim.data.federated import ClientData
-from fedsim.data.generated import Mixture
-from fedsim.data.images import Images
-from fedsim.data.pixels import Pixels
-from fedsim.functional.normalise import normalise_images
-from fedsim.training.batch import Batch
+from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
@@ -37,22 +31,17 @@ _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
 
 
-class Client(LightningModule):
+class Client:
     """A participant of the federation.
 
-    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store.
-
-    Args:
-        data: images and labels, not decoded.
-        training: local epochs, batches, optimizer, rates.
-        objective: the supervised loss.
-        augmentation: of training images.
-        model: of the client's architecture, on this rank.
-        store: of private states.
-        seed: of the run.
-        kept: tensors of the method that the client keeps from the start; see :meth:`keep`.
-        limit_batches: see FederatedDataModule.limit_client_batches.
+    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store, from
+    the start with ``kept``, the method's; see :meth:`keep`.
     """
+
+    received: Download
+    """while it visits: the server's message"""
+    visit: Visit
+    """while it trains"""
 
     def __init__(
         self,
@@ -65,64 +54,37 @@ class Client(LightningModule):
         store: ClientStore,
         seed: int,
         kept: Mapping[str, Tensor],
-        limit_batches: float | None = None,
     ) -> None:
-        super().__init__()
-        self.client_name = data.name
-        self.data = data
-        self.training_settings = training
-        self.objective = objective
-        self.augmentation = augmentation
-        self.model: FlatModel = model
-        self.store = store
-        self.seed = seed
-        self.limit_batches = limit_batches
-        self.num_classes = data.num_classes
-        self.received: Download
-        """while it visits: the server's message"""
+        self.client_name, self.num_classes = data.name, data.num_classes
+        self.data, self.training_settings, self.objective = data, training, objective
+        self.model, self.device = model, model.device
+        self.store, self.seed = store, seed
+        self.images = ClientImages(data, augmentation, model.device)
+        self.limit_batches: float | None = None
+        """see FederatedDataModule.limit_client_batches"""
         self.kept: dict[str, Tensor] = {}
         """while it visits: tensors of the method that live between rounds, by name; see :meth:`keep`"""
         self.round = 0
         self.progress = (0, 0, 0)
         """of the last visit; see :class:`Visit`"""
-        self.pixels: Pixels | None = None
-        """the training images, once they can be read"""
-        self.mixture: Mixture | None = None
-        """generated images, if there are any, once they can be read"""
-        self.labels = torch.from_numpy(data.labels)
-        """[n] int64"""
-        self.cameras = torch.from_numpy(data.train.camids)
-        """[n] int64"""
         # allocate now, so that out-of-memory shows before round 1
         generator = torch_generator(seed, self.client_name, "head")
-        state = model.initial_state(self.num_classes, generator)
-        store.write(self.client_name, {"state": state, **_named(kept)})
+        self.restart(model.initial_state(self.num_classes, generator), kept)
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
-
-    def open_images(self, opened: Callable[[Images, str, torch.device], Pixels]) -> None:
-        """Open the training images, by ``opened``: see FederatedDataModule.open_train."""
-        data = self.data
-        self.pixels = opened(data.train.images, data.name, self.device)
-        if data.generated is not None:
-            pixels = opened(data.generated.images, f"{data.name}, generated", self.device)
-            self.mixture = Mixture(data.generated, pixels, self.num_classes)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def begin_round(self, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]) -> None:
-        """Load the private state and set every random stream of this visit.
+        """Load the private state and set every random stream of this visit to round ``round_``, from 0.
 
-        Args:
-            round_: from 0.
-            work: share of the local work to do (stragglers: below 1).
-            precision: Lightning's name, ``32-true`` or ``bf16-mixed``.
-            listener: called after every batch.
+        ``work`` is the share of the local work to do (stragglers: below 1), and ``precision`` is ``32-true`` or
+        ``bf16-mixed``. ``listener`` is called after every batch.
         """
         self.round = round_
         self.visit = Visit(
-            self.generator, self.augmentation.is_random, self.device,
-            work=work, precision=precision, listener=listener, source=source_of(self),
+            self.images, self.training_settings, source_of(self), self.generator,
+            work=work, precision=precision, listener=listener,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
@@ -150,33 +112,21 @@ class Client(LightningModule):
         return optimizer
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
-        """Yield the batches of a local epoch, as far as the client gets with its share of work.
+        """Yield the batches of local epoch ``epoch``, from 0, as far as the client gets with its share of work.
 
-        Args:
-            epoch: from 0.
-            views: number of augmented versions of each image; the first is the same for any number.
+        ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
-        assert self.pixels is not None
-        visit, device = self.visit, self.device
+        visit = self.visit
         for optimizer in (self.optimizer, *visit.optimizers):
             optimizer.begin_epoch(epoch)
         share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
-        all_labels, order = visit.source.plan(visit.batch_stream, share > 0)
+        labels, order = visit.source.plan(visit.batch_stream, share > 0)
         order = limited(order, self.limit_batches)
         count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
-        count = visit.within_steps(epoch, count, self.training_settings)
-        groups = grouped(order[:count], self.pixels.num_values * self.training_settings.batch_size)
-        indices = [torch.cat(group) for group in groups]
-        position = 0
-        for group, index, (images, targets) in zip(groups, indices, self._read(indices), strict=True):
-            sizes = [len(batch) for batch in group]
-            labels = all_labels.index_select(0, index).to(device, non_blocking=True).split(sizes)
-            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
-            augmented = [self.augmentation(images, visit.augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, target, image, *others in zip(labels, soft, *augmented, strict=True):
-                position += 1
-                visit.progress = (epoch, position, count)
-                yield Batch(image, label, tuple(others), target)
+        count = visit.within_steps(epoch, count)
+        for position, batch in enumerate(visit.read(order[:count], labels, views), start=1):
+            visit.progress = (epoch, position, count)
+            yield batch
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -198,13 +148,8 @@ class Client(LightningModule):
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
-        Args:
-            loss: of the batch.
-            correct: changes the gradient of a step, before clipping.
-            optimizer: of a replica; None: the client's own, which reports progress.
-
-        Returns:
-            whether the optimizer stepped.
+        ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
+        client's own, which reports progress. Returns whether it stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
         epoch, done, total = self.visit.progress
@@ -229,10 +174,8 @@ class Client(LightningModule):
     def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
         """Check the results of the visit, and store the private state.
 
-        Args:
-            contribution: tensors that the client will add to the sums, on the device.
-            limit: largest value that they may hold.
-            keep_snapshot: whether to keep the local model for an evaluation.
+        The client will add ``contribution`` to the sums, which may not hold values beyond ``limit``. The local model is
+        kept for an evaluation if ``keep_snapshot``.
 
         Raises:
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
@@ -243,16 +186,11 @@ class Client(LightningModule):
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
         if not all(math.isfinite(value) for value in (loss, *extremes)):
-            raise self.bad_update(
-                "loss or weights are not finite", "model.client.optimizer's lr", "model.client.grad_clip"
-            )
+            raise self._not_finite("loss or weights")
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
-            raise self.bad_update(
-                f"the update holds values beyond {limit:.0f}, where sums are no longer exact",
-                "the learning rate",
-                "model.reduction to fp32",
-            )
-        self.store.write(self.client_name, {"state": self.model.private, **_named(self.kept)})
+            too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
+            raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
+        self.restart(self.model.private, self.kept)
         self.snapshot = self.model.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
@@ -276,7 +214,10 @@ class Client(LightningModule):
             f"({str(error).partition('.')[0]})"
         )
 
-    def bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+    def _not_finite(self, what: str) -> BadUpdateError:
+        return self._bad_update(f"{what} are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
+
+    def _bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
         """Return an error that names the remedies for an update that cannot count."""
         return BadUpdateError(
             f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
@@ -300,23 +241,21 @@ class Client(LightningModule):
         stored = self.private_state()
         self.model.seat(self.num_classes)
         self.model.private.copy_(stored.pop("state"), non_blocking=True)
-        device = self.model.device
         # copies: methods may work in place, and the visit may not count
-        self.kept = {n.removeprefix(_KEPT): t.to(device, non_blocking=True, copy=True) for n, t in stored.items()}
+        self.kept = {n.removeprefix(_KEPT): t.to(self.device, non_blocking=True, copy=True) for n, t in stored.items()}
 
     def unload(self) -> None:
         """Forget the kept tensors and the server's message."""
         self.kept = {}
-        if "received" in self.__dict__:
-            del self.received
+        self.__dict__.pop("received", None)
 
     def remembered(self, name: str) -> Tensor:
         """Return a kept tensor as it was before the visit."""
         return self.private_state()[_KEPT + name]
 
     def restart(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Replace the private groups with the own head [num_private + own head], and the kept tensors."""
-        self.store.write(self.client_name, {"state": state, **_named(kept)})
+        """Store private groups with the own head [num_private + own head], and kept tensors, in the place of others."""
+        self.store.write(self.client_name, {"state": state, **{_KEPT + name: tensor for name, tensor in kept.items()}})
 
     def private_state(self) -> dict[str, Tensor]:
         """Return the stored tensors, read-only: ``state`` [num_private + own head], and ``kept.NAME``."""
@@ -340,47 +279,19 @@ class Client(LightningModule):
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
-    def draw(self, count: int, purpose: str, augmented: bool) -> Batch:
-        """Return ``count`` random images, or all if there are fewer, without moving the streams of training."""
-        assert self.pixels is not None
-        index = torch.randperm(self.data.num_images, generator=self.generator(f"{purpose} images"))[:count]
-        [images], labels = self.pixels.batches([index]), self.labels[index].to(self.device)
-        stream = self.generator(f"{purpose} augment", device=self.device)
-        return Batch(self.augmentation(images, stream) if augmented else normalise_images(images), labels)
-
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""
         return torch_generator(self.seed, self.round, self.client_name, purpose, device=device)
-
-    def first_images(self, count: int) -> Tensor:
-        """Return the first ``count`` images in file order, or all if there are fewer, without augmentation."""
-        assert self.pixels is not None
-        [images] = self.pixels.batches([torch.arange(min(count, self.data.num_images))])
-        return normalise_images(images)
 
     @property
     def local_epochs(self) -> int:
         """E in this round."""
         return self.training_settings.epochs_in(self.round)
 
-    def _read(self, indices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield images and soft labels for positions in the epoch's labels."""
-        assert self.pixels is not None
-        rows = [self.visit.source.rows(index) for index in indices]
-        real = self.pixels.batches(rows)
-        if self.mixture is None:
-            return zip(real, itertools.repeat(None))
-        return self.mixture.mix(real, [self.labels[index] for index in rows], self.visit.generated_stream)
-
     def plain_features(self) -> Tensor:
         """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
-        assert self.pixels is not None
-        features = extract_features(self.model.network, self.pixels, PLAIN, self.model.device)
+        features = extract_features(self.model.network, self.images.pixels, PLAIN, self.device)
         self.model.network.train()
         if not features.isfinite().all():
-            raise self.bad_update("features are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
+            raise self._not_finite("features")
         return features
-
-
-def _named(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{_KEPT}{name}": tensor for name, tensor in kept.items()}

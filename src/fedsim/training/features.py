@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 from fedsim.models.reid import Features, ReIDModel
-from fedsim.training.flat_model import FlatModel
 
 
 class Extraction(Protocol):
@@ -55,12 +54,14 @@ def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> sl
 
 @torch.no_grad()
 def extract_features(model: ReIDModel, images: Pixels, settings: Extraction, device: torch.device) -> Tensor:
-    """Return a model's features of n images, float32 [n, D], not normalised, in evaluation mode.
-
-    The arguments are those of :func:`run_batches`; ``settings`` also name the layer.
-    """
+    """Return a model's features of n images, float32 [n, D], not normalised, in evaluation mode; see run_batches."""
     model.eval()
-    return run_batches(lambda x: _layer(model(x), settings), images, model.width_of(settings.layer), settings, device)
+
+    def network(x: Tensor) -> Tensor:
+        features: Features = model(x)
+        return features.neck if settings.layer == "neck" else features.pool
+
+    return run_batches(network, images, model.width_of(settings.layer), settings, device)
 
 
 @torch.no_grad()
@@ -70,16 +71,8 @@ def run_batches(
     """Run a network on a list of images, in float32.
 
     Batch boundaries depend only on the number of images: the last bits of matrix products vary with the number of rows.
-
-    Args:
-        network: normalised images [B, 3, H, W] -> [B, D], in evaluation mode.
-        images: n images; their batches are on ``device``.
-        width: D.
-        settings: mirror images, whose outputs are added, and batch size.
-        device: where the network is.
-
-    Returns:
-        float32 [n, D] on the device.
+    ``network`` maps normalised images [B, 3, H, W] to [B, D], D being ``width``, in evaluation mode. Outputs of mirror
+    images are added if the settings say so. Returns float32 [n, D] on ``device``, where the network is.
     """
     features = torch.empty(len(images), width, device=device)
     with torch.autocast(device.type, enabled=False):
@@ -90,17 +83,3 @@ def run_batches(
             if settings.flip:
                 out += network(x.flip(-1))
     return features
-
-
-@torch.no_grad()
-def neck_features(model: FlatModel, images: Tensor, precision: str) -> Tensor:
-    """Return the neck's features [B, D] of normalised images, in evaluation mode; the mode is put back."""
-    was_training = model.network.training
-    model.network.eval()
-    features = model.forward(images, precision).features.neck
-    model.network.train(was_training)
-    return features
-
-
-def _layer(features: Features, settings: Extraction) -> Tensor:
-    return features.neck if settings.layer == "neck" else features.pool

@@ -42,20 +42,14 @@ class FlatModel:
     The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
     one slice. Shared heads belong to the model; then there is no own head.
 
-    Args:
-        arch: name of the architecture.
-        network: on its device.
-        shared: names of the tensors that are sent.
-        groups: tensor name -> group.
-        max_classes: identities of the largest label space among the clients.
+    ``shared`` are the names of the tensors that are sent, ``groups`` the group of each tensor, and ``max_classes`` the
+    identities of the largest label space among the clients.
     """
 
     def __init__(
         self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
     ) -> None:
-        self.arch = arch
-        self.network = network
-        self.groups = groups
+        self.arch, self.network, self.groups = arch, network, groups
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
         self.flat = FlatParameters(network, shared.__contains__, self._head_room(max_classes))
@@ -70,8 +64,6 @@ class FlatModel:
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
         self.seat(max_classes)
-
-    # -- the client that is loaded -------------------------------------------------------------------------------------
 
     def seat(self, num_classes: int) -> None:
         """Give the own head the size of a client's label space; its values are whatever lies in the buffer."""
@@ -128,9 +120,8 @@ class FlatModel:
 
     def _head_room(self, num_classes: int) -> int:
         """Elements that an own head takes, weight and bias."""
-        if not self.has_own_heads:
-            return 0
-        return aligned(num_classes * self.network.num_features) + aligned(num_classes)
+        sizes = (num_classes * self.network.num_features, num_classes)
+        return sum(map(aligned, sizes)) if self.has_own_heads else 0
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
@@ -142,16 +133,12 @@ class FlatModel:
             logits = self.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
 
-    # -- further models ------------------------------------------------------------------------------------------------
-
     def replica(self, role: str) -> FlatModel:
         """Return a second model of this architecture, seated for the same client.
 
-        It is made at the first call, one for each role, and has a buffer, a head and optimizers of its own. Its weights
-        and its mode, training or evaluation, are those of the last client: set both in each visit.
-
-        Args:
-            role: its purpose, for example ``global`` or ``previous``.
+        It is made at the first call, one for each role, such as ``global`` or ``previous``, and has a buffer, a head
+        and optimizers of its own. Its weights and its mode, training or evaluation, are those of the last client: set
+        both in each visit.
         """
         if role not in self._replicas:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
@@ -160,8 +147,6 @@ class FlatModel:
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
-
-    # -- what every visit needs ----------------------------------------------------------------------------------------
 
     def reset_counters(self) -> None:
         """Set integer buffers, such as num_batches_tracked, back: they are nobody's state."""
@@ -181,8 +166,6 @@ class FlatModel:
     def device(self) -> torch.device:
         """Where the model is."""
         return self.flat.buffer.device
-
-    # -- facts ---------------------------------------------------------------------------------------------------------
 
     @property
     def checksum(self) -> int:

@@ -27,34 +27,28 @@ class LocalOptimizer:
     """The optimizer of a client's model: two optimizers in one.
 
     The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters with one learning rate that
-    lie side by side in the flat buffer; a model has two to four. Gradients are then views of one buffer, too. The flat
-    one runs if the optimizer works element by element and every parameter got a gradient in the visit's first batch: a
-    parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
-    batch; a network that leaves layers out at random needs ``flat_step: false``.
+    lie side by side in the flat buffer. Gradients are then views of one buffer, too. It runs if the optimizer works
+    element by element and every parameter got a gradient in the visit's first batch: a parameter without one must not
+    be decayed. Both give the same bits if every parameter gets a gradient in every batch; a network that leaves layers
+    out at random needs ``flat_step: false``.
 
-    Args:
-        settings: whose ``optimizer``, ``head_lr`` and ``schedule`` count.
-        flat: the buffer in which the model's parameters lie; what lies elsewhere is in its reserve.
-        groups: two groups of named parameters: the trunk, and neck with head.
+    ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
+    heads in its reserve.
     """
 
     def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
-        self.settings = settings
-        self.flat = flat
+        self.settings, self.flat = settings, flat
         self.groups = [[p for _, p in group if p.requires_grad and p.numel()] for group in groups]
         self.parameters = [p for group in self.groups for p in group]
         self._plain = _Resettable(settings, self.groups)
-        self._segments: list[_Segment] = []
+        self._segments = _segments(flat, self.groups)
         self._flat_optimizer: _Resettable | None = None
-        segments = _segments(flat, self.groups)
-        joins = len(self.parameters) >= _WORTHWHILE * len(segments)
+        joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
         if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
-            self._segments = segments
-            vectors = [[s.vector for s in segments if s.group == group] for group in range(len(self.groups))]
+            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None
-        self._has_stepped = False
         self._round = 0
         self.num_steps = 0
         """in this visit"""
@@ -75,7 +69,7 @@ class LocalOptimizer:
 
     def release(self) -> None:
         """Give the memory of moments and gradients back."""
-        self._views, self._has_stepped = None, False
+        self._views = None
         for optimizer in self._optimizers:
             optimizer.clear()
         for parameter in self.parameters:
@@ -104,9 +98,10 @@ class LocalOptimizer:
 
     def step(self) -> None:
         """Step all parameters by their gradients, and clear those."""
-        if not self._has_stepped and self._can_be_flat():
-            self._flatten_gradients()
-        self._has_stepped = True
+        if self.num_steps == 0 and self._flat_optimizer is not None:
+            gradients = [parameter.grad for parameter in self.parameters]
+            if all(gradient is not None and gradient.layout is torch.strided for gradient in gradients):
+                self._flatten_gradients()
         self.num_steps += 1
         if self._views is None:
             self._plain.step()
@@ -136,6 +131,11 @@ class LocalOptimizer:
             if parameter.grad is not None and place < len(vector):
                 parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
 
+    def pull(self, centre: Tensor, strength: float) -> None:
+        """Add ``strength * (w - centre)`` to the gradients of the shared parameters w, whose layout ``centre`` has."""
+        length = self.flat.num_shared_parameters
+        self.add_to_gradients((self.flat.shared[:length] - centre[:length]).mul_(strength))
+
     def mean_gradient(self, start: Tensor) -> Tensor:
         """Return ``(start - now) / (steps * rate)`` [n]: the visit's mean gradient, if plain SGD took the steps.
 
@@ -150,11 +150,6 @@ class LocalOptimizer:
                     mean[span] = (start[span] - self.flat.buffer[span]) / (self.num_steps * rate)
         return mean
 
-    def _can_be_flat(self) -> bool:
-        return self._flat_optimizer is not None and all(
-            p.grad is not None and p.grad.layout is torch.strided for p in self.parameters
-        )
-
     def _flatten_gradients(self) -> None:
         """Move the first batch's gradients into one buffer, of which all later ones are views."""
         gradients = self.flat.gradients.zero_()
@@ -162,7 +157,7 @@ class LocalOptimizer:
         for parameter in self.parameters:
             offset = self.flat.place_of(parameter)
             view = gradients[offset : offset + parameter.numel()].view(parameter.shape)
-            assert parameter.grad is not None  # _can_be_flat() saw to it
+            assert parameter.grad is not None  # step() saw to it
             view.copy_(parameter.grad)
             parameter.grad = view
             self._views.append(view)
@@ -177,9 +172,7 @@ class _Segment:
     """Parameters that lie side by side in the flat buffer and have one learning rate."""
 
     def __init__(self, group: int, start: int, parameters: list[nn.Parameter]) -> None:
-        self.group = group
-        self.start = start
-        self.parameters = parameters
+        self.group, self.start, self.parameters = group, start, parameters
         self.vector = nn.Parameter(torch.empty(0, device=parameters[0].device))
 
     def span(self) -> tuple[int, int]:
@@ -207,7 +200,7 @@ class _Resettable:
         self._make()
         own_rates = (None, settings.head_lr)
         self._rates = [group["lr"] if own is None else own for group, own in zip(self.groups, own_rates, strict=True)]
-        self._options = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.groups]
+        self._options = [copy.deepcopy({k: v for k, v in g.items() if k != "params"}) for g in self.groups]
         # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
         self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
         self._bare_step = inspect.unwrap(type(self.optimizer).step)

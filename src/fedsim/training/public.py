@@ -13,14 +13,7 @@ from fedsim.functional.normalise import normalise_images
 
 
 class PublicImages:
-    """Public images in host memory.
-
-    Args:
-        images: uint8 [n, 3, H, W].
-        augmentation: of training images.
-        seed: of the run.
-        device: where batches go.
-    """
+    """Public images [n, 3, H, W] uint8 in host memory; their batches go to ``device``."""
 
     def __init__(self, images: Tensor, augmentation: Augmentation, seed: int, device: torch.device) -> None:
         self.images = images
@@ -30,15 +23,10 @@ class PublicImages:
         return len(self.images)
 
     def batches(self, round_: int, size: int, augmented: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the images once, in the random order of the round, alike for clients and server.
+        """Go through the images once, in the random order of round ``round_``, alike for clients and server.
 
-        Args:
-            round_: from 0.
-            size: images per batch; the last one may have fewer.
-            augmented: views as in training, drawn for the round; else the images as they are.
-
-        Yields:
-            (index [b] int64 into the images, normalised images [b, 3, H, W] on the device).
+        Yields (index [b] int64 into the images, normalised images [b, 3, H, W] on the device), ``size`` at a time:
+        ``augmented`` as in training, drawn for the round, or as they are.
         """
         order = torch.randperm(len(self.images), generator=torch_generator(self._seed, round_, "public order"))
         stream = torch_generator(self._seed, round_, "public augment", device=self._device)

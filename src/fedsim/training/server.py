@@ -18,12 +18,8 @@ from fedsim.training.public import PublicImages
 class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.
 
-    Args:
-        models: architecture -> resident model with the server's initial weights.
-        archs: client -> architecture, for all clients.
-        augmentation: of training images.
-        seed: of the run.
-        num_public: number of public images, known before they are decoded.
+    It begins with the weights of the resident ``models``, by architecture. ``archs`` has the architecture of every
+    client; ``num_public``, the number of public images, is known before they are decoded.
     """
 
     def __init__(
@@ -35,11 +31,9 @@ class Server(nn.Module):
         num_public: int = 0,
     ) -> None:
         super().__init__()
-        self.models = dict(models)
-        self._archs = archs or {}
+        self.models, self._archs = dict(models), archs or {}
         self.augmentation = augmentation or Augmentation()
-        self.seed = seed
-        self.num_public = num_public
+        self.seed, self.num_public = seed, num_public
         self.round = 0
         """the current round, from 0"""
         self.answers: Mapping[str, Answers] = {}

@@ -32,20 +32,16 @@ class _AdaptiveServer(Optimizer):
         """Take one server step (the overloads of torch's annotation do not matter here)."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, group["lr"], group["betas"], group["tau"])
+            (beta1, beta2), tau = group["betas"], group["tau"]
+            for x in (x for x in group["params"] if x.grad is not None):
+                state = self.state[x]
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, tau**2)
+                state["m"].mul_(beta1).add_(x.grad, alpha=1 - beta1)  # m_t
+                self._second_moment(state["v"], x.grad.square(), beta2)  # v_t
+                # x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+                x.addcdiv_(state["m"], state["v"].sqrt().add_(tau), value=-group["lr"])
         return loss
-
-    def _step_one(self, x: Tensor, lr: float, betas: tuple[float, float], tau: float) -> None:
-        beta1, beta2 = betas
-        state = self.state[x]
-        if not state:
-            state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, tau**2)
-        assert x.grad is not None
-        state["m"].mul_(beta1).add_(x.grad, alpha=1 - beta1)  # m_t
-        self._second_moment(state["v"], x.grad.square(), beta2)  # v_t
-        x.addcdiv_(state["m"], state["v"].sqrt().add_(tau), value=-lr)  # x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
 
     def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:
         raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -79,7 +79,6 @@ class Objective:
     """the features it acts on; ``pool`` with a bnneck"""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
         not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet)
         if self.cross_entropy == self.triplet == 0:
@@ -183,17 +182,11 @@ class LocalTraining:
         if self.long_round is not None:
             self.long_round.check(f"{where}.long_round")
         positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
-        self._check_batches(where)
-        self._check_clusters(where)
-
-    def _check_batches(self, where: str) -> None:
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
         if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
             raise ConfigError(
                 f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
             )
-
-    def _check_clusters(self, where: str) -> None:
         if self.bottom_up is not None:
             self.bottom_up.check(f"{where}.bottom_up")
             if self.cluster is not None:
@@ -236,8 +229,7 @@ class ClientOverride:
 
 
 def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
-    """Return the fields that are not null."""
-    return {f.name: override.__dict__[f.name] for f in fields(override) if override.__dict__[f.name] is not None}
+    return {name: value for name, value in vars(override).items() if value is not None}
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -39,13 +39,11 @@ class BatchNormStatistics:
         """entries before them"""
         self.num_shared = flat.num_shared
         """length of the shared vector"""
-        entries = {e.name: e for e in flat.shared_entries if e.kind == "buffer"}
-        pairs = [
-            (e, entries[n.replace("running_mean", "running_var")]) for n, e in entries.items() if "running_mean" in n
-        ]
-        device = flat.buffer.device
-        self.means = _indices((mean.span for mean, _ in pairs), device)
-        self.variances = _indices((variance.span for _, variance in pairs), device)
+        spans = {entry.name: entry.span for entry in flat.shared_entries if entry.kind == "buffer"}
+        means = [name for name in spans if "running_mean" in name]
+        self.means = _indices((spans[name] for name in means), model.device)
+        variances = (spans[name.replace("running_mean", "running_var")] for name in means)
+        self.variances = _indices(variances, model.device)
 
     def encode(self, vector: Tensor) -> Tensor:
         """Return what a client contributes [num_shared]: under ``pooled``, second moments instead of variances."""

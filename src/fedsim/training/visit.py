@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedsim.training.labels.source import LabelSource, PseudoLabels
-    from fedsim.training.optimizer import LocalOptimizer
-    from fedsim.training.settings import LocalTraining
+from fedsim.data.batches import grouped
+from fedsim.training.batch import Batch, ClientImages
+from fedsim.training.labels.source import LabelSource, PseudoLabels
+from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.settings import LocalTraining
 
 
 class BatchReport(NamedTuple):
@@ -74,39 +76,32 @@ class Outcome(NamedTuple):
 
 
 class Visit:
-    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
+    """A client's stay at the resident model: one round.
 
-    Args:
-        stream: purpose, device -> a random stream of this client and round.
-        augments: whether the augmentation is random.
-        device: of the images.
-        work: share of the local work to do.
-        precision: of forward passes.
-        listener: called after every batch.
-        source: of the labels.
+    ``stream`` returns a random stream of this client and round, by purpose and device. See :meth:`Client.begin_round`
+    for the other arguments.
     """
 
     def __init__(
         self,
+        images: ClientImages,
+        settings: LocalTraining,
+        source: LabelSource,
         stream: Callable[[str, torch.device | str], torch.Generator],
-        augments: bool,
-        device: torch.device,
         *,
         work: float,
         precision: str,
         listener: Callable[[BatchReport], None],
-        source: LabelSource,
     ) -> None:
-        self.work, self.precision, self.listener = work, precision, listener
         self.started = time.perf_counter()
+        self.source, self.work, self.precision, self.listener = source, work, precision, listener
         self.tally = Tally()
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
         self.optimizers: list[LocalOptimizer] = []
         """of replicas that train"""
-        self.source = source
         self.batch_stream = stream("batches", "cpu")
-        self._stream, self._augments, self._device = stream, augments, device
+        self._images, self._settings, self._stream = images, settings, stream
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
@@ -115,8 +110,9 @@ class Visit:
         """Clusters of the current local epoch, of clients without identities."""
         return self.source.pseudo
 
-    def within_steps(self, epoch: int, num_batches: int, settings: LocalTraining) -> int:
+    def within_steps(self, epoch: int, num_batches: int) -> int:
         """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""
+        settings = self._settings
         if settings.local_steps is None:
             return num_batches
         if epoch == 0:  # also of a second training in the same visit
@@ -125,15 +121,34 @@ class Visit:
         self._steps_left -= math.ceil(count / settings.accumulate)
         return count
 
+    def read(self, batches: list[Tensor], labels: Tensor, views: int) -> Iterator[Batch]:
+        """Yield batches, given as positions in ``labels``, with ``views`` augmented versions of each image."""
+        images = self._images
+        groups = grouped(batches, images.pixels.num_values * self._settings.batch_size)
+        indices = [torch.cat(group) for group in groups]
+        rows = [self.source.rows(index) for index in indices]
+        real = images.pixels.batches(rows)
+        read: Iterator[tuple[Tensor, Tensor | None]] = zip(real, itertools.repeat(None))
+        if images.mixture is not None:
+            read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
+        for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
+            sizes = [len(batch) for batch in group]
+            own = labels.index_select(0, index).to(images.device, non_blocking=True).split(sizes)
+            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
+            augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
+            for label, target, image, *others in zip(own, soft, *augmented, strict=True):
+                yield Batch(image, label, tuple(others), target)
+
     @cached_property
-    def generated_stream(self) -> torch.Generator:
+    def _generated_stream(self) -> torch.Generator:
         """The random stream that puts generated images into batches; most clients have none."""
         return self._stream("generated images", "cpu")
 
-    def augment_stream(self, view: int) -> torch.Generator | None:
+    def _augment_stream(self, view: int) -> torch.Generator | None:
         """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""
-        if not self._augments:
+        if not self._images.augmentation.is_random:
             return None
         if view not in self._augment_streams:
-            self._augment_streams[view] = self._stream(f"augment {view}" if view else "augment", self._device)
+            purpose = f"augment {view}" if view else "augment"
+            self._augment_streams[view] = self._stream(purpose, self._images.device)
         return self._augment_streams[view]

@@ -39,15 +39,9 @@ class Proxies:
 def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[Proxies, Tensor]:
     """Return the proxies of clustered images, and the proxy of each image.
 
-    A proxy is the mean of its images' features of unit length, scaled to unit length.
-
-    Args:
-        features: [n, D].
-        clusters: [n] int64 on the CPU, -1: none.
-        cameras: [n] int64 on the CPU.
-
-    Returns:
-        (proxies, on the device of the features; [n] int64 proxy of each image, -1: none, on the CPU).
+    A proxy is the mean of its images' features [n, D] of unit length, scaled to unit length. ``clusters`` (-1: none)
+    and ``cameras`` are [n] int64 on the CPU. The proxies are on the device of the features; the proxy of each image is
+    [n] int64 on the CPU, -1: none.
 
     >>> x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     >>> proxies, of_image = make_proxies(x, torch.tensor([0, 0, 0, -1]), torch.tensor([0, 0, 1, 1]))
@@ -75,16 +69,8 @@ def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: fl
     """Move the proxies of a batch's images towards them (paper 004, Eq. 1), image after image.
 
     ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A proxy with several images in the batch moves
-    several times, in the batch's order.
-
-    Args:
-        memory: [A, D] of unit length; it is not changed.
-        features: [B, D] of unit length.
-        labels: [B] int64, each image's proxy.
-        momentum: mu, the weight of what the memory holds.
-
-    Returns:
-        [A, D], without gradient.
+    several times, in the batch's order. ``memory`` K [A, D] and ``features`` f [B, D] have unit length; ``labels`` [B]
+    int64 are each image's proxy j, and ``momentum`` is mu. Returns a new memory [A, D], without gradient.
 
     >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
     tensor([[0.7071, 0.7071]])
@@ -101,16 +87,9 @@ def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generato
     """Batches of P proxies with K images each; as many as the clustered images fill, at least one.
 
     A pass takes all proxies in random order, P at a time, each with K of its images, which repeat if there are fewer.
-    The rest of a pass is dropped. With fewer than P proxies a batch holds all of them.
-
-    Args:
-        labels: [n] int64 proxy of each image, -1: none.
-        num_proxies: P.
-        num_instances: K.
-        generator: a CPU generator.
-
-    Returns:
-        int64 index tensors of P * K positions in ``labels``; none, if there are no proxies.
+    The rest of a pass is dropped. With fewer than P proxies a batch holds all of them. ``labels`` [n] int64 are
+    the proxies of the images, -1: none; ``num_proxies`` is P, ``num_instances`` K; the generator is on the CPU. Returns
+    int64 index tensors of P * K positions in ``labels``; none, if there are no proxies.
 
     >>> labels = torch.tensor([0, 1, 1, -1, 1])
     >>> [batch.tolist() for batch in proxy_batches(labels, 2, 1, torch.Generator().manual_seed(0))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.training.batch import Batch
+from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.flat_model import FlatModel, Output
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
@@ -41,12 +41,8 @@ class ScoredBatch(NamedTuple):
 class PseudoLabels:
     """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
 
-    Args:
-        labels: [n * r] int64 proxy of each copy of each image, -1: none, on the CPU. Copy c of image i is c * n + i.
-        proxies: on the device.
-        loss: of similarities to proxies.
-        momentum: of the memory.
-        draw: an epoch's batches, as positions in ``labels``, from a random stream.
+    ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
+    c * n + i. ``batches`` makes an epoch's batches, as positions in them, of a random stream.
     """
 
     def __init__(
@@ -55,10 +51,10 @@ class PseudoLabels:
         proxies: Proxies,
         loss: ProxyLoss,
         momentum: float,
-        draw: Callable[[torch.Generator], list[Tensor]],
+        batches: Callable[[torch.Generator], list[Tensor]],
     ) -> None:
         self.labels, self.proxies = labels, proxies
-        self.loss, self.momentum, self.batches = loss, momentum, draw
+        self.loss, self.momentum, self.batches = loss, momentum, batches
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """of the images that are in clusters"""
@@ -73,20 +69,6 @@ class PseudoLabels:
         return ScoredBatch(loss, guesses, truth)
 
 
-def grow_clusters(features: Tensor | None, last: Tensor | None, num_images: int, how: BottomUp) -> Tensor:
-    """Return the cluster of each image [n] int64: one for each image at first, then some of the ``last`` [n] merged.
-
-    Args:
-        features: [n, D]; None in a client's first round, as is ``last``.
-        last: the clusters of its last round.
-        num_images: n.
-        how: says how many clusters merge.
-    """
-    if features is None or last is None:
-        return torch.arange(num_images)
-    return merge_clusters(features, last, round(how.merge * num_images), how.size_penalty)
-
-
 def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, how: Clustering) -> PseudoLabels:
     """Cluster images by DBSCAN, and make their proxies."""
     features, cameras = features.repeat(how.replicate, 1), cameras.repeat(how.replicate)
@@ -94,12 +76,8 @@ def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining,
     if how.proxies == "cluster":
         cameras = torch.zeros_like(cameras)
     proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
-    num_proxies = training.batch_size // training.num_instances
-
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return proxy_batches(labels, num_proxies, training.num_instances, generator)
-
-    return PseudoLabels(labels, proxies, how.loss, how.momentum, draw)
+    batches = partial(proxy_batches, labels, training.batch_size // training.num_instances, training.num_instances)
+    return PseudoLabels(labels, proxies, how.loss, how.momentum, batches)
 
 
 def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining, how: BottomUp) -> PseudoLabels:
@@ -107,11 +85,8 @@ def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
     clusters = torch.arange(int(labels.max()) + 1, device=model.device)
     memory = torch.zeros(len(clusters), model.network.num_features, device=model.device)
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
-
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return shuffled_batches(len(labels), training.batch_size, generator, training.drop_partial)
-
-    return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, draw)
+    batches = partial(shuffled_batches, len(labels), training.batch_size, drop_partial=training.drop_partial)
+    return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, batches)
 
 
 class Labelled(Protocol):
@@ -122,10 +97,7 @@ class Labelled(Protocol):
     """the current one, from 0"""
     training_settings: LocalTraining
     objective: Objective
-    labels: Tensor
-    """[n] int64 identities"""
-    cameras: Tensor
-    """[n] int64"""
+    images: ClientImages
     model: FlatModel
     kept: dict[str, Tensor]
     """tensors that it keeps between rounds, by name"""
@@ -137,8 +109,8 @@ class Labelled(Protocol):
         """Return the features [n, D] of all images without augmentation."""
 
 
-class LabelSource(ABC):
-    """The labels of a client's images during one visit."""
+class LabelSource:
+    """The labels of a client's images during one visit: the people on them."""
 
     pseudo: PseudoLabels | None = None
     """of the current local epoch, where labels are clusters"""
@@ -146,42 +118,22 @@ class LabelSource(ABC):
     def __init__(self, client: Labelled) -> None:
         self._client = client
 
-    @abstractmethod
-    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
+    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002 - streams move alike
         """Return labels [m] and the random batches of a local epoch, as positions in them.
 
         ``is_wanted`` says whether the client gets to any batch of the epoch.
         """
-
-    @abstractmethod
-    def score(self, output: Output, batch: Batch) -> ScoredBatch:
-        """Return the supervised loss of a batch."""
+        how, labels = self._client.training_settings, self._client.images.labels
+        if how.sampler == "identity":
+            return labels, identity_batches(labels, how.batch_size, how.num_instances, stream)
+        return labels, shuffled_batches(len(labels), how.batch_size, stream, how.drop_partial)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels."""
         return positions
 
-    @property
-    def facts(self) -> dict[str, float]:
-        """Numbers about the visit, by the names in :data:`FACTS`."""
-        return {}
-
-    def check(self) -> None:  # noqa: B027 - optional
-        """Raise NoClustersError if the visit had no labels."""
-
-
-class Identities(LabelSource):
-    """The people on the images: cross-entropy, and batch-hard triplet loss if it has a weight."""
-
-    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002 - streams move alike
-        """Return the identities, and random batches."""
-        how, labels = self._client.training_settings, self._client.labels
-        if how.sampler == "identity":
-            return labels, identity_batches(labels, how.batch_size, how.num_instances, stream)
-        return labels, shuffled_batches(len(labels), how.batch_size, stream, how.drop_partial)
-
     def score(self, output: Output, batch: Batch) -> ScoredBatch:
-        """Return the objective's loss."""
+        """Return the supervised loss of a batch: cross-entropy, and batch-hard triplet loss if it has a weight."""
         goal, labels = self._client.objective, batch.labels
         loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
         loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
@@ -190,9 +142,17 @@ class Identities(LabelSource):
             loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
         return ScoredBatch(loss, output.logits.argmax(1), labels)
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """Numbers about the visit, by the names in :data:`FACTS`."""
+        return {}
+
+    def check(self) -> None:
+        """Raise NoClustersError if the visit had no labels."""
+
 
 class Clusters(LabelSource):
-    """Clusters of the images, by density and anew for each local epoch, or growing from round to round."""
+    """Clusters of the images instead, by density and anew for each local epoch, or growing from round to round."""
 
     _found = False
 
@@ -200,20 +160,26 @@ class Clusters(LabelSource):
         """Cluster the images for the local epoch that begins; clusters that grow do so once in a round."""
         client, how = self._client, self._client.training_settings
         if how.cluster is not None:
-            self.pseudo = label_by_density(client.plain_features(), client.cameras, how, how.cluster)
+            self.pseudo = label_by_density(client.plain_features(), client.images.cameras, how, how.cluster)
         elif self.pseudo is None:
             assert how.bottom_up is not None
-            last = client.kept[CLUSTERS].cpu() if CLUSTERS in client.kept else None
-            features = None if last is None else client.plain_features()
-            labels = grow_clusters(features, last, len(client.labels), how.bottom_up)
+            labels = self._grown(how.bottom_up)
             client.keep(CLUSTERS, labels)
             self.pseudo = remember_clusters(labels, client.model, how, how.bottom_up)
         return self.pseudo
 
+    def _grown(self, how: BottomUp) -> Tensor:
+        """Return the cluster of each image [n]: one for each at first, then the last round's, of which some merge."""
+        client, count = self._client, len(self._client.images.labels)
+        if CLUSTERS not in client.kept:
+            return torch.arange(count)
+        last = client.kept[CLUSTERS].cpu()
+        return merge_clusters(client.plain_features(), last, round(how.merge * count), how.size_penalty)
+
     def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
         """Return the proxies of all copies of all images, and batches of those that have one."""
         if not is_wanted:
-            return self._client.labels, []
+            return self._client.images.labels, []
         pseudo = self.find()
         self._found |= pseudo.num_clusters > 0
         return pseudo.labels, pseudo.batches(stream)
@@ -225,7 +191,7 @@ class Clusters(LabelSource):
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels: copy c of image i is at c * n + i."""
-        return positions % len(self._client.labels)
+        return positions % len(self._client.images.labels)
 
     @property
     def facts(self) -> dict[str, float]:
@@ -243,4 +209,4 @@ class Clusters(LabelSource):
 
 def source_of(client: Labelled) -> LabelSource:
     """Return the source that a client's settings ask for."""
-    return Clusters(client) if client.training_settings.clusters else Identities(client)
+    return (Clusters if client.training_settings.clusters else LabelSource)(client)
