@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedsim.__main__ import main
-from fedsim.cli.augment import command as augment
+from fedsim.cli.augment import fit as augment_fit
 from fedsim.cli.augment import processes as augment_processes
 from fedsim.cli.data import data_of
 from fedsim.data import FederatedDataModule, Generated, SyntheticReID
@@ -50,7 +50,7 @@ def test_a_fit_writes_a_folder_per_client_and_a_table(config, tmp_path, capsys):
 def test_a_second_fit_trains_nothing_and_prints_the_same(config, tmp_path, capsys, monkeypatch):
     folder = fit(config, tmp_path / "generators")
     first = capsys.readouterr().out
-    monkeypatch.setattr(augment, "new_training", None)
+    monkeypatch.setattr(augment_fit, "new_training", None)
     fit(config, folder)
     assert capsys.readouterr().out == first
 
@@ -346,7 +346,7 @@ def test_a_config_that_trains_with_generated_images_makes_them(config, tmp_path)
 
 @pytest.mark.parametrize("given", ["a.yaml", "/b c/a.yaml", ["a.yaml", "/b/c.yaml"]])
 def test_processes_get_the_options_of_the_call(given, tmp_path):
-    parser = augment._fit_parser()
+    parser = augment_fit.fit_parser()
     config = json.dumps(given) if isinstance(given, list) else given
     call = parser.parse_args([f"--config={config}", f"--output={tmp_path}", "--threads=2", "--device=cpu"])
     (tmp_path / "settings.yaml").write_text("seed: 3")

@@ -5,7 +5,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fedsim.cli.augment import command as augment
+from fedsim.cli.augment import fit as augment_fit
+from fedsim.cli.augment import images as augment_images
 from fedsim.cli.augment import settings as augment_settings
 from fedsim.generation import fitting
 from small import refuse
@@ -187,7 +188,7 @@ def test_nothing_is_written_over(config, tmp_path, capsys, monkeypatch):
     folder = fit(config, tmp_path / "generators", "--clients", "[town0,town1]")
     options = ("--output", tmp_path / "out", "--clients")
     run("write", config, folder, *options, "[town1]")
-    monkeypatch.setattr(augment, "make_swaps", None)  # it is said before anything is made
+    monkeypatch.setattr(augment_images, "make_swaps", None)  # it is said before anything is made
     args = ("augment", "write", "--config", config, "--generators", folder, *options)
     assert "out/town1: holds generated images; remove it, write to another" in refuse(capsys, *args, "[town0,town1]")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["town1"]
@@ -199,12 +200,12 @@ def test_nothing_is_written_over(config, tmp_path, capsys, monkeypatch):
 def test_a_folder_that_cannot_be_is_found_out_before_the_work(name, config, tmp_path, capsys, monkeypatch):
     folder = fit(config, tmp_path / "generators", "--clients", "[town0]")
     (tmp_path / "file").touch()
-    monkeypatch.setattr(augment, "make_swaps", None)
-    monkeypatch.setattr(augment, "fit_generator", None)
+    monkeypatch.setattr(augment_images, "make_swaps", None)
+    monkeypatch.setattr(augment_fit, "fit_generator", None)
     args = ("--config", config, "--clients", "[town0]", "--output", tmp_path / name)
     for command in (("fit", *STEPS, *WIDTHS), ("write", "--generators", folder)):
         assert f"--output: {tmp_path / name} cannot be a folder" in refuse(capsys, "augment", *command, *args)
-    monkeypatch.setattr(augment, "swap_grid", None)
+    monkeypatch.setattr(augment_images, "swap_grid", None)
     args = ("--config", config, "--generators", folder, "--output", tmp_path / "sheet.xyz")
     assert "sheet.xyz: cannot write the contact sheet (.xyz is no format" in refuse(capsys, "augment", "preview", *args)
 

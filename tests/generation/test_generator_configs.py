@@ -11,8 +11,9 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fedsim.__main__ import main
-from fedsim.cli.augment import command as augment
 from fedsim.cli.augment import settings as augment_settings
+from fedsim.cli.augment.fit import built, fit_parser
+from fedsim.cli.augment.images import preview, write
 from fedsim.cli.config_files import join_configs
 from fedsim.cli.papers.files import read_paper, with_paper
 from fedsim.generation.networks import Discriminator, Generator, check_size
@@ -29,7 +30,7 @@ NAMING = [  # other files whose comments have commands of fedsim augment
 
 def parsed(path, *options):
     """What ``fedsim augment fit`` makes of a file."""
-    return augment._fit_parser().parse_args([f"--settings={path}", "--config=some.yaml", *options])
+    return fit_parser().parse_args([f"--settings={path}", "--config=some.yaml", *options])
 
 
 def commands_of(path):
@@ -43,9 +44,9 @@ def parse(command, *options):
     """Parse a command as ``fedsim augment`` does."""
     options = join_configs(with_paper(options))
     if command == "fit":
-        return augment._fit_parser().parse_args(options)
+        return fit_parser().parse_args(options)
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_function_arguments({"preview": augment.preview, "write": augment.write}[command], as_group=False)
+    parser.add_function_arguments({"preview": preview, "write": write}[command], as_group=False)
     return parser.parse_args(options)
 
 
@@ -57,13 +58,13 @@ def test_there_are_configs():
 def test_a_config_says_all_that_a_generator_depends_on(path):
     content = yaml.safe_load(path.read_text())
     assert tuple(content) == augment_settings._OPTIONS
-    known = yaml.safe_load(augment._fit_parser().dump(parsed(path), skip_none=False))
+    known = yaml.safe_load(fit_parser().dump(parsed(path), skip_none=False))
     for group in ("networks", "losses", "training"):
         assert content[group].keys() == known[group].keys()
 
 
 def test_small_is_what_the_command_does_without_a_file():
-    parser = augment._fit_parser()
+    parser = fit_parser()
     dumped = [
         yaml.safe_load(parser.dump(given, skip_none=False))
         for given in (parsed(FOLDER / "small.yaml"), parser.parse_args(["--config=some.yaml"]))
@@ -75,7 +76,7 @@ def test_small_is_what_the_command_does_without_a_file():
 @pytest.mark.parametrize(("name", "size"), [("small", (64, 32)), ("people", (256, 128))])
 def test_networks_of_a_config_make_images(name, size):
     given = parsed(FOLDER / f"{name}.yaml", *(["--appearance.weights=null"] if name == "people" else []))
-    values = augment._built(augment._fit_parser(), given)
+    values = built(fit_parser(), given)
     assert (values["size"] or size) == size  # null: that of configs/quickstart.yaml
     check_size(size, values["networks"])
     generator = Generator(values["appearance"], values["networks"], num_classes=3).eval()
@@ -88,7 +89,7 @@ def test_networks_of_a_config_make_images(name, size):
 
 def test_people_has_the_published_sizes():
     given = parsed(FOLDER / "people.yaml", "--appearance.weights=null")
-    values = augment._built(augment._fit_parser(), given)
+    values = built(fit_parser(), given)
     generator = Generator(values["appearance"], values["networks"], num_classes=3)
     assert generator.appearance.code_size == 4 * 2048
     assert generator.structure(torch.zeros(1, 3, *values["size"])).shape == (1, 128, 64, 32)

@@ -36,7 +36,8 @@ def run_command(args: list[str]) -> int:
         a signal ended the command.
     """
     _set_up_messages()
-    for old, new in _MOVED.items():  # configs of older runs name classes where they were
+    # configs of older runs name classes where they were; and the parser knows short names of loaded classes
+    for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
@@ -51,7 +52,11 @@ def run_command(args: list[str]) -> int:
 def _verdict(args: list[str]) -> int:
     """Run a command, say in one line what is wrong, and return the exit code."""
     try:
-        _dispatch(args)
+        command, rest = args[0], args[1:]
+        if command in LIGHTNING_COMMANDS:
+            FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
+        else:
+            say(run_plain_command(command, rest))
     except BaseException as error:
         verdict = verdict_on(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
         if verdict is None:  # a defect, or the parser's own exit: let it be seen
@@ -65,14 +70,6 @@ def _verdict(args: list[str]) -> int:
         stopped = isinstance(error, RunStoppedError) and rank_of_this_process() > 0
         return 0 if stopped else verdict.code
     return 0
-
-
-def _dispatch(args: list[str]) -> None:
-    command, rest = args[0], args[1:]
-    if command in LIGHTNING_COMMANDS:
-        FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
-    else:
-        say(run_plain_command(command, rest))
 
 
 def _set_up_messages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,53 +17,40 @@ from fedsim.cli.export import export
 from fedsim.cli.rank import rank
 from fedsim.cli.report import find_table, report
 from fedsim.cli.sweep.file import read_content, sweep_of
-from fedsim.cli.sweep.local import check_results, command_line, compare_results, plan_jobs, run_jobs, table_of
+from fedsim.cli.sweep.local import compare_results, plan_jobs, run_jobs, table_of
 from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.core.files import make_folder
 
 
 def run_plain_command(command: str, args: list[str]) -> str:
-    """Run ``augment``, ``data``, ``export``, ``rank``, ``report`` or ``sweep``.
-
-    Args:
-        command: its name.
-        args: what follows it.
-
-    Returns:
-        what is to be printed.
-    """
-    if command == "rank":
-        return _rank(args)
-    if command == "report":
-        return _report(args)
-    if command == "sweep":
-        return _sweep(args)
-    if command == "augment":
-        return run_augment_command(args)
+    """Run ``augment``, ``data``, ``export``, ``rank``, ``report`` or ``sweep``; return what is to be printed."""
     if command == "export":
         return call(export, args, "export")
-    return run_data_command(args)
+    commands = {
+        "rank": _rank, "report": _report, "sweep": _sweep, "augment": run_augment_command, "data": run_data_command
+    }  # fmt: skip
+    return commands[command](args)
 
 
 def _rank(args: list[str]) -> str:
-    """Parse ``fedsim rank FEATURES.npz [options]``; the options are those of :func:`fedsim.cli.rank.rank`."""
+    """Parse ``fedsim rank FEATURES.npz [options]``."""
     parser = ArgumentParser(exit_on_error=False, prog="fedsim rank", description="Score features from any program.")
     parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
-    flags = ("invalid_as_zero", "single_gallery_shot", "rerank", "json")
+    flags = {
+        "invalid_as_zero": "average over all queries, those without a match as zeros",
+        "single_gallery_shot": "CMC on galleries with one random image per identity, in expectation",
+        "rerank": "re-rank by k-reciprocal encoding",
+        "json": "print JSON instead of a table",
+    }
     parser.add_function_arguments(rank, skip={"features", *flags})
-    for flag, text in zip(flags, (
-        "average over all queries, those without a match as zeros",
-        "CMC on galleries with one random image per identity, in expectation",
-        "re-rank by k-reciprocal encoding",
-        "print JSON instead of a table",
-    ), strict=True):  # fmt: skip
+    for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
     return rank(**parser.parse_args(args).as_dict())
 
 
 def _report(args: list[str]) -> str:
-    """Parse ``fedsim report RUN... [options]``; the options are those of :func:`fedsim.cli.report.report`."""
+    """Parse ``fedsim report RUN... [options]``."""
     parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
     parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
     parser.add_function_arguments(report, skip={"runs", "fairness"})
@@ -119,7 +107,10 @@ def _sweep(args: list[str]) -> str:
         raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
     name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
     sweep = sweep_of(content, name)
-    sweep = replace(sweep, command=(*sweep.command, *_checked(common)))
+    for word in common:
+        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
+            raise ConfigError(f"{word}: leave it out behind --: every draw gets a run directory of its own")
+    sweep = replace(sweep, command=(*sweep.command, *common))
     if config.print:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for which in config.compare:
@@ -127,13 +118,15 @@ def _sweep(args: list[str]) -> str:
     root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
     jobs = plan_jobs(sweep, root, config.count, config.seed)
     if config.dry_run:
-        return "\n".join(map(command_line, jobs))
+        return "\n".join(shlex.join(job.command) for job in jobs)
     make_folder(root, "--run_dir")
     results = run_jobs(jobs, sweep.metric)
     sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
-    for which in config.compare if any(result.code == 0 for result in results) else []:
+    failed = sum(result.code != 0 for result in results)
+    for which in config.compare if failed < len(results) else []:
         sys.stdout.write(f"{compare_results(results, which)}\n\n")
-    check_results(results)
+    if failed:
+        raise DrawsFailedError(f"{failed} of {len(results)} draws failed; call the sweep again to repeat only those")
     return f"{len(results)} draws in {root}"
 
 
@@ -147,11 +140,3 @@ def _chosen_sweep(file: str | None, method: str | None, paper: str | None, confi
         return file, read_content(Path(file))
     content = sweep_of_method(method, configs) if method is not None else sweep_of_paper(str(paper), configs)
     return content["name"], content
-
-
-def _checked(common: list[str]) -> list[str]:
-    """Refuse options that every draw has of its own."""
-    for word in common:
-        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
-            raise ConfigError(f"{word}: leave it out behind --: every draw gets a run directory of its own")
-    return common

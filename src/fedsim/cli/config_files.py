@@ -18,12 +18,7 @@ from fedsim.core.errors import DataError
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
-    """Read the config files of a command line: the parser does not say which one is broken.
-
-    Args:
-        args: the command line.
-        sections: see :func:`read_config`.
-    """
+    """Read a command line's config files by :func:`read_config`: the parser does not say which one is broken."""
     for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
         if here in ("--config", "-c"):
             read_config(following, sections)
@@ -32,18 +27,20 @@ def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
 
 
 def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
-    """Return a config's content.
+    """Return the content of a file, or of the text that ``--paper`` stands for.
 
-    Args:
-        path: the file; or the text that ``--paper`` stands for.
-        sections: fields that must have fields below them if they are there, such as ``model.client``. Of some of them
-            the parser would take anything else for a section whose fields are all left out.
+    ``sections`` are fields that must have fields below them if they are there, such as ``model.client``. Of some of
+    them the parser would take anything else for a section whose fields are all left out.
 
     Raises:
         DataError: if it cannot be read, or a section is none.
     """
     if path.startswith("{"):
-        return _of_a_paper(path)
+        try:
+            return dict(json.loads(path))
+        except json.JSONDecodeError as error:
+            text = one_line(path, 80)
+            raise DataError(f"--config: {text} is no file; write settings in one, or as options") from error
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
     try:
@@ -56,14 +53,6 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
         raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
     for section in sections:
         _check_section(path, content, section)
-    return content
-
-
-def _of_a_paper(text: str) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"--config: {one_line(text, 80)} is no file; write settings in one, or as options") from error
     return content
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +23,26 @@ from fedsim.data.synthetic import SyntheticReID
 
 
 def run_data_command(args: list[str]) -> str:
-    """Run ``fedsim data COMMAND``.
+    """Run ``fedsim data COMMAND [options]``, and return what is to be printed."""
+    if args[:1] == ["check"] and args[1:] and not args[1].startswith("-"):
+        args = ["check", "--root", *args[1:]]
+    commands = (check, convert, manifest, prepare, preview, splits)
+    return run_subcommand("data", {command.__name__: command for command in commands}, args)
 
-    Args:
-        args: the command and its options.
 
-    Returns:
-        what is to be printed.
-    """
-    commands: dict[str, Callable[..., str]] = {
-        "check": check, "convert": convert, "manifest": manifest, "prepare": prepare, "preview": preview,
-        "splits": splits,
-    }  # fmt: skip
+def run_subcommand(group: str, commands: Mapping[str, Callable[..., str]], args: list[str]) -> str:
+    """Run ``fedsim GROUP COMMAND [options]``, see :func:`call`; raise ConfigError if there is no such command."""
     if args and args[0] in ("-h", "--help"):
-        return f"usage: fedsim data {{{','.join(commands)}}} [options]; fedsim data COMMAND --help says more"
+        return f"usage: fedsim {group} {{{','.join(commands)}}} [options]; fedsim {group} COMMAND --help says more"
     if not args or args[0] not in commands:
         raise ConfigError(
-            f"fedsim data: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
+            f"fedsim {group}: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
         )
-    if args[0] == "check" and args[1:] and not args[1].startswith("-"):
-        args = ["check", "--root", *args[1:]]
-    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"data {args[0]}")
+    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"{group} {args[0]}")
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:
-    """Parse a command's options, call it, and return what it says.
-
-    Args:
-        command: a typed function, whose arguments are the options.
-        args: what people typed.
-        name: of the command, after ``fedsim``.
-    """
+    """Parse the options of ``fedsim NAME``, which are a typed function's arguments; return what the function says."""
     # not jsonargparse's auto_cli: that keeps an argument called config for itself
     description = (command.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, prog=f"fedsim {name}", description=description)
@@ -66,9 +55,6 @@ def check(root: str) -> str:
 
     Args:
         root: the folder of data sets.
-
-    Returns:
-        a table.
     """
     return check_data(Path(root).expanduser())
 
@@ -83,9 +69,6 @@ def prepare(config: str | list[str], cache_dir: str | None = None, workers: int 
         cache_dir: a folder for decoded images; null: data.cache_dir of the config.
         workers: processes that decode.
         verify: compare files that are there already with their checksums.
-
-    Returns:
-        a table.
     """
     if workers < 0:
         raise ConfigError(f"--workers: {workers} is less than 0")
@@ -101,9 +84,6 @@ def convert(mat: str, protocol: str, output: str, variant: Variant = "detected")
         protocol: cuhk03_new_protocol_config_detected.mat, or ..._labeled.mat.
         output: the folder of data sets, which gets cuhk03-np.
         variant: boxes by a detector or by hand.
-
-    Returns:
-        what was written.
     """
     source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
     folder, counts = convert_cuhk03(source, rules, target, variant)
@@ -117,9 +97,6 @@ def preview(config: str | list[str] | None = None, root: str | None = None, outp
         config: a config file whose data section names the data sets; null draws the synthetic ones.
         root: a folder of data sets in Market-1501 layout, instead of a config.
         output: the image file to write.
-
-    Returns:
-        what was written.
     """
     size = (128, 64)
     if root is not None:
@@ -139,9 +116,6 @@ def manifest(config: str | list[str], output: str = "federation.csv") -> str:
     Args:
         config: a config file whose data section describes the federation.
         output: the CSV file to write; paths of images below its folder are relative to it.
-
-    Returns:
-        what was written, and a SHA-256 that does not depend on where the data lie.
     """
     data = data_of(config)
     if data.manifest is not None:
@@ -151,14 +125,12 @@ def manifest(config: str | list[str], output: str = "federation.csv") -> str:
     if data.on_corrupt == "skip":
         data.prepare_data()  # who is in it depends on which images can be read
     rows = write_manifest(data.federated, Path(output))
+    # the hash does not depend on where the data lie
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 
 
 def data_of(config: str | list[str]) -> FederatedDataModule:
-    """Build the data module of configs' ``data`` sections.
-
-    Args:
-        config: a config file, or several; what a later one says wins.
+    """Build the data module of configs' ``data`` sections; what a later one says wins.
 
     Raises:
         ConfigError: if none has such a section.
@@ -189,9 +161,6 @@ def splits(
         style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
             gallery image.
         cross_camera: draw queries so that a gallery image is from another camera.
-
-    Returns:
-        what was written.
     """
     path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, style=style, cross_camera=cross_camera)
     sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"

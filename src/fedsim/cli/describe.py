@@ -19,14 +19,7 @@ from fedsim.training.flat_model import FlatModel
 
 
 def describe_federation(model: Federation, data: FederatedDataModule, world_size: int, rounds: int) -> str:
-    """Return a report on a federation that has not been set up.
-
-    Args:
-        model: as configured.
-        data: as configured; files are listed, not read.
-        world_size: number of ranks.
-        rounds: of the run.
-    """
+    """Return a report on a federation, as configured and not set up; files of its data are listed, not read."""
     model.assemble(data, 0, world_size, torch.device("cpu"))
     method, layer = model.settings.method, model.settings.evaluation.layer
     parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
@@ -36,7 +29,8 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
             whose = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model)]
-    traffic = _traffic_of(model, rounds)
+    called = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
+    traffic = [model.parts.ledger.expected(t, chosen) for t, chosen in enumerate(called)]  # if all of them answer
     if model.settings.selection.learns:
         parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
     if len(model.parts.archs) <= MAX_NAMES:
@@ -63,13 +57,12 @@ def group_table(model: FlatModel) -> str:
 
 
 def _client_table(model: Federation) -> str:
-    placement, federated = model.parts.placement, model.parts.federated
-    rows = []
+    ranks, federated, rows = model.parts.placement.ranks, model.parts.federated, []
     has_generated = any(c.generated is not None for c in federated.clients)
     for c in federated.clients:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
         counts += [len(c.generated or ())] if has_generated else []
-        rows.append([c.name, placement.ranks[c.name], model.parts.archs[c.name], *counts])
+        rows.append([c.name, ranks[c.name], model.parts.archs[c.name], *counts])
     headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
     tests = [
@@ -78,12 +71,6 @@ def _client_table(model: Federation) -> str:
     ]
     tables = [tabulate(rows, headers, intfmt=","), tabulate(tests, ["test set", "queries", "gallery", ""], intfmt=",")]
     return "\n\n".join(tables)
-
-
-def _traffic_of(model: Federation, rounds: int) -> list[dict[str, Traffic]]:
-    """What each round's clients receive and send if all of them answer."""
-    selected = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
-    return [model.parts.ledger.expected(t, chosen) for t, chosen in enumerate(selected)]
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
@@ -107,13 +94,13 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
     how = model.settings
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
+    rounds = len(traffic)
+    spent = how.privacy.metrics(rounds - 1, ()) if rounds else {}
+    speedup = f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)"
     rows = [
         *_traffic_rows(model, traffic),
-        *_privacy_rows(model, len(traffic)),
-        [
-            "predicted speed-up over one rank",
-            f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)",
-        ],
+        *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
+        ["predicted speed-up over one rank", speedup],
         ["host memory: training images of the busiest rank", _mib(pixels)],
         ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
         ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
@@ -135,18 +122,11 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     ]
     if extra:
         rows.append(["of them beside the shared tensors", f"{extra:,}"])
-    seconds = [model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic]
-    known = [value for value in seconds if value is not None]
-    if known:
+    seconds = (model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic)
+    if known := [value for value in seconds if value is not None]:
         rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
         rows.append([f"simulated seconds of {run}, at most", f"{sum(known):,.1f}"])
     return rows
-
-
-def _privacy_rows(model: Federation, rounds: int) -> list[list[str]]:
-    """What the run's rounds will have spent of the privacy budget, if there is one."""
-    spent = model.settings.privacy.metrics(rounds - 1, ()) if rounds else {}
-    return [[f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()]
 
 
 def _mib(num_bytes: int) -> str:

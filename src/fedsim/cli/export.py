@@ -41,9 +41,6 @@ def export(
         client: whose pruned model to write: the global one without what this client has pruned; default: the global.
         sparse: write a pruned model in a second file, too, named OUTPUT with .sparse.safetensors at its end: a bit per
             element and the values that are left.
-
-    Returns:
-        sizes of the files, if there are two; a warning, if they do not fit torchvision's network; else nothing.
     """
     source, path = checkpoint_at(Path(ckpt_path)), Path(output)
     checkpoint = read_checkpoint(source)
@@ -64,10 +61,8 @@ def export(
         said.append(_sizes(path, beside, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
     if holds_attention(tensors):
-        said.append(
-            f"{path}: holds attention, which torchvision's networks lack; load it into fedsim's own backbone with the "
-            "same norm"
-        )
+        lack = "holds attention, which torchvision's networks lack"
+        said.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
     return "\n".join(said)
 
 
@@ -81,14 +76,10 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 def _sizes(dense: Path, sparse: Path, tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> str:
     """Say how long the files are. A pruned network is not faster: its convolutions multiply by zeros, too."""
-    total, pruned = (
-        sum(t.numel() for t in tensors.values()),
-        sum(int((~mask).count_nonzero()) for mask in masks.values()),
-    )
-    sizes = [path.stat().st_size for path in (dense, sparse)]
+    total, pruned = sum(t.numel() for t in tensors.values()), sum(int((~m).count_nonzero()) for m in masks.values())
     return (
-        f"{dense}: {sizes[0]:,} bytes; {sparse}: {sizes[1]:,} bytes, {pruned / total:.1%} of all elements pruned. "
-        "Zeros within a tensor make files and messages smaller, not the network faster."
+        f"{dense}: {dense.stat().st_size:,} bytes; {sparse}: {sparse.stat().st_size:,} bytes, {pruned / total:.1%} of "
+        "all elements pruned. Zeros within a tensor make files and messages smaller, not the network faster."
     )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,22 +18,11 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-import fedsim.methods
-import fedsim.models
-import fedsim.training.server_optimizers  # noqa: F401 - with the two above: makes short class names known to the parser
 from fedsim.cli.config_files import check_config_files
 from fedsim.cli.describe import FederatedTrainer
 from fedsim.cli.papers.files import OfAPaper
 from fedsim.cli.report import group_runs, report, score_table, traffic
-from fedsim.cli.run_directory import (
-    check_rounds,
-    default_run_dir,
-    describe_checkpoint,
-    find_checkpoint,
-    folder_of_draw,
-    prepare_for_fit,
-    rounds_done,
-)
+from fedsim.cli.run_directory import default_run_dir, folder_of_draw, prepare_for_fit, settle_checkpoint
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.files import make_folder
 from fedsim.data.datamodule import FederatedDataModule
@@ -42,7 +32,6 @@ from fedsim.federation.callbacks.tracking import join_run
 from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
 from fedsim.federation.events import was_stopped
 from fedsim.federation.federation import Federation
-from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import follow_launcher, leave_launcher
 
 log = logging.getLogger(__name__)
@@ -81,26 +70,15 @@ class FedSimCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run directory, and let one seed rule."""
-        parser.add_argument(
-            "--run_dir",
-            type=str | None,
-            default=None,
-            help="where the run writes config.yaml, metrics.csv, summary.json and checkpoints; "
-            "default: runs/METHOD-seedN",
-        )
-        parser.add_argument(
-            "--overwrite", type=bool, default=False, help="whether fit may replace the finished run in run_dir"
-        )
-        parser.add_argument(
-            "--save_ranking",
-            action="store_true",
-            help="fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings",
-        )
-        parser.add_argument(
-            "--save_maps",
-            action="store_true",
-            help="fedsim predict: also draw where the method's model has strong features, into run_dir/maps",
-        )
+        files = "config.yaml, metrics.csv, summary.json and checkpoints"
+        folder = f"where the run writes {files}; default: runs/METHOD-seedN"
+        overwrite = "whether fit may replace the finished run in run_dir"
+        ranking = "fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings"
+        maps = "fedsim predict: also draw where the method's model has strong features, into run_dir/maps"
+        parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
+        parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
+        parser.add_argument("--save_ranking", action="store_true", help=ranking)
+        parser.add_argument("--save_maps", action="store_true", help=maps)
         parser.add_argument("--paper", action=OfAPaper)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
@@ -131,30 +109,20 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"] and self.subcommand != "predict":
             raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
         self.restarts = False
-        if config.get("ckpt_path"):
-            self._settle_checkpoint(config)
+        if config.get("ckpt_path"):  # a wrong one is reported before processes start
+            given, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
+            path, self.scored = settle_checkpoint(given, self.run_dir, self.subcommand == "fit", rounds)
+            config["ckpt_path"] = None if path is None else str(path)
+            self.restarts = path is None
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
 
-    def _settle_checkpoint(self, config: Namespace) -> None:
-        """Find the checkpoint that is meant; a wrong one is reported before processes start."""
-        path = find_checkpoint(str(config["ckpt_path"]), self.run_dir, self.subcommand == "fit")
-        config["ckpt_path"] = None if path is None else str(path)
-        if path is None:
-            self.restarts = True
-            log.info("%s has no checkpoint yet: the run begins", self.run_dir)
-            return
-        checkpoint = read_checkpoint(path)
-        if self.subcommand != "fit":
-            self.scored = describe_checkpoint(path, checkpoint)
-        elif config["trainer"]["max_epochs"] not in (None, -1):
-            check_rounds(path, rounds_done(checkpoint), config["trainer"]["max_epochs"])
-
     def after_instantiate_classes(self) -> None:
         """Find what is wrong with options and folders now, before other processes are started."""
-        if self.config[self.subcommand]["save_ranking"]:
+        config = self.config[self.subcommand]
+        if config["save_ranking"]:
             self.model.rankings = self.run_dir / "rankings"
-        if self.config[self.subcommand]["save_maps"]:
+        if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.settings.evaluation.task])
         federated = self.datamodule.federated
@@ -165,7 +133,6 @@ class FedSimCLI(LightningCLI):
         if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
             make_folder(self.run_dir, "run_dir")
         if self.subcommand == "fit":
-            config = self.config[self.subcommand]
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
             for logger in self.trainer.loggers:
                 if isinstance(logger, WandbLogger):
@@ -209,20 +176,12 @@ class FedSimCLI(LightningCLI):
 
     def _checkpoints(self) -> list[Callback]:
         """``last.ckpt`` after every round, and ``best.ckpt`` by validation score where there is one."""
-        folder = self.run_dir / "checkpoints"
-        last = ModelCheckpoint(
-            dirpath=folder, filename="last", enable_version_counter=False, save_on_train_epoch_end=True
-        )
+        checkpoint = partial(ModelCheckpoint, dirpath=self.run_dir / "checkpoints", enable_version_counter=False)
+        last = checkpoint(filename="last", save_on_train_epoch_end=True)
         if self.config[self.subcommand]["data"]["val"] == "none":
             return [last]
         # its own option save_last would be written only when the best one is
-        best = ModelCheckpoint(
-            dirpath=folder,
-            filename="best",
-            monitor=self.model.settings.evaluation.monitor,
-            mode="max",
-            enable_version_counter=False,
-        )
+        best = checkpoint(filename="best", monitor=self.model.settings.evaluation.monitor, mode="max")
         return [best, last]  # last.ckpt remembers what the best score was
 
     def _loggers(self, given: Any) -> list[Logger] | bool:
@@ -233,9 +192,8 @@ class FedSimCLI(LightningCLI):
 
     def _resolved(self) -> dict[str, Any]:
         """The resolved configuration, as plain values."""
-        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
-        config: dict[str, Any] = yaml.safe_load(text)
-        return config
+        parser = self._parser(self.subcommand)
+        return dict(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_none=False)))
 
     def _fingerprint(self) -> str:
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
@@ -261,21 +219,16 @@ class FedSimCLI(LightningCLI):
         if was_stopped(self.trainer):
             raise RunStoppedError(self.model.strategy.stop_signal)
 
-    def after_validate(self) -> None:
-        """Print the scores."""
-        self._print_scores()
-
     def after_test(self) -> None:
         """Print the scores."""
-        self._print_scores()
-
-    def _print_scores(self) -> None:
         if not self.trainer.is_global_zero:
             return
         log.info(self.scored)
         say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.settings.evaluation.task]))
         if self.model.rankings is not None:
             say(f"wrote {self.model.rankings}")
+
+    after_validate = after_test
 
     def after_predict(self) -> None:
         """Say where the features are."""
@@ -301,8 +254,7 @@ def _as_list(given: Any) -> list[Any]:
 
 def rank_of_this_process() -> int:
     """This process's rank, also before there are process groups."""
-    rank: int = rank_zero_only.rank  # type: ignore[attr-defined] # a function attribute that Lightning sets
-    return rank
+    return int(rank_zero_only.rank)  # type: ignore[attr-defined] # a function attribute that Lightning sets
 
 
 def _seed(seed: bool | int) -> int:

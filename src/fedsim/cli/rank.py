@@ -104,8 +104,14 @@ def _check_options(distance: Distance, rerank: bool, expand: int, save_ranking: 
             raise ConfigError(f"--{name}: is defined for --distance cosine")
     if expand < 0:
         raise ConfigError(f"--expand: {expand} is negative")
-    if save_ranking is not None:
-        _check_output(Path(save_ranking))
+    if save_ranking is not None:  # find out before the work whether its result can be written
+        path = Path(save_ranking)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --save_ranking") from error
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder; give --save_ranking the name of a file")
 
 
 @contextmanager
@@ -117,16 +123,6 @@ def _naming(path: str) -> Iterator[None]:
         raise
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def _check_output(path: Path) -> None:
-    """Find out before the work whether its result can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --save_ranking") from error
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; give --save_ranking the name of a file")
 
 
 def _device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
-from fedsim.strategy.checkpoint_files import find_version
+from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def default_run_dir(method: str, seed: int) -> str:
-    """Return where a run goes that is not told: runs/METHOD-seedN, or the folder of a draw of W&B's agent.
-
-    Args:
-        method: the method's class path.
-        seed: of the run.
-    """
+    """Return where a run goes that is not told: runs/METHOD-seedN, or the folder of a draw of W&B's agent."""
     return folder_of_draw() or f"runs/{method.rpartition('.')[2].lower()}-seed{seed}"
 
 
@@ -37,15 +33,12 @@ def folder_of_draw() -> str | None:
 
 
 def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
-    """Return the checkpoint that ``--ckpt_path`` means.
+    """Return the checkpoint that ``--ckpt_path`` means; None if a fit asks for its ``last`` one before there is one.
 
     Args:
-        given: ``last``, ``best``, a checkpoint, or a run directory.
-        run_dir: of this run, where ``last`` and ``best`` are.
-        fitting: of a run directory, a fit takes the last checkpoint; see :func:`checkpoint_at`.
-
-    Returns:
-        a path; None if a fit asks for the ``last`` checkpoint of a run that has none yet, and so begins.
+        given: ``last`` or ``best``, of ``run_dir``; a checkpoint, or a run directory, see :func:`checkpoint_at`.
+        run_dir: of this run.
+        fitting: whether it is to be continued.
 
     Raises:
         DataError: if there is none.
@@ -58,12 +51,31 @@ def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
     return found
 
 
+def settle_checkpoint(given: str, run_dir: Path, fitting: bool, max_epochs: int | None) -> tuple[Path | None, str]:
+    """Return the checkpoint that ``--ckpt_path`` means, see :func:`find_checkpoint`, and a line that describes it.
+
+    Raises:
+        DataError: if there is none that can be read.
+        ConfigError: if it has more rounds than a fit wants: the config of the run would then no longer be true of it.
+    """
+    path = find_checkpoint(given, run_dir, fitting)
+    if path is None:
+        log.info("%s has no checkpoint yet: the run begins", run_dir)
+        return None, ""
+    checkpoint = read_checkpoint(path)
+    done = rounds_done(checkpoint)
+    wanted = math.inf if max_epochs is None or max_epochs == -1 or not fitting else max_epochs
+    if wanted < done:
+        raise ConfigError(f"trainer.max_epochs: {wanted}, but {path} has {done} rounds already; give more than these")
+    if wanted == done:
+        log.info("nothing to train: %s is of round %d, the last; to go on, raise trainer.max_epochs", path, done)
+    return path, describe_checkpoint(path, checkpoint)
+
+
 def checkpoint_at(path: Path, fitting: bool = False) -> Path:
     """Return the checkpoint of a run directory: for a fit the last one, else the best one, or the last if none is best.
 
-    Args:
-        path: a run directory; or a checkpoint, which is returned as it is.
-        fitting: whether it is to be continued.
+    A checkpoint is returned as it is.
 
     Raises:
         DataError: if there is none.
@@ -87,22 +99,13 @@ def _named(folder: Path, which: str) -> Path | None:
 
 
 def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
-    """Say in one line which checkpoint a command has taken.
-
-    Args:
-        path: of the checkpoint.
-        checkpoint: Lightning's dictionary, in which its callbacks tell what they keep.
-    """
+    """Say in one line which checkpoint, a dictionary of Lightning's, a command has taken."""
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
     names = (path.name, path.parent.name)  # one of its versions may have been given
-    by = [state["monitor"] for state in states if state.get("monitor") and _best_of(state) in names]
+    # the name of the best one without folders: the run directory may have been moved
+    by = [s["monitor"] for s in states if s.get("monitor") and Path(s.get("best_model_path") or "none").name in names]
     which = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
     return f"checkpoint {path}: round {_progress(checkpoint)['started']}{which}"
-
-
-def _best_of(state: Mapping[str, Any]) -> str:
-    """Return the name of a callback's best checkpoint, without folders: the run directory may have been moved."""
-    return Path(state.get("best_model_path") or "none").name
 
 
 def rounds_done(checkpoint: Mapping[str, Any]) -> int:
@@ -110,27 +113,9 @@ def rounds_done(checkpoint: Mapping[str, Any]) -> int:
     return _progress(checkpoint)["processed"]
 
 
-def check_rounds(path: Path, done: int, wanted: int) -> None:
-    """Say it if a fit that goes on from a checkpoint has nothing to train.
-
-    Args:
-        path: the checkpoint.
-        done: its rounds.
-        wanted: trainer.max_epochs.
-
-    Raises:
-        ConfigError: if it has more rounds than are wanted: the config of the run would then no longer be true of it.
-    """
-    if wanted < done:
-        raise ConfigError(f"trainer.max_epochs: {wanted}, but {path} has {done} rounds already; give more than these")
-    if wanted == done:
-        log.info("nothing to train: %s is of round %d, the last; to go on, raise trainer.max_epochs", path, done)
-
-
 def _progress(checkpoint: Mapping[str, Any]) -> dict[str, int]:
     """Lightning's count of rounds. One that is being evaluated has been started, and is not processed yet."""
-    progress: dict[str, int] = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
-    return progress
+    return dict(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:
@@ -170,16 +155,11 @@ def _option(args: Sequence[str], name: str) -> str | None:
 
 
 def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
-    """Make ``folder`` ready for a fit; call it on the first rank only.
+    """Make the run directory ready for a fit; call it on the first rank only.
 
     A run is continued by a checkpoint of its own: its metrics so far are kept as ``metrics-1.csv``, ``metrics-2.csv``
     and so on. Otherwise a run that is there is replaced if ``overwrite`` says so, and never mixed with the new one.
-
-    Args:
-        folder: the run directory.
-        overwrite: whether a run in it may be replaced.
-        ckpt_path: the checkpoint to continue from, of this run or another, or None.
-        restart: whether the run was to be continued, but has no checkpoint: if it is not finished, it begins again.
+    With ``restart``, a run that was to be continued, but has no checkpoint, begins again unless it is finished.
 
     Raises:
         ConfigError: if a run is there and neither continued nor to be replaced.
@@ -189,8 +169,9 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
         if metrics.exists():
             metrics.rename(folder / f"metrics-{len(metrics_files(folder))}.csv")
         return
-    has_run = (folder / "summary.json").exists()
-    if has_run and not overwrite and not (restart and not _is_finished(folder)):
+    summary = folder / "summary.json"
+    has_run = summary.exists()
+    if has_run and not overwrite and not (restart and not json.loads(summary.read_text()).get("finished")):
         raise ConfigError(
             f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
             "or --ckpt_path last to continue it"
@@ -199,16 +180,12 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
         (folder / RUN_ID_FILE).unlink(missing_ok=True)
     if not has_run:
         return
-    for path in (*metrics_files(folder), folder / "summary.json"):
+    for path in (*metrics_files(folder), summary):
         path.unlink()
     for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):
         if path.is_file():
             path.unlink()
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_finished(folder: Path) -> bool:
-    return bool(json.loads((folder / "summary.json").read_text()).get("finished"))
 
 
 def metrics_files(folder: Path) -> list[Path]:

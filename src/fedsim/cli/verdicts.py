@@ -51,12 +51,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_on(error: BaseException, command: str) -> Verdict | None:
-    """Say what people should read about an exception; None: it is a defect of fedsim, or an orderly exit.
-
-    Args:
-        error: what came out of a command.
-        command: its name.
-    """
+    """Say what people should read about a command's exception; None: it is a defect of fedsim, or an orderly exit."""
     if isinstance(error, RunStoppedError):
         return Verdict(str(error), 128 + error.signum)
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits
@@ -65,9 +60,9 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return None
     if isinstance(error, FedSimError | MisconfigurationException):
         return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
-    if (cause := user_error_behind(error)) is not None:  # behind what the parser and torch make of it
+    if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
-    if (lost := lost_peer(error) or lost_reader(error)) is not None:
+    if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
         return Verdict(lost, 2)
     if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         where = error.filename or "a file of the run"
@@ -85,26 +80,20 @@ def one_line(message: str, length: int = 400) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def lost_peer(error: BaseException) -> str | None:
-    """Say what gloo and NCCL mean when a collective breaks because a process is gone; None for other errors."""
+def _lost_process(message: str) -> str | None:
+    """Say what gloo, NCCL and the DataLoader mean when another process is gone; None for other errors."""
     signs = "connection (closed|reset) by peer|broken pipe|remote process exited|ncclRemoteError|Timed out waiting"
-    if isinstance(error, RuntimeError) and re.search(signs, str(error), re.IGNORECASE):
-        return f"another rank ended without a word, or did not answer in time ({str(error)[:120]})"
+    if re.search(signs, message, re.IGNORECASE):
+        return f"another rank ended without a word, or did not answer in time ({message[:120]})"
+    if message.startswith("DataLoader worker (pid"):
+        return (
+            f"data.workers: a process that reads images was ended from outside ({message.partition('. ')[0]}); "
+            "if memory ran out, be it that of /dev/shm, set fewer"
+        )
     return None
 
 
-def lost_reader(error: BaseException) -> str | None:
-    """Say what the DataLoader means when one of its processes is gone; None for other errors."""
-    if not (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")):
-        return None
-    what = str(error).partition(". ")[0]
-    return (
-        f"data.workers: a process that reads images was ended from outside ({what}); "
-        "if memory ran out, be it that of /dev/shm, set fewer"
-    )
-
-
-def user_error_behind(error: BaseException | None) -> FedSimError | None:
+def _user_error_behind(error: BaseException | None) -> FedSimError | None:
     """Find our own error under those that the parser wraps around what a constructor raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -10,7 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -25,79 +25,71 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class _Heard(BaseException):
-    """A signal, raised wherever the main thread is.
-
-    No Exception: code that catches those of what it calls, such as a damaged file's, must not take it for one.
-    """
+    """A signal, raised wherever the main thread is; no Exception, which code there might catch as one of its own."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 @contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give signals to ``handler`` until the end of the block."""
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
 def ending_on_signals(is_first: bool) -> Iterator[None]:
     """Turn what schedulers send into RunStoppedError, by which files and processes are left in order.
 
-    After SIGUSR1, which Slurm sends to a job whose time runs out, Slurm is asked to start the job again.
-
-    Args:
-        is_first: whether nobody else of this call speaks and asks.
+    After SIGUSR1, which Slurm sends to a job whose time runs out, Slurm is asked to start the job again. A process that
+    is not the first of its call neither asks nor speaks.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
         raise _Heard(number)
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
-        yield
-    except _Heard as heard:
-        if is_first:
-            log.info("what is trained is kept; the same command continues")
-        if is_first and heard.number == signal.SIGUSR1:
-            requeue()
-        raise RunStoppedError(heard.number) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with _handling(stop):
+        try:
+            yield
+        except _Heard as heard:
+            if is_first:
+                log.info("what is trained is kept; the same command continues")
+            if is_first and heard.number == signal.SIGUSR1:
+                requeue()
+            raise RunStoppedError(heard.number) from None
 
 
 @contextmanager
 def _without_interruption() -> Iterator[None]:
     """Let signals wait for the end of the block: a process that was started must not be forgotten."""
     waiting: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in _SIGNALS}
-    try:
+    with _handling(lambda number, _: waiting.append(number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if waiting:
         signal.raise_signal(waiting[0])
 
 
 def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None, options: Mapping[str, Any]) -> None:
-    """Train the generators of some clients at the same time.
+    """Train the generators of some clients at the same time; that of ``pretrain`` before all others.
 
     Args:
         names: of the clients.
         processes: how many, at most.
-        pretrain: whose comes before all others.
+        pretrain: a client, or None.
         options: of the call, as plain values; ``settings`` is the file of what a generator depends on.
 
     Raises:
         DataError: if a process ended early; the others have come to their end.
     """
-    first = [name for name in names if name == pretrain]
-    rest = [name for name in names if name != pretrain]
-    for group in (first, rest):
-        if group:
-            _run(_shares(group, processes), options)
-
-
-def _shares(names: Sequence[str], processes: int) -> list[list[str]]:
-    """Deal clients to processes; a generator's steps take the same time at any client."""
-    placement = place(dict.fromkeys(names, 1.0), min(processes, len(names)))
-    return [placement.hosted_by(rank) for rank in range(len(placement.loads))]
+    for group in ([name for name in names if name == pretrain], [name for name in names if name != pretrain]):
+        if group:  # a generator's steps take the same time at any client
+            placement = place(dict.fromkeys(group, 1.0), min(processes, len(group)))
+            _run([placement.hosted_by(rank) for rank in range(len(placement.loads))], options)
 
 
 def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ _OPTIONS = ("appearance", "networks", "losses", "training", "size", "pretrain", 
 
 
 def check_settings_files(args: Sequence[str]) -> None:
-    """Read the files that a command line names by ``--settings``: the parser does not say what is wrong with one.
+    """Read the files of ``--settings``: the parser does not say what is wrong with one.
 
     Raises:
         DataError: if one cannot be read, or is empty.
@@ -42,16 +42,9 @@ def check_settings_files(args: Sequence[str]) -> None:
 
 
 def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:
-    """Write what generators depend on, or see that it is what is written there.
+    """Write what the generators of a folder depend on, or see that it is what is written there; return the file.
 
-    Of several calls that begin at the same time one writes, and the others compare.
-
-    Args:
-        root: the folder of generators.
-        options: of this call, as plain values.
-
-    Returns:
-        the file.
+    Of several calls that begin at the same time one writes, and the others compare. ``options`` are plain values.
 
     Raises:
         ConfigError: if the folder was begun with other settings.
@@ -73,11 +66,7 @@ def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:
 
 
 def read_settings(root: Path) -> dict[str, Any]:
-    """Read what the generators of a folder depend on.
-
-    Raises:
-        DataError: if the file is not there, or not fedsim's.
-    """
+    """Read what the generators of a folder depend on; raise DataError if the file is not there, or not fedsim's."""
     path = root / _FILE
     if not path.is_file():
         raise DataError(f"{path}: is not there; give --generators the folder that fedsim augment fit has written")

@@ -24,11 +24,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def run_papers_command(args: list[str]) -> int:
-    """Run ``fedsim papers [PAPER | PAPER/NAME]``.
-
-    Returns:
-        exit code: 0, or 2 if there is no such paper or name.
-    """
+    """Run ``fedsim papers [PAPER | PAPER/NAME]``; return the exit code: 0, or 2 if there is no such paper or name."""
     parser = ArgumentParser(prog="fedsim papers", description="List papers, or show one, with its printed numbers.")
     parser.add_argument("which", nargs="?", help="a paper, such as 003; or what begins with a name: 003/table5")
     which = parser.parse_args(args).which

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -31,14 +31,12 @@ class Paper:
     @property
     def rows(self) -> Mapping[str, Config]:
         """Name -> data, protocol, after, notes, overrides; all but the notes may be left out."""
-        found: Mapping[str, Config] = self.content["rows"]
-        return found
+        return cast("Mapping[str, Config]", self.content["rows"])
 
     @property
     def sweeps(self) -> Mapping[str, Config]:
         """Name -> notes, rows, parameters in W&B's format."""
-        found: Mapping[str, Config] = self.content["sweeps"]
-        return found
+        return cast("Mapping[str, Config]", self.content["sweeps"])
 
     @property
     def test_sets(self) -> dict[str, TestSet]:
@@ -51,12 +49,9 @@ class Paper:
         return [table_of(name, self.content) for name in self.content["tables"]]
 
     def configs(self, name: str | None = None) -> list[Config]:
-        """Return the configurations that make a run of a row; a later one wins.
+        """Return the configurations, a later one of which wins, of a row, or of the paper's own data and protocol.
 
         They are not merged here: what a new class keeps of the options of another one is for the parser to say.
-
-        Args:
-            name: of the row; None: the paper's own data and protocol.
         """
         row = self.rows[name] if name else {}
         data, parts = self.content["data"], self.content.get("parts", {})
@@ -77,15 +72,7 @@ def list_papers() -> list[str]:
 
 @cache
 def read_paper(key: str, option: str = "--paper") -> Paper:
-    """Read a paper's file.
-
-    Args:
-        key: one of :func:`list_papers`.
-        option: by which people gave it.
-
-    Raises:
-        ConfigError: if there is no such paper.
-    """
+    """Read the file of a paper, which people named by ``option``; raise ConfigError if there is none."""
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
     text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
@@ -93,11 +80,7 @@ def read_paper(key: str, option: str = "--paper") -> Paper:
 
 
 def find_in_paper(which: str, kind: str = "rows") -> tuple[Paper, str | None]:
-    """Return the paper and the row, or sweep, that people mean by ``003/table5``: a name or the beginning of one.
-
-    Args:
-        which: PAPER or PAPER/NAME.
-        kind: rows or sweeps.
+    """Return the paper and the name that PAPER/NAME means: of one of its ``rows`` or ``sweeps``, or a beginning of it.
 
     Raises:
         ConfigError: if there is no such paper or name, or there are several.

@@ -49,19 +49,19 @@ class Row:
 
     def distance(self, run: Run) -> tuple[bool, int]:
         """Return how far a run's settings are from this row's: another method, then the number of differences."""
-        return min(self._distance(settings, run) for settings in self._choices)
+        is_other, differences = self._nearest(run)
+        return is_other, len(differences)
 
     def differences(self, run: Run) -> list[str]:
         """Say in what a run's settings differ from this row's."""
-        return self._differences(min(self._choices, key=lambda settings: self._distance(settings, run)), run)
+        return self._nearest(run)[1]
 
-    @property
-    def _choices(self) -> list[Mapping[str, Any]]:
-        return [self.settings, *([] if self.alternative is None else [self.alternative])]
-
-    def _distance(self, settings: Mapping[str, Any], run: Run) -> tuple[bool, int]:
-        method = settings.get(_METHOD)
-        return method not in (None, run.setting(_METHOD)), len(self._differences(settings, run))
+    def _nearest(self, run: Run) -> tuple[bool, list[str]]:
+        """Return whether the method is another one, and the differences, for the nearest of the alternatives."""
+        choices = [self.settings] if self.alternative is None else [self.settings, self.alternative]
+        methods = (None, run.setting(_METHOD))
+        found = [(own.get(_METHOD) not in methods, self._differences(own, run)) for own in choices]
+        return min(found, key=lambda choice: (choice[0], len(choice[1])))
 
     def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
         wrong = [name for name, value in settings.items() if run.setting(name) != value]

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedsim.cli.papers.files import Paper, read_paper
-from fedsim.cli.papers.published import Row, Table
+from fedsim.cli.papers.published import Row, Table, TestSet
 from fedsim.cli.report.groups import Group
-from fedsim.cli.report.layout import mean_and_spread, table_in_parts, table_of_lines
+from fedsim.cli.report.layout import table_in_parts, table_of_lines
 from fedsim.cli.report.rules import Rule
-from fedsim.cli.report.runs import KINDS, Run
+from fedsim.cli.report.runs import Run
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.bounds import one_match_bounds
 
@@ -39,26 +39,19 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
         ConfigError: if there is no such paper or table, or the paper has no such metric.
         DataError: if a table and the runs have no test set in common.
     """
-    paper, table = find_table(which)
-    if table is not None:
-        chosen = [table]
-    else:
-        closest = {closest_table(paper, group.runs[0]).name for group in groups}
-        chosen = [table for table in paper.tables if table.name in closest]
+    paper, given = find_table(which)
+    names = {given.name} if given else {closest_table(paper, group.runs[0]).name for group in groups}
+    chosen = [table for table in paper.tables if table.name in names]
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
-    others = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
+    others = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
 
 
 def find_table(which: str) -> tuple[Paper, Table | None]:
-    """Return what ``which`` names: a paper and maybe one table of it.
-
-    Raises:
-        ConfigError: if there is no such paper or table.
-    """
+    """Return the paper that ``which`` names, and maybe one table of it; raise ConfigError if there is none."""
     key, _, name = which.removeprefix("papers/").partition("/")
     paper = read_paper(key, "--compare")
     found = next((table for table in paper.tables if table.name == name), None)
@@ -87,11 +80,8 @@ def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
 
     The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
     rectangles do not.
-
-    Args:
-        paper: says which test sets have one match per query.
-        row: of one of its tables.
     """
+    digits = paper.content["digits"]
     for name, scores in row.scores.items():
         cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
         if any(more < less for less, more in pairwise(cmc.values())):
@@ -99,21 +89,16 @@ def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
         test_set = paper.test_sets[name]
         if not (test_set.one_match and "mAP" in scores and 1 in cmc):
             continue
-        one_unit = 10.0 ** -paper.content["digits"]  # half for the bound's rounded terms, half for mAP's
+        one_unit = 10.0**-digits  # half for the bound's rounded terms, half for mAP's
         rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
         trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
         if rectangles.holds(scores["mAP"], one_unit):
             continue
-        mark = "~" if trapezoid.holds(scores["mAP"], one_unit) else "!"
-        yield (
-            name,
-            mark,
-            (
-                f"mAP {scores['mAP']:.{paper.content['digits']}f}, but with one match per query it lies in "
-                f"{rectangles.low:.2f} to {rectangles.high:.2f} (rectangles), "
-                f"{trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
-            ),
+        why = (
+            f"mAP {scores['mAP']:.{digits}f}, but with one match per query it lies in {rectangles.low:.2f} to "
+            f"{rectangles.high:.2f} (rectangles), {trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
         )
+        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", why
 
 
 def not_comparable(run: Run) -> Iterator[str]:
@@ -204,22 +189,21 @@ class _Comparison:
                 f"--compare: {self.groups[0].runs[0].folder} has none of the test sets of {self.paper.key}/"
                 f"{self.table.name}: {', '.join(self.table.test_sets)}"
             )
-        numbers = self._numbers
-        table = self._side_by_side(numbers) if len(self.groups) <= _FEW else self._one_below_another(numbers)
-        return "\n".join(
-            [f"{title}; {' / '.join(_LABELS.get(n, n) for n in numbers)} in percent", "", table, "", *self._legend()]
-        )
+        numbers, test_sets = self._numbers, self.paper.test_sets
+        names = [name + self._mark(test_sets[name]) for name in self.table.test_sets]
+        arrange = self._side_by_side if len(self.groups) <= _FEW else self._one_below_another
+        table = arrange(names, numbers)
+        unit = f"{' / '.join(_LABELS.get(n, n) for n in numbers)} in percent"
+        return "\n".join([f"{title}; {unit}", "", table, "", *self._legend()])
 
-    def _side_by_side(self, numbers: Sequence[str]) -> str:
+    def _side_by_side(self, names: Sequence[str], numbers: Sequence[str]) -> str:
         """A column per row of the paper, and the runs' columns beside each."""
-        names = [self._name_of(name) for name in self.table.test_sets]
         published = [self._published(row, numbers).column for row in self.table.rows if row.scores]
         runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
         return table_in_parts(names, published, "data set", always=runs)
 
-    def _one_below_another(self, numbers: Sequence[str]) -> str:
+    def _one_below_another(self, names: Sequence[str], numbers: Sequence[str]) -> str:
         """A line per row of the paper, below each the runs that are closest to it, last those of other methods."""
-        names = [self._name_of(name) for name in self.table.test_sets]
         closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
         others = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
         lines: list[_Line] = []
@@ -240,19 +224,13 @@ class _Comparison:
             raise ConfigError(f"--metric: {self.paper.key}/{self.table.name} has no {self.metric}; choose from {names}")
         return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics]
 
-    def _note(self, text: str) -> str:
-        """Return the mark of a footnote."""
-        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if text else ""
-
-    def _name_of(self, name: str) -> str:
-        test_set = self.paper.test_sets[name]
-        prefix = f"{test_set.status}: " if test_set.status != "ok" else ""
-        note = f"{prefix}{test_set.note}" if test_set.note else ""
-        return f"{name}{self._note(note)}"
+    def _mark(self, of: Row | TestSet) -> str:
+        """Return the mark of a footnote with the note."""
+        text = of.note if of.status == "ok" else f"{of.status}: {of.note}"
+        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if of.note else ""
 
     def _published(self, row: Row, numbers: Sequence[str]) -> _Line:
-        prefix = f"{row.status}: " if row.status != "ok" else ""
-        label = row.name + self._note(prefix + row.note if row.note else "")
+        label = row.name + self._mark(row)
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
@@ -263,29 +241,21 @@ class _Comparison:
 
     def _of_run(self, group: Group, numbers: Sequence[str]) -> Iterator[_Line]:
         is_loud = any(not_comparable(group.runs[0]))
+        paper, names = self.paper.content, self.table.test_sets
+        metrics = [paper["mAP"] if metric == "mAP" else metric for metric in numbers]
         for kind in self._kinds(group):
             for rule in self.rules[group]:
-                cells = [self._cell(group, kind, name, rule, numbers) for name in self.table.test_sets]
+                cells = [group.cell(f"test/{kind}/{name}", metrics, rule, paper["digits"]) for name in names]
                 yield _Line(group.label, kind, rule.name, cells, is_loud)
 
     def _kinds(self, group: Group) -> list[str]:
         """The table's kinds of models that the group has; a model whose scores are the global one's stands once."""
-        primary = group.runs[0].primary
-        wanted = [kind for kind in KINDS if kind in {primary, *(row.model for row in self.table.rows)}]
+        wanted = {group.runs[0].primary, *(row.model for row in self.table.rows)}
         columns: dict[str, str] = {}
-        for kind in wanted:
-            if kind in group.kinds(Rule()):
-                names = self.table.test_sets
-                scores = [group.values(f"test/{kind}/{name}/rank1", Rule()).tolist() for name in names]
-                columns.setdefault(repr(scores), kind)
+        for kind in (kind for kind in group.kinds(Rule()) if kind in wanted):
+            scores = [group.values(f"test/{kind}/{name}/rank1", Rule()).tolist() for name in self.table.test_sets]
+            columns.setdefault(repr(scores), kind)
         return list(columns.values())
-
-    def _cell(self, group: Group, kind: str, name: str, rule: Rule, numbers: Sequence[str]) -> str:
-        found = [
-            100 * group.values(f"test/{kind}/{name}/{self.paper.content['mAP'] if m == 'mAP' else m}", rule)
-            for m in numbers
-        ]
-        return " / ".join(mean_and_spread(n, self.paper.content["digits"]) for n in found) if len(found[0]) else "-"
 
     def _figures_only(self) -> Iterator[str]:
         for row in self.table.rows:

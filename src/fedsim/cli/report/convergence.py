@@ -39,12 +39,9 @@ class Spread(NamedTuple):
 
 
 def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: float) -> Reached | None:
-    """Return when ``key`` was at least ``target``, or None if it never was.
+    """Return when the score ``key`` was at least ``target``, in its unit; None if it never was.
 
-    Args:
-        log: every round, from 1, with its ``comm/down_bytes`` and ``comm/up_bytes``, in order.
-        key: a score.
-        target: in the score's unit.
+    ``log`` is every round, from 1, in order, with its ``comm/down_bytes`` and ``comm/up_bytes``.
 
     >>> log = {r: {"comm/down_bytes": 10.0, "comm/up_bytes": 5.0, "mAP": 0.1 * r} for r in (1, 2, 3)}
     >>> first_reaching(log, "mAP", 0.2)
@@ -56,17 +53,6 @@ def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: flo
         if row.get(key, -np.inf) >= target:
             return Reached(round_, num_bytes)
     return None
-
-
-def spread_of(scores: Mapping[str, float]) -> Spread:
-    """Return mean, spread and the worst of the scores of several test sets; of equals the first.
-
-    >>> spread_of({"a": 0.5, "b": 0.25})
-    Spread(mean=0.375, deviation=0.125, worst=0.25, worst_set='b')
-    """
-    values = np.array(list(scores.values()))
-    worst = min(scores, key=lambda name: scores[name])
-    return Spread(float(values.mean()), float(values.std()), scores[worst], worst)
 
 
 def convergence_table(groups: Sequence[Group], target: str) -> str:
@@ -87,9 +73,13 @@ def convergence_table(groups: Sequence[Group], target: str) -> str:
             key = f"test/{run.primary}/{name}/{metric}"
             scores = [row[key] for row in _complete_log(run).values() if key in row]
             if not scores:
-                raise ConfigError(f"--target: {run.folder} has no {key} in its logs; choose from {_choices(run)}")
+                choices = ", ".join(f"{test_set}/{'top1' if run.classifies else 'rank1'}" for test_set in run.test_sets)
+                raise ConfigError(f"--target: {run.folder} has no {key} in its logs; choose from {choices}")
             reached = first_reaching(run.log, key, percent / 100)
-            rows.append([group.label, run.summary["seed"], run.primary, *_describe(run, reached, max(scores))])
+            when = [f"not in {max(run.log)}", "-"]
+            if reached is not None:
+                when = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
+            rows.append([group.label, run.summary["seed"], run.primary, *when, f"{100 * max(scores):.1f}"])
     headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
     what = "mean over clients' test sets" if name == "seen" else name
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 5))
@@ -114,14 +104,8 @@ def _parse(target: str) -> tuple[str, str, float]:
     return name or "seen", metric, percent
 
 
-def _choices(run: Run) -> str:
-    metric = "top1" if run.classifies else "rank1"
-    return ", ".join(f"{name}/{metric}" for name in run.test_sets)
-
-
 def _complete_log(run: Run) -> dict[int, dict[str, float]]:
-    expected = range(1, max(run.log, default=0) + 1)
-    for round_ in expected:
+    for round_ in range(1, max(run.log, default=0) + 1):
         if "comm/up_bytes" not in run.log.get(round_, {}):
             raise DataError(
                 f"{run.folder}: its logs lack round {round_}, so bytes until a later round are unknown; "
@@ -130,29 +114,14 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
     return run.log
 
 
-def _describe(run: Run, reached: Reached | None, highest: float) -> list[str]:
-    best = f"{100 * highest:.1f}"
-    if reached is None:
-        return [f"not in {max(run.log)}", "-", best]
-    return [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}", best]
-
-
 def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
-    """Return a table: how a score is spread over the test sets of clients, per model.
-
-    Args:
-        groups: the runs; each number is computed per run, seeds are averaged.
-        metric: the score.
-        rule: which evaluations.
-    """
+    """Return a table: how a score is spread over the test sets of clients, per model; seeds are averaged."""
     rows = []
     for group in groups:
         for kind in group.kinds(rule):
             spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
             if spreads:
-                numbers = [
-                    np.array([100 * value for value in column]) for column in list(zip(*spreads, strict=True))[:3]
-                ]
+                numbers = 100 * np.array([spread[:3] for spread in spreads]).T
                 worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
                 rows.append([group.label, kind, *map(mean_and_spread, numbers), worst])
     if not rows:
@@ -166,6 +135,10 @@ def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
 
 
 def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
+    """Return mean, spread and the worst of a run's scores; of equals the first."""
     found = rule.scores(run)
     scores = {name: found[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in found}
-    return spread_of(scores) if len(scores) > 1 else None
+    if len(scores) < 2:
+        return None
+    values, worst = np.array(list(scores.values())), min(scores, key=lambda name: scores[name])
+    return Spread(float(values.mean()), float(values.std()), scores[worst], worst)

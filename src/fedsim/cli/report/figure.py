@@ -28,15 +28,10 @@ Shares = NDArray[np.float64]
 def draw(columns: Sequence[tuple[Group, str]], names: dict[str, str], metric: str, rule: Rule, path: Path) -> None:
     """Draw curves and bars. Left: the primary model's mean over rounds, seen and unseen. Right: bars per test set.
 
-    Args:
-        columns: groups, and kinds of their models.
-        names: test set -> how it is written.
-        metric: what is drawn.
-        rule: of the bars.
-        path: the image file to write.
+    ``columns`` are groups with kinds of their models; ``names``: test set -> how it is written; ``rule``: of the bars.
 
     Raises:
-        DataError: if it cannot be written.
+        DataError: if the image file cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -66,7 +61,7 @@ def draw(columns: Sequence[tuple[Group, str]], names: dict[str, str], metric: st
 
 
 def _save(figure: Figure, path: Path, option: str) -> None:
-    """Write an image file, of the kind that its name says; ``option`` of the command line gave the name."""
+    """Write an image file, of the kind that its name says, which ``option`` of the command line has given."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
@@ -86,11 +81,7 @@ def _curve(group: Group, key: str) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def participation_of(run: Run) -> Shares:
-    """Return in which share of the rounds of a block each client trained, such that its update counted.
-
-    Raises:
-        DataError: if the log does not say who trained.
-    """
+    """Return in which share of a block's rounds each client's update counted; DataError if the log does not say it."""
     clients, rounds = _clients(run), sorted(run.log)
     trained = np.array([[f"train/{name}/loss" in run.log[r] for r in rounds] for name in clients], dtype=np.float64)
     if not trained.any():
@@ -108,11 +99,7 @@ def rungs_of(run: Run) -> Shares | None:
 
 
 def draw_participation(groups: Sequence[Group], path: Path) -> None:
-    """Draw a row of pictures for each run: who took part, and the rungs if backbones follow rewards.
-
-    Args:
-        groups: of runs.
-        path: the image file to write.
+    """Draw a row of pictures for each run into a file: who took part, and the rungs if backbones follow rewards.
 
     Raises:
         DataError: if a log does not say who trained, or the file cannot be written.

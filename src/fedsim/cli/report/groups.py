@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.cli.report.layout import mean_and_spread
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run, read_run
 from fedsim.core.errors import ConfigError
@@ -27,6 +28,11 @@ class Group:
         """Return one score of each run, fractions of 1; runs without it are missing."""
         scores = [rule.scores(run).get(key) for run in self.runs]
         return np.array([score for score in scores if score is not None])
+
+    def cell(self, model: str, metrics: Sequence[str], rule: Rule, digits: int = 1) -> str:
+        """Return scores below ``test/kind/set`` in percent, as a table shows them; ``-`` without the first."""
+        found = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
+        return " / ".join(mean_and_spread(values, digits) for values in found) if len(found[0]) else "-"
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the models; local ones are left out where another has the same scores (Local, Centralised)."""
@@ -48,11 +54,10 @@ def group_runs(folders: list[Path]) -> list[Group]:
         run = read_run(folder)
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
     groups: list[Group] = []
-    for runs in by_config.values():
-        first = runs[0]
+    for first, *others in by_config.values():
         method = "Centralised" if first.summary["clients"] == ["union"] else str(first.summary["method"])
         taken = method in {group.label for group in groups}
-        groups.append(Group(f"{method} {first.folder.name}" if taken else method, tuple(runs)))
+        groups.append(Group(f"{method} {first.folder.name}" if taken else method, (first, *others)))
     return groups
 
 

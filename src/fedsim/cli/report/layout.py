@@ -68,23 +68,16 @@ def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], c
 def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     """Return a line per data set and kind of model, as fedsim validate and fedsim test print them.
 
-    Args:
-        scores: ``split/kind/domain/metric`` -> fraction of 1, one number each; others are left out.
-        metrics: the columns.
+    ``scores``: ``split/kind/domain/metric`` -> fraction of 1, one number each; others are left out.
     """
-    rows: dict[tuple[str, str], dict[str, float]] = {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for key, value in scores.items():
         if key.count("/") == 3:
             _, kind, domain, metric = key.split("/")
-            rows.setdefault((domain, kind), {})[metric] = 100 * float(value)
-    table = [[domain, kind, *(_cell(values, metric) for metric in metrics)] for (domain, kind), values in rows.items()]
-    return tabulate(
-        table, headers=["data set", "model", *metrics], disable_numparse=True,
-        colalign=("left", "left", *["right"] * len(metrics)),
-    )  # fmt: skip
-
-
-def _cell(values: Mapping[str, float], metric: str) -> str:
-    """A score in percent, with its spread over random splits where there are several."""
-    spread = values.get(f"{metric}_std")
-    return f"{values[metric]:.1f}" + ("" if spread is None else f"+-{spread:.1f}")
+            rows.setdefault((domain, kind), {})[metric] = f"{100 * float(value):.1f}"
+    table = [
+        [*of, *(cells[m] + (f"+-{cells[f'{m}_std']}" if f"{m}_std" in cells else "") for m in metrics)]
+        for of, cells in rows.items()
+    ]  # with the spread over random splits, where there are several
+    alignment = ("left", "left", *["right"] * len(metrics))
+    return tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True, colalign=alignment)

@@ -93,12 +93,7 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
 
     Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". What
     "best" means is in the authors' code alone: the mean rank-1 over the four large data sets. The choice is made on
-    test data, so such numbers are optimistic.
-
-    Args:
-        evaluations: round -> its scores by name.
-        kind: of the model that chooses.
-        sets: names of test sets.
+    test data, so such numbers are optimistic. The scores of each round are those of all models; ``kind`` chooses.
 
     >>> scores = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5}
     >>> best_rounds({r: {"test/global/viper/rank1": s} for r, s in scores.items()}, "global", ["viper"])
@@ -117,39 +112,27 @@ def best_of_each(
     """Return the scores of each model on each test set in the round of its highest rank-1 there; of equals the earlier.
 
     So the code chooses whose numbers paper 004 prints beside its own, among the local epochs of its last round; here it
-    is among the evaluated rounds. It looks at the answers: nobody could choose so who does not know them.
-
-    Args:
-        log: round -> its scores by name.
-        seen: test sets of those who trained.
-        unseen: the others.
+    is among the evaluated rounds. It looks at the answers: nobody could choose so who does not know them. ``seen`` are
+    the test sets of those who trained, ``unseen`` the others; their means are taken anew.
 
     >>> of = {1: {"test/local/a/rank1": 0.5, "test/local/a/mAP": 0.4}, 2: {"test/local/a/rank1": 0.2}}
     >>> best_of_each(of, ["a"], [])["test/local/a/mAP"]
     0.4
     """
-    names = dict.fromkeys(name for row in log.values() for name in row if name.startswith("test/"))
-    curves = dict.fromkeys(tuple(name.split("/")[1:3]) for name in names if name.count("/") == 3)
-    found: dict[str, float] = {}
+    names = (name for row in log.values() for name in row if name.startswith("test/") and name.count("/") == 3)
+    curves = dict.fromkeys(tuple(name.split("/")[1:3]) for name in names)
+    best: dict[tuple[str, str], dict[str, float]] = {}
     for kind, domain in curves:
         if domain not in ("seen", "unseen"):
-            found |= _best_row(log, f"test/{kind}/{domain}/")
+            rows = [_scores_below(row, f"test/{kind}/{domain}/") for row in log.values()]
+            key = next(metric for metric in ("rank1", "top1") if any(metric in row for row in rows))
+            best[kind, domain] = max((row for row in rows if key in row), key=lambda row: row[key])
     for mean, domains in (("seen", seen), ("unseen", unseen)):
         for kind in dict.fromkeys(kind for kind, _ in curves):
-            rows = [_scores_below(found, f"test/{kind}/{domain}/") for domain in domains]
-            rows = [row for row in rows if row]
-            found |= {
-                f"test/{kind}/{mean}/{metric}": sum(row[metric] for row in rows) / len(rows)
-                for metric in (rows[0] if rows else ())
-                if all(metric in row for row in rows)
-            }
-    return found
-
-
-def _best_row(log: Mapping[int, Mapping[str, float]], prefix: str) -> dict[str, float]:
-    rows = [{name: value for name, value in row.items() if name.startswith(prefix)} for row in log.values()]
-    key = next(f"{prefix}{metric}" for metric in ("rank1", "top1") if any(f"{prefix}{metric}" in row for row in rows))
-    return max((row for row in rows if key in row), key=lambda row: row[key])
+            rows = [best[kind, domain] for domain in domains if (kind, domain) in best]
+            shared = [metric for metric in (rows[0] if rows else ()) if all(metric in row for row in rows)]
+            best[kind, mean] = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
+    return {f"test/{kind}/{domain}/{metric}": v for (kind, domain), row in best.items() for metric, v in row.items()}
 
 
 def _scores_below(scores: Mapping[str, float], prefix: str) -> dict[str, float]:

@@ -90,11 +90,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Open a run directory.
-
-    Raises:
-        DataError: if it is none.
-    """
+    """Open a run directory; raise DataError if it is none."""
     path = folder / "summary.json"
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")

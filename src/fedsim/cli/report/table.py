@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedsim.cli.report.comparison import compare_with
 from fedsim.cli.report.convergence import convergence_table, fairness_table
 from fedsim.cli.report.figure import draw, draw_participation
 from fedsim.cli.report.groups import Group, group_runs, traffic
-from fedsim.cli.report.layout import mean_and_spread, table_in_parts
+from fedsim.cli.report.layout import table_in_parts
 from fedsim.cli.report.rules import Rule, RuleName
 from fedsim.cli.report.runs import METRICS
 from fedsim.core.errors import ConfigError, DataError
@@ -21,15 +20,6 @@ _MEANING = {
     "personalised": "personalised: the client's private parts with what it shares",
     "ensemble": "ensemble: all personalised models, their features side by side",
 }
-_LAST = Rule()
-
-
-class _Column(NamedTuple):
-    """One model of one group, under one rule."""
-
-    group: Group
-    kind: str
-    rule: Rule
 
 
 def report(
@@ -94,8 +84,8 @@ def report(
 
 
 def _main_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
-    rules = [_LAST, rule] if rule.name in ("best3", "oracle") else [rule]
-    columns = [_Column(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
+    rules = [Rule(), rule] if rule.name in ("best3", "oracle") else [rule]
+    columns = [(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
     if not columns:
         folder = groups[0].runs[0].folder
         if rule.name == "best" and _all_sets(groups):
@@ -106,12 +96,12 @@ def _main_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
         raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
     names = _all_sets(groups)
     unseen = {name for group in groups for run in group.runs for name in run.unseen}
-    text = table_in_parts(
-        [_name(name, unseen) for name in names],
-        [(_header(c, len(rules) > 1), [_cell(c, name, metric) for name in names]) for c in columns],
-        corner="data set",
-    )
-    return f"{text}\n\n{_legend(groups, columns, metric, rule)}"
+    shown = [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
+    cells = [[group.cell(f"test/{kind}/{name}", shown, r) for name in names] for group, kind, r in columns]
+    headers = ["\n".join([group.label, kind, *([r.name] if len(rules) > 1 else [])]) for group, kind, r in columns]
+    rows = [f"{name} (unseen)" if name in unseen else _short_name(name) for name in names]
+    text = table_in_parts(rows, list(zip(headers, cells, strict=True)), corner="data set")
+    return f"{text}\n\n{_legend(groups, {kind for _, kind, _ in columns}, shown, rule)}"
 
 
 def _all_sets(groups: Sequence[Group]) -> list[str]:
@@ -121,40 +111,19 @@ def _all_sets(groups: Sequence[Group]) -> list[str]:
     return [name for name in names if name not in means] + means
 
 
-def _name(name: str, unseen: set[str]) -> str:
-    return f"{name} (unseen)" if name in unseen else _short_name(name)
-
-
 def _short_name(name: str) -> str:
     return f"mean {name}" if name in ("seen", "unseen") else name
 
 
-def _header(column: _Column, several_rules: bool) -> str:
-    return f"{column.group.label}\n{column.kind}" + (f"\n{column.rule.name}" if several_rules else "")
-
-
-def _cell(column: _Column, name: str, metric: str) -> str:
-    wanted = _shown(metric)
-    numbers = [column.group.values(f"test/{column.kind}/{name}/{m}", column.rule) for m in wanted]
-    if not len(numbers[0]):
-        return "-"
-    return " / ".join(mean_and_spread(100 * n) for n in numbers)
-
-
-def _shown(metric: str) -> list[str]:
-    """Return the numbers of a cell."""
-    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
-
-
-def _legend(groups: Sequence[Group], columns: Sequence[_Column], metric: str, rule: Rule) -> str:
-    monitor = "val/top1" if metric == "top1" else "val/mAP"
+def _legend(groups: Sequence[Group], kinds: Collection[str], metrics: Sequence[str], rule: Rule) -> str:
+    monitor = "val/top1" if metrics[0] == "top1" else "val/mAP"
     when = {"last": "last evaluation", "best": f"round with the best {monitor}"}
     shown = when.get(rule.name, f"last evaluation and {rule.name}")
     spread = any(len(group.runs) > 1 for group in groups)
-    numbers = " / ".join("rank-1" if name == "rank1" else name for name in _shown(metric))
+    numbers = " / ".join("rank-1" if name == "rank1" else name for name in metrics)
     lines = [
         f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else ""),
-        "; ".join(text for kind, text in _MEANING.items() if any(kind == c.kind for c in columns)),
+        "; ".join(text for kind, text in _MEANING.items() if kind in kinds),
         "; ".join(f"{group.label}: {_describe(group)}" for group in groups),
         traffic(groups),
     ]
@@ -170,7 +139,6 @@ def _describe(group: Group) -> str:
     seeds = sorted({int(run.summary["seed"]) for run in group.runs})
     rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
     unfinished = sum(not run.summary["finished"] for run in group.runs)
-    plural = "s" if len(seeds) > 1 else ""
-    text = f"{'/'.join(map(str, rounds))} rounds, seed{plural} {', '.join(map(str, seeds))}"
+    text = f"{'/'.join(map(str, rounds))} rounds, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     text += f", {unfinished} not finished" if unfinished else ""
     return text + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")

@@ -30,16 +30,9 @@ DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 _KEYS = {"method", "parameters", "metric", "command", "program", "name", "description", "project", "entity", "run_cap",
          "early_terminate"}  # fmt: skip
 _PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "max", "q", "mu", "sigma"}
-_NEEDS = {
-    "constant": ("value",),
-    "categorical": ("values",),
-    "uniform": ("min", "max"),
-    "log_uniform_values": ("min", "max"),
-    "q_uniform": ("min", "max"),
-    "int_uniform": ("min", "max"),
-    "normal": (),
-}
-_MACROS = ("${env}", "${interpreter}", "${program}", "${args}", "${args_no_hyphens}")
+_RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
+_NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
+_MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
 _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
 
@@ -105,22 +98,8 @@ class Sweep:
     """W&B's limit on the number of draws"""
 
 
-def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file.
-
-    Raises:
-        DataError: if it cannot be read.
-        ConfigError: if a field is wrong; the message names file and field.
-    """
-    return sweep_of(read_content(path), str(path))
-
-
 def read_content(path: Path) -> Any:
-    """Return what stands in a sweep file.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """Return what stands in a sweep file; raise DataError if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -130,15 +109,7 @@ def read_content(path: Path) -> Any:
 
 
 def sweep_of(content: object, name: str) -> Sweep:
-    """Return the sweep that a file's content describes.
-
-    Args:
-        content: of the file.
-        name: of the file, for messages.
-
-    Raises:
-        ConfigError: if a field is wrong.
-    """
+    """Return the sweep that a file's content describes; raise ConfigError, which names the field, if it is wrong."""
     return _Reader(name).read(content)
 
 
@@ -276,9 +247,8 @@ class _Reader:
                 self._refuse(where, "leave it out: every draw gets a run directory of its own")
             found[name] = self._parameter(self._mapping(fields, where), where)
             if method == "grid" and (not found[name].grid or found[name].probabilities):
-                self._refuse(
-                    where, f"a grid cannot be made of {found[name].distribution}; give values, or method random"
-                )
+                kind = found[name].distribution
+                self._refuse(where, f"a grid cannot be made of {kind}; give values, or method random")
         return found
 
     def _parameter(self, fields: dict[str, Any], where: str) -> Parameter:
@@ -293,9 +263,7 @@ class _Reader:
                 self._refuse(f"{where}.{needed}", f"is missing, and {name} needs it")
         if name == "constant":
             return Parameter(distribution=name, values=(fields["value"],))
-        if name == "categorical":
-            return self._categorical(fields, where)
-        return self._range(name, fields, where)
+        return self._categorical(fields, where) if name == "categorical" else self._range(name, fields, where)
 
     def _categorical(self, fields: dict[str, Any], where: str) -> Parameter:
         values, shares = fields["values"], fields.get("probabilities")
@@ -308,9 +276,8 @@ class _Reader:
             or not math.isclose(sum(shares), 1, abs_tol=1e-6)
         ):
             self._refuse(f"{where}.probabilities", "expected one number >= 0 per value, and 1 as their sum")
-        return Parameter(
-            distribution="categorical", values=tuple(values), probabilities=None if shares is None else tuple(shares)
-        )
+        probabilities = None if shares is None else tuple(shares)
+        return Parameter(distribution="categorical", values=tuple(values), probabilities=probabilities)
 
     def _range(self, name: str, fields: dict[str, Any], where: str) -> Parameter:
         numbers = {key: fields[key] for key in ("min", "max", "q", "mu", "sigma") if key in fields}
@@ -320,15 +287,12 @@ class _Reader:
             if name == "int_uniform" and type(value) is not int:
                 self._refuse(f"{where}.{key}", f"{value} is not an integer")
         found = Parameter(distribution=name, **{"q": 1, **numbers})
-        self._check_range(found, where)
-        return found
-
-    def _check_range(self, found: Parameter, where: str) -> None:
-        for field in ("q", "sigma", *(["min"] if found.distribution == "log_uniform_values" else [])):
+        for field in ("q", "sigma", *(["min"] if name == "log_uniform_values" else [])):
             if getattr(found, field) <= 0:
                 self._refuse(f"{where}.{field}", f"{getattr(found, field)} is not positive")
-        if found.distribution != "normal" and found.min >= found.max:
+        if name != "normal" and found.min >= found.max:
             self._refuse(f"{where}.max", f"{found.max} is not larger than min, {found.min}")
+        return found
 
 
 def _default_distribution(fields: Mapping[str, Any]) -> str:

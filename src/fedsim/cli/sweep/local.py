@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from tabulate import tabulate
 from fedsim.cli.report import Rule, compare_with, group_runs
 from fedsim.cli.sweep.file import Draw, Sweep, command_of, draws
 from fedsim.cli.verdicts import one_line
-from fedsim.core.errors import ConfigError, DrawsFailedError, RunStoppedError
+from fedsim.core.errors import ConfigError, RunStoppedError
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +53,7 @@ class Job:
     def summary(self) -> dict[str, Any]:
         """Return the content of its summary.json; empty where there is none."""
         path = self.folder / "summary.json"
-        content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-        return content
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -74,37 +72,23 @@ class Result:
 
 
 def plan_jobs(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0) -> list[Job]:
-    """Return what is to be run: one job per draw, equal ones once.
+    """Return one job per draw, equal ones once; ``count`` and ``seed`` are those of :func:`draws`.
 
-    A run directory is named after a hash of the command line, so that another call, or a file with more values, finds
-    the draws that are done.
-
-    Args:
-        sweep: the file.
-        root: where the run directories go.
-        count: at most so many draws.
-        seed: of random draws.
+    A run directory, in ``root``, is named after a hash of the command line, so that another call, or a file with more
+    values, finds the draws that are done.
     """
     jobs: dict[Path, Job] = {}
     for draw in draws(sweep, count, seed):
-        digest = hashlib.sha256("\0".join(command_of(sweep, draw)).encode()).hexdigest()[:8]
-        folder = root / digest
+        folder = root / hashlib.sha256("\0".join(command_of(sweep, draw)).encode()).hexdigest()[:8]
         own = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
         jobs[folder] = Job(draw, tuple(command_of(sweep, draw | own)), folder)
     return list(jobs.values())
 
 
-def command_line(job: Job) -> str:
-    """Return a job's command line, to be pasted into a shell."""
-    return shlex.join(job.command)
-
-
 def run_jobs(jobs: Sequence[Job], metric: str) -> list[Result]:
     """Run jobs one after another. A finished one is skipped, an interrupted one continued from its last checkpoint.
 
-    Args:
-        jobs: see :func:`plan_jobs`.
-        metric: shown after each job.
+    ``metric`` is shown after each.
 
     Raises:
         RunStoppedError: if a signal asked to end; the running draw has ended in order, too.
@@ -128,8 +112,7 @@ def run_jobs(jobs: Sequence[Job], metric: str) -> list[Result]:
 
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     """Return a table, best draw first, failed ones last, with a line per failure below."""
-    metric = sweep.metric
-    shown = _differing(results)
+    metric, shown = sweep.metric, _differing(results)
 
     def order(result: Result) -> tuple[bool, bool, float]:
         score = result.score(metric)
@@ -149,11 +132,9 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
 
 
 def compare_results(results: Sequence[Result], which: str) -> str:
-    """Return the draws beside a paper's published numbers, those that differ in the seed as mean and spread.
+    """Return the draws that have not failed beside a paper's numbers, those that differ in the seed alone as one.
 
-    Args:
-        results: of draws; failed ones are left out.
-        which: see :func:`fedsim.cli.report.compare_with`.
+    ``which`` names the paper, or its table, as for :func:`fedsim.cli.report.compare_with`.
     """
     jobs = {result.job.folder: result.job for result in results if result.code == 0}
     shown = [name for name in _differing(results) if name != "seed_everything"]
@@ -162,12 +143,6 @@ def compare_results(results: Sequence[Result], which: str) -> str:
         for group in group_runs(list(jobs))
     ]
     return compare_with(which, groups, "mAP", Rule(), is_given=False)
-
-
-def check_results(results: Sequence[Result]) -> None:
-    """Raise DrawsFailedError if a draw failed."""
-    if failed := sum(result.code != 0 for result in results):
-        raise DrawsFailedError(f"{failed} of {len(results)} draws failed; call the sweep again to repeat only those")
 
 
 def _differing(results: Sequence[Result]) -> list[str]:
@@ -222,9 +197,8 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _outcome(result: Result, metric: str) -> str:
-    if result.code:
-        return f"failed with exit code {result.code}: {_reason(result.job)}"
-    return f"{metric} {_text(result.score(metric))}"
+    failed = f"failed with exit code {result.code}"
+    return f"{failed}: {_reason(result.job)}" if result.code else f"{metric} {_text(result.score(metric))}"
 
 
 def _reason(job: Job) -> str:

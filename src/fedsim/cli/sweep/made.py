@@ -26,11 +26,8 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     """Return the sweep of a method, judged by ``val/mAP``, as W&B's file format has it.
 
     It draws the client's rate and local epochs, and what lines ``# sweep: OPTION: RANGE`` in the method's config say;
-    null leaves an option out, and ``# sweep: method: grid`` makes it a grid.
-
-    Args:
-        name: of a config in ``configs/methods``, or the path of another one.
-        configs: with the data; none: those of the quickstart.
+    null leaves an option out, and ``# sweep: method: grid`` makes it a grid. ``name`` is of a config in
+    ``configs/methods``, or the path of another one; ``configs`` hold the data, none: those of the quickstart.
 
     Raises:
         ConfigError: if there is no such method.
@@ -62,10 +59,7 @@ def sweep_of_paper(which: str, configs: Sequence[str]) -> dict[str, Any]:
     """Return a sweep of a paper as W&B's file format has it: a grid, of rows, of options, or of both.
 
     It is judged by ``oracle/rank1``: its name says that it is of test data, and that nothing is to be chosen by it.
-
-    Args:
-        which: PAPER/SWEEP.
-        configs: that come after the paper's own data and protocol.
+    ``configs`` come after the paper's own data and protocol.
 
     Raises:
         ConfigError: if there is no such sweep.
@@ -76,8 +70,7 @@ def sweep_of_paper(which: str, configs: Sequence[str]) -> dict[str, Any]:
     said = paper.sweeps[name]
     rows = [f"{paper.key}/{row}" for row in said.get("rows", ())]
     parameters = ({"paper": {"values": rows}} if rows else {}) | dict(said.get("parameters", {}))
-    base = [] if rows else [f"--paper={paper.key}"]
-    options = [*base, *(f"--config={file}" for file in configs)]
+    options = [*([] if rows else [f"--paper={paper.key}"]), *(f"--config={file}" for file in configs)]
     return _sweep(f"{paper.key}-{name}", "grid", "oracle/rank1", parameters, options)
 
 

@@ -1,0 +1,158 @@
+"""``fedsim augment fit``: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import logging
+from argparse import SUPPRESS
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+
+from fedsim.cli.augment.checks import check_fit, check_pretrain, choose_clients, open_data
+from fedsim.cli.augment.processes import fit_in_processes
+from fedsim.cli.augment.settings import keep_settings
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import make_folder
+from fedsim.core.seeding import derive_seed
+from fedsim.data.federated import ClientData
+from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
+from fedsim.generation.losses import LossWeights
+from fedsim.generation.networks import Networks
+from fedsim.generation.quality import quality_table
+from fedsim.generation.saved import (
+    check_trained,
+    has_quality,
+    is_finished,
+    read_backbone,
+    read_quality,
+    restore,
+    write_quality,
+)
+from fedsim.generation.swaps import draw_pairs, measure_swaps
+from fedsim.generation.training import GeneratorSteps, GeneratorTraining
+from fedsim.models.backbones import Backbone
+
+log = logging.getLogger(__name__)
+
+
+def fit(
+    config: str | list[str],
+    appearance: Backbone,
+    output: str = "generators",
+    networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
+    losses: LossWeights = LossWeights(),  # noqa: B008
+    training: GeneratorSteps = GeneratorSteps(),  # noqa: B008
+    size: tuple[int, int] | None = None,
+    pretrain: str | None = None,
+    clients: list[str] | None = None,
+    processes: int = 1,
+    device: str = "auto",
+    threads: int = 1,
+    seed: int = 0,
+    *,
+    row: int | None,
+    options: Mapping[str, Any],
+) -> str:
+    """Train a generator for each client, on its own images alone.
+
+    An interrupted call is continued by the same call. A generator does not depend on which others are trained, nor on
+    how many processes train them.
+
+    Args:
+        config: a config file whose data section says who holds what; may be given several times, as for fedsim fit.
+        appearance: the appearance encoder's backbone: SmallCNN, ResNet, ConvNeXt, MobileNetV2, or your own Backbone.
+        output: the folder to write, with one for each client: as private as the client's images.
+        networks: sizes of the other networks.
+        losses: factors of the losses.
+        training: steps and rates.
+        size: height and width of the images; null: data.size.
+        pretrain: a client whose appearance encoder the others start from, as in paper 002: what it has learned of its
+            images goes to all others; null: nothing leaves a client.
+        clients: whose generators to train; null: all.
+        processes: that train at the same time, each some of the clients.
+        device: auto, cpu, cuda or cuda:N; auto and cuda give the processes the GPUs in turn.
+        threads: of the CPU, of each process. Results depend on it in the last bits.
+        seed: of all that is random.
+        row: number of this process among several, which chooses its GPU and the line of its progress bar; None: it is
+            the first, or alone.
+        options: all of these as plain values.
+
+    Returns:
+        a table: how good the images are.
+    """
+    if processes < 1 or threads < 1:
+        raise ConfigError("--processes, --threads: give numbers from 1")
+    data, root, number = open_data(config), Path(output).expanduser(), row or 0
+    chosen, pixels = choose_clients(data, clients), size or data.size
+    check_fit(chosen, pixels, appearance, networks)
+    if pretrain is not None:
+        check_pretrain(pretrain, data, chosen, root, pixels)
+    where = device_of(device, number)
+    make_folder(root, "--output")
+    if pretrain is not None and row is None:
+        log.warning(
+            "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
+            "images leaves the client, before any round and without noise", pretrain,
+        )  # fmt: skip
+    settings = keep_settings(root, {**options, "size": list(pixels)})
+    if processes > 1:
+        waiting = [client.name for client in chosen if not is_finished(root / client.name)]
+        fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
+    torch.set_num_threads(threads)
+    if pretrain is not None:
+        chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
+    for client in chosen:
+        if is_finished(root / client.name):
+            check_trained(root / client.name, client, pixels)
+            if has_quality(root / client.name):
+                continue
+        images = data.decode(client.train.images, client.name, pixels)
+        encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
+        with needing_memory(client.name, where, "lower --networks.width or --training.batch_size, in another --output"):
+            module = new_training(
+                client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
+            )
+            fit_generator(module, client, root / client.name, where, encoder, number)
+            _measure(module, client, root / client.name, where)
+    return (
+        f"{quality_table({client.name: read_quality(root / client.name) for client in chosen})}\n"
+        "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
+        f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
+    )
+
+
+def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device: torch.device) -> None:
+    """Write how good a client's generator is, by the tensors in its file."""
+    images = module.pixels.cpu()
+    check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
+    restore(folder, {"generator": module.generator, "teacher": module.teacher})
+    module.eval().to(device)
+    pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
+    write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
+
+
+def fit_parser() -> ArgumentParser:
+    """Return the parser of ``fedsim augment fit``."""
+    description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim augment fit", description=description)
+    parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
+    parser.add_argument(  # by itself: a default that is set for an argument of the function leaves it "required"
+        "--appearance",
+        type=Backbone,
+        default={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}},
+        help="the appearance encoder's backbone: SmallCNN, ResNet, ConvNeXt, MobileNetV2, or your own Backbone.",
+    )
+    parser.add_function_arguments(fit, as_group=False, skip={"appearance", "row", "options"})
+    parser.add_argument("--row", type=int | None, help=SUPPRESS)  # for the processes that fit starts itself
+    return parser
+
+
+def built(parser: ArgumentParser, given: Namespace) -> dict[str, Any]:
+    """Return the options with objects built; a backbone's first weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(given.seed, "appearance"))
+        values: dict[str, Any] = parser.instantiate(given).as_dict()
+    return {name: value for name, value in values.items() if name != "settings"}
