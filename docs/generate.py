@@ -26,8 +26,8 @@ def method_pages():
             continue
         module = importlib.import_module(f"fedsim.methods.{info.name}")
         title, _, rest = module.__doc__.partition("\n")
-        public = [name for name in fedsim.methods.__all__ if getattr(fedsim.methods, name).__module__ == module.__name__]
-        names = ", ".join(f"`{name}`" for name in public)
+        classes = [getattr(fedsim.methods, name) for name in fedsim.methods.__all__]
+        names = ", ".join(f"`{cls.__name__}`" for cls in classes if cls.__module__ == module.__name__)
         source = f"`src/fedsim/methods/{info.name}.py`"
         yield Path("methods") / f"{info.name}.md", f"# {names}\n\n{title}\n{rest.rstrip()}\n\nSource: {source}\n"
 
