@@ -75,10 +75,10 @@ def main() -> None:
         rows.append([f"milliseconds: forward pass of {IMAGES} images, {name}", f"{1e3 * seconds:.0f}"])
     entries = pruned.flat.shared_entries
     tensors = {e.name: pruned.flat.buffer[e.span].view(e.shape).clone() for e in entries}
-    masks = {e.name: found[e.span].view(e.shape) for e in pruned.flat.shared_parameters}
+    names = {e.name for e in pruned.flat.shared_parameters if not found[e.span].all()}
     with tempfile.TemporaryDirectory() as folder:
         save_file(tensors, Path(folder) / "dense")
-        write_sparse(tensors, masks, Path(folder) / "sparse")
+        write_sparse(tensors, names, Path(folder) / "sparse")
         sizes = {name: (Path(folder) / name).stat().st_size for name in ("dense", "sparse")}
     rows += [[f"bytes on disk: {name} file", f"{size:,}"] for name, size in sizes.items()]
     sys.stdout.write(tabulate(rows, tablefmt="plain", disable_numparse=True) + "\n")

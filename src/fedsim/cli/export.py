@@ -57,7 +57,7 @@ def export(
     _write(path, lambda partial: save_file(tensors, partial))
     if sparse:
         beside = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
-        _write(beside, lambda partial: write_sparse(tensors, masks, partial))
+        _write(beside, lambda partial: write_sparse(tensors, masks.keys(), partial))
         said.append(_sizes(path, beside, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
     if holds_attention(tensors):

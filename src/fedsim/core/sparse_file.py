@@ -1,4 +1,4 @@
-"""Files of pruned models: a bit for each element of a pruned tensor, and the values that are left.
+"""Files of pruned models: a bit for each element of a pruned tensor, and its values that are not zero.
 
 It is a safetensors file. A tensor without pruned elements is stored as NAME. A pruned tensor is stored as
 ``bitmap/NAME``, uint8 [ceil(n / 8)], first element in the highest bit, and ``values/NAME``, float32 [number of values].
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +23,16 @@ from fedsim.core.errors import DataError
 _FORMAT = "fedsim sparse 1"
 
 
-def write_sparse(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor], path: Path) -> None:
-    """Write float32 CPU tensors by name; ``masks`` hold bool tensors of the pruned ones, False for pruned elements."""
+def write_sparse(tensors: Mapping[str, Tensor], pruned: Collection[str], path: Path) -> None:
+    """Write float32 CPU tensors by name, those of the names ``pruned`` without their zeros."""
     parts, shapes = {}, {}
     for name, tensor in tensors.items():
-        if name not in masks or bool(masks[name].all()):
+        if name not in pruned:
             parts[name] = tensor.contiguous()
             continue
-        mask = masks[name].flatten()
-        parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits(mask.numpy()))
-        parts[f"values/{name}"] = tensor.flatten()[mask]
+        values = tensor.flatten()
+        parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits((values != 0).numpy()))
+        parts[f"values/{name}"] = values[values != 0]
         shapes[name] = list(tensor.shape)
     save_file(parts, path, metadata={"format": _FORMAT, "shapes": json.dumps(shapes)})
 
@@ -66,9 +66,9 @@ def _unpack(bitmap: Tensor, values: Tensor, shape: list[int]) -> Tensor:
     length = math.prod(shape)
     if bitmap.shape != (-(-length // 8),):
         raise ValueError("the bitmap has another length")
-    mask = torch.from_numpy(np.unpackbits(bitmap.numpy(), count=length)).bool()
-    if values.shape != (int(mask.count_nonzero()),):
+    left = torch.from_numpy(np.unpackbits(bitmap.numpy(), count=length)).bool()
+    if values.shape != (int(left.count_nonzero()),):
         raise ValueError("there are more or fewer values than bits")
     tensor = torch.zeros(length)
-    tensor[mask] = values
+    tensor[left] = values
     return tensor.view(shape)
