@@ -47,7 +47,7 @@ def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: in
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
             model=models[archs[mine.name]], store=store, seed=how.seed,
             kept=how.method.initial_state(models[archs[mine.name]]).client,
-        )
+        ).to(device)
         for mine in federated.clients if mine.name in hosted
     }  # fmt: skip
     return Parts(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from fedsim.core.allocator import is_out_of_memory
@@ -31,7 +32,7 @@ _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
 
 
-class Client:
+class Client(LightningModule):
     """A participant of the federation.
 
     Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store, from
@@ -55,10 +56,10 @@ class Client:
         seed: int,
         kept: Mapping[str, Tensor],
     ) -> None:
+        super().__init__()
         self.client_name, self.num_classes = data.name, data.num_classes
         self.data, self.training_settings, self.objective = data, training, objective
-        self.model, self.device = model, model.device
-        self.store, self.seed = store, seed
+        self.model, self.store, self.seed = model, store, seed
         self.images = ClientImages(data, augmentation, model.device)
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
