@@ -12,7 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
-from fedsim.cli.run_directory import metrics_files, prepare_for_fit
+from fedsim.cli.report.runs import metrics_files
+from fedsim.cli.run_directory import prepare_for_fit
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY

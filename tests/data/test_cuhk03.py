@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedsim.cli.commands import run_plain_command
+from fedsim.cli.data import run as run_data_command
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.cuhk03 import convert_cuhk03
 from fedsim.data.datasets import CUHK03NP
@@ -89,10 +89,8 @@ def mat(tmp_path_factory):
 @pytest.mark.parametrize("variant", ["detected", "labeled"])
 def test_both_variants_are_converted_and_loaded(mat, tmp_path, variant):
     protocol = write_protocol(tmp_path / f"cuhk03_new_protocol_config_{variant}.mat", variant)
-    text = run_plain_command(
-        "data", ["convert", "--mat", str(mat), "--protocol", str(protocol), "--output", str(tmp_path / "data"),
-                 "--variant", variant],
-    )  # fmt: skip
+    args = ["convert", "--mat", str(mat), "--protocol", str(protocol), "--output", str(tmp_path / "data")]
+    text = run_data_command([*args, "--variant", variant])
     expected = parts(variant)
     sizes = ", ".join(f"{part} {len(keys)}" for part, keys in expected.items())
     assert text == f"wrote {tmp_path / 'data' / 'cuhk03-np' / variant}: {sizes} images"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.cli.commands import run_plain_command
+from fedsim.cli.data import run as run_data_command
 from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded
@@ -466,7 +466,7 @@ def test_a_manifest_lists_only_what_can_be_read_when_others_are_left_out(damaged
     root, bad = damaged
     output = tmp_path / "federation.csv"
     path = config(tmp_path, root, cache_dir=str(tmp_path / "cache"), on_corrupt="skip", workers=0)
-    run_plain_command("data", ["manifest", "--config", path, "--output", str(output)])
+    run_data_command(["manifest", "--config", path, "--output", str(output)])
     [client] = read_manifest(output).clients
     assert len(client.train) == 23
     assert bad[0] not in client.train.images.locations()
@@ -506,20 +506,20 @@ def config(tmp_path, root, **options):
 
 def test_prepare_prints_what_it_did(tree, tmp_path):
     args = ["prepare", "--config", config(tmp_path, tree), "--cache_dir", str(tmp_path / "cache"), "--workers", "0"]
-    first = run_plain_command("data", args)
+    first = run_data_command(args)
     assert "cuhk03 " in first
     assert first.count("decoded") == 2
-    assert run_plain_command("data", args).count("was there") == 2
-    assert run_plain_command("data", [*args, "--verify", "true"]).count("verified") == 2
+    assert run_data_command(args).count("was there") == 2
+    assert run_data_command([*args, "--verify", "true"]).count("verified") == 2
 
 
 def test_prepare_finds_damage_when_asked_to(tree, tmp_path):
     args = ["prepare", "--config", config(tmp_path, tree), "--cache_dir", str(tmp_path / "cache"), "--workers", "0"]
-    run_plain_command("data", args)
+    run_data_command(args)
     path = max((tmp_path / "cache").glob("*.npy"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match=rf"^{path}: is damaged"):
-        run_plain_command("data", [*args, "--verify", "true"])
+        run_data_command([*args, "--verify", "true"])
 
 
 def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
@@ -527,8 +527,8 @@ def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
     args = ["prepare", "--workers", "0", "--config"]
     options = {"cache_dir": str(tmp_path / "cache")}
     with pytest.raises(DataError) as caught:
-        run_plain_command("data", [*args, config(tmp_path, root, **options)])
-    said = run_plain_command("data", [*args, config(tmp_path, root, **options, on_corrupt="skip")])
+        run_data_command([*args, config(tmp_path, root, **options)])
+    said = run_data_command([*args, config(tmp_path, root, **options, on_corrupt="skip")])
     for path in bad:
         assert f"{path}: cannot read this image" in str(caught.value)
         assert f"{path}: cannot read this image" in said
@@ -536,21 +536,21 @@ def test_prepare_names_every_image_that_cannot_be_read(damaged, tmp_path):
 
 def test_prepare_knows_the_home_folder(tree, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    run_plain_command("data", ["prepare", "--config", config(tmp_path, tree), "--cache_dir=~/cache", "--workers", "0"])
+    run_data_command(["prepare", "--config", config(tmp_path, tree), "--cache_dir=~/cache", "--workers", "0"])
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
 
 
 def test_prepare_refuses_a_negative_number_of_processes(tree, tmp_path):
     with pytest.raises(ConfigError, match="--workers: -1 is less than 0"):
-        run_plain_command("data", ["prepare", "--config", config(tmp_path, tree), "--workers=-1"])
+        run_data_command(["prepare", "--config", config(tmp_path, tree), "--workers=-1"])
 
 
 def test_prepare_says_when_there_is_nothing_to_decode(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"data": {"source": "SyntheticReID", "cache_dir": str(tmp_path / "cache")}}))
-    assert "nothing to decode" in run_plain_command("data", ["prepare", "--config", str(path)])
+    assert "nothing to decode" in run_data_command(["prepare", "--config", str(path)])
 
 
 def test_prepare_needs_a_folder(tree, tmp_path):
     with pytest.raises(ConfigError, match=r"data\.cache_dir: name a folder"):
-        run_plain_command("data", ["prepare", "--config", config(tmp_path, tree)])
+        run_data_command(["prepare", "--config", config(tmp_path, tree)])

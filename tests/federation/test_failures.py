@@ -26,7 +26,7 @@ from failing import (
     read_result,
     resume,
 )
-from fedsim.cli.run_directory import metrics_files
+from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import TrainingError
 from fedsim.methods import FedPav
 from fedsim.strategy.checkpoint_files import read_checkpoint

@@ -1,31 +1,20 @@
-"""One command from its arguments to its exit code."""
+"""One command from its arguments to its exit code. It imports what the command needs, and no more."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import warnings
-from importlib import import_module
+from collections.abc import Callable
 
 from jsonargparse import set_parsing_settings
 
-from fedsim.cli.commands import run_plain_command
-from fedsim.cli.config_files import normalise
-from fedsim.cli.fit import LIGHTNING_COMMANDS, FedSimCLI, rank_of_this_process, say
-from fedsim.cli.papers.files import with_paper
-from fedsim.cli.run_directory import with_own_config
-from fedsim.cli.verdicts import one_line, verdict_on
+from fedsim.cli.commands import plain_command
+from fedsim.cli.output import rank_of_this_process, say
+from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
-from fedsim.federation.callbacks.tracking import end_run
-from fedsim.strategy.launch import await_rank_0
 
-_MOVED = {  # since version 0.2
-    "fedsim.selection": "fedsim.federation.selection",
-    "fedsim.privacy": "fedsim.federation.privacy",
-    "fedsim.server": "fedsim.training.server_optimizers",
-    "fedsim.callbacks": "fedsim.federation.callbacks",
-    "fedsim.method": "fedsim.methods.base",
-}
+_OF_LIGHTNING = ("fit", "validate", "test", "predict", "describe")
 
 
 def run_command(args: list[str]) -> int:
@@ -35,41 +24,56 @@ def run_command(args: list[str]) -> int:
         0; 1 if draws of a sweep failed; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if
         a signal ended the command.
     """
+    run = _imported(args[0])
     _set_up_messages()
-    # configs of older runs name classes where they were; and the parser knows short names of loaded classes
-    for old, new in _MOVED.items():
-        sys.modules.setdefault(old, import_module(new))
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
     code = 1  # of a defect
     try:
-        code = _verdict(args)
+        code = _code_of(run, args)
     finally:
-        end_run(code)
+        if "wandb" in sys.modules:  # who has a run has imported it
+            from fedsim.federation.callbacks.tracking import end_run
+
+            end_run(code)
     return code
 
 
-def _verdict(args: list[str]) -> int:
+def _imported(command: str) -> Callable[[list[str]], None]:
+    """Import a command: before messages are set up, as Lightning sets up its own on import."""
+    if command in _OF_LIGHTNING:
+        from fedsim.cli.fit import run
+
+        return lambda words: run(command, words)
+    plain = plain_command(command)
+    return lambda words: say(plain(words))
+
+
+def _code_of(run: Callable[[list[str]], None], args: list[str]) -> int:
     """Run a command, say in one line what is wrong, and return the exit code."""
     try:
-        command, rest = args[0], args[1:]
-        if command in LIGHTNING_COMMANDS:
-            FedSimCLI([command, *with_own_config(command, normalise(with_paper(rest)))])
-        else:
-            say(run_plain_command(command, rest))
+        run(args[1:])
     except BaseException as error:
         verdict = verdict_on(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
         if verdict is None:  # a defect, or the parser's own exit: let it be seen
             raise
-        # when rank 0 is gone, somebody else must speak
-        if rank_of_this_process() == 0 or (isinstance(error, PeerError) and error.rank == 0):
-            sys.stderr.write(f"fedsim: error: {one_line(verdict.message)}\n")
-        elif not isinstance(error, PeerError | RunStoppedError) and await_rank_0(verdict.code):
-            sys.stderr.write(f"fedsim: error: rank {rank_of_this_process()}: {one_line(verdict.message)}\n")
+        _report(error, verdict)
         # of a run that ends in order, one rank says so
         stopped = isinstance(error, RunStoppedError) and rank_of_this_process() > 0
         return 0 if stopped else verdict.code
     return 0
+
+
+def _report(error: BaseException, verdict: Verdict) -> None:
+    """Say on one rank what is wrong: on rank 0, or when that is gone, on another one."""
+    rank, line = rank_of_this_process(), one_line(verdict.message)
+    if rank == 0 or (isinstance(error, PeerError) and error.rank == 0):
+        sys.stderr.write(f"fedsim: error: {line}\n")
+    elif not isinstance(error, PeerError | RunStoppedError):
+        from fedsim.strategy.launch import await_rank_0
+
+        if await_rank_0(verdict.code):
+            sys.stderr.write(f"fedsim: error: rank {rank}: {line}\n")
 
 
 def _set_up_messages() -> None:

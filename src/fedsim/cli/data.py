@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedsim.cli.config_files import join_configs, read_config
-from fedsim.cli.papers.files import with_paper
+from fedsim.cli.commands import run_subcommand
+from fedsim.cli.config_files import read_config
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -22,32 +20,12 @@ from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
 
 
-def run_data_command(args: list[str]) -> str:
+def run(args: list[str]) -> str:
     """Run ``fedsim data COMMAND [options]``, and return what is to be printed."""
     if args[:1] == ["check"] and args[1:] and not args[1].startswith("-"):
         args = ["check", "--root", *args[1:]]
     commands = (check, convert, manifest, prepare, preview, splits)
     return run_subcommand("data", {command.__name__: command for command in commands}, args)
-
-
-def run_subcommand(group: str, commands: Mapping[str, Callable[..., str]], args: list[str]) -> str:
-    """Run ``fedsim GROUP COMMAND [options]``, see :func:`call`; raise ConfigError if there is no such command."""
-    if args and args[0] in ("-h", "--help"):
-        return f"usage: fedsim {group} {{{','.join(commands)}}} [options]; fedsim {group} COMMAND --help says more"
-    if not args or args[0] not in commands:
-        raise ConfigError(
-            f"fedsim {group}: there is no command {args[0] if args else '(none)'}; choose from {', '.join(commands)}"
-        )
-    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"{group} {args[0]}")
-
-
-def call(command: Callable[..., Any], args: list[str], name: str) -> str:
-    """Parse the options of ``fedsim NAME``, which are a typed function's arguments; return what the function says."""
-    # not jsonargparse's auto_cli: that keeps an argument called config for itself
-    description = (command.__doc__ or "").partition("\n\n    Args:")[0]
-    parser = ArgumentParser(exit_on_error=False, prog=f"fedsim {name}", description=description)
-    parser.add_function_arguments(command, as_group=False)
-    return str(command(**parser.parse_args(args).as_dict()) or "")
 
 
 def check(root: str) -> str:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.cli.commands import call
 from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
@@ -20,6 +21,11 @@ from fedsim.models.attention import holds_attention
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)
+
+
+def run(args: list[str]) -> str:
+    """Run ``fedsim export [options]``; the options are those of :func:`export`."""
+    return call(export, args, "export")
 
 
 def export(

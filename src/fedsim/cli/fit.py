@@ -1,4 +1,4 @@
-"""The command line: LightningCLI for what trains and tests, plain typed functions for the rest."""
+"""The commands that train and test: LightningCLI with fedsim's defaults."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,19 +17,24 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
 
-from fedsim.cli.config_files import check_config_files
+from fedsim.cli.config_files import check_config_files, normalise
 from fedsim.cli.describe import FederatedTrainer
-from fedsim.cli.papers.files import OfAPaper
+from fedsim.cli.output import rank_of_this_process, say
+from fedsim.cli.papers.files import OfAPaper, with_paper
 from fedsim.cli.report import group_runs, report, score_table, traffic
-from fedsim.cli.run_directory import default_run_dir, folder_of_draw, prepare_for_fit, settle_checkpoint
+from fedsim.cli.run_directory import (
+    default_run_dir,
+    folder_of_draw,
+    prepare_for_fit,
+    settle_checkpoint,
+    with_own_config,
+)
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.files import make_folder
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
-from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking
-from fedsim.federation.callbacks.tracking import join_run
+from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking, join_run
 from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
 from fedsim.federation.events import was_stopped
 from fedsim.federation.federation import Federation
@@ -36,7 +42,21 @@ from fedsim.strategy.launch import follow_launcher, leave_launcher
 
 log = logging.getLogger(__name__)
 
-LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict", "describe")
+_MOVED = {  # since version 0.2
+    "fedsim.selection": "fedsim.federation.selection",
+    "fedsim.privacy": "fedsim.federation.privacy",
+    "fedsim.server": "fedsim.training.server_optimizers",
+    "fedsim.callbacks": "fedsim.federation.callbacks",
+    "fedsim.method": "fedsim.methods.base",
+}
+
+
+def run(command: str, args: list[str]) -> None:
+    """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe``."""
+    # configs of older runs name classes where they were; and the parser knows short names of loaded classes
+    for old, new in _MOVED.items():
+        sys.modules.setdefault(old, import_module(new))
+    FedSimCLI([command, *with_own_config(command, normalise(with_paper(args)))])
 
 
 class FedSimCLI(LightningCLI):
@@ -252,20 +272,9 @@ def _as_list(given: Any) -> list[Any]:
     return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
 
 
-def rank_of_this_process() -> int:
-    """This process's rank, also before there are process groups."""
-    return int(rank_zero_only.rank)  # type: ignore[attr-defined] # a function attribute that Lightning sets
-
-
 def _seed(seed: bool | int) -> int:
     if isinstance(seed, bool):
         raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed_everything: {seed} is not a number from 0 to {2**32 - 1}")
     return seed
-
-
-def say(text: str) -> None:
-    """Write what a command prints, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from jsonargparse import ArgumentParser
 from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
@@ -153,3 +154,19 @@ def _as_json(ranking: Ranking) -> str:
     scores = {name: getattr(ranking, name) for name in METRICS}
     counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
     return json_format.dumps({**scores, **counts, "cmc": ranking.cmc}, indent=2)
+
+
+def run(args: list[str]) -> str:
+    """Parse ``fedsim rank FEATURES.npz [options]``."""
+    parser = ArgumentParser(exit_on_error=False, prog="fedsim rank", description="Score features from any program.")
+    parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
+    flags = {
+        "invalid_as_zero": "average over all queries, those without a match as zeros",
+        "single_gallery_shot": "CMC on galleries with one random image per identity, in expectation",
+        "rerank": "re-rank by k-reciprocal encoding",
+        "json": "print JSON instead of a table",
+    }
+    parser.add_function_arguments(rank, skip={"features", *flags})
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    return rank(**parser.parse_args(args).as_dict())

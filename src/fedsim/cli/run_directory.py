@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
@@ -186,9 +187,3 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
         if path.is_file():
             path.unlink()
         shutil.rmtree(path, ignore_errors=True)
-
-
-def metrics_files(folder: Path) -> list[Path]:
-    """Return the metrics files of a run: those of resumed parts in their order, then ``metrics.csv``."""
-    parts = sorted(folder.glob("metrics-*.csv"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [*parts, *folder.glob("metrics.csv")]

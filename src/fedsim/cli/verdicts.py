@@ -7,26 +7,19 @@ import errno
 import itertools
 import re
 import signal
+from importlib import import_module
 from typing import NamedTuple
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
 from fedsim.core.errors import DrawsFailedError, FedSimError, RunStoppedError
-from fedsim.data.images import ReIDSource
-from fedsim.federation.privacy import Privacy
-from fedsim.federation.robust import Aggregation
-from fedsim.federation.selection import Selection
-from fedsim.methods.base import Method
-from fedsim.models.backbones import Backbone
 
-# settings that are classes -> their base; for the list in the message about a wrong name
+# settings that are classes -> module and name of their base; for the list in the message about a wrong name
 _CLASSES = {
-    "model.method": Method,
-    "model.backbone": Backbone,
-    "model.selection": Selection,
-    "model.privacy": Privacy,
-    "model.aggregation": Aggregation,
-    "data.source": ReIDSource,
+    "model.method": ("fedsim.methods.base", "Method"),
+    "model.backbone": ("fedsim.models.backbones", "Backbone"),
+    "model.selection": ("fedsim.federation.selection", "Selection"),
+    "model.privacy": ("fedsim.federation.privacy", "Privacy"),
+    "model.aggregation": ("fedsim.federation.robust", "Aggregation"),
+    "data.source": ("fedsim.data.images", "ReIDSource"),
 }
 # where the types that the parser knows say too little; without a section: options of fedsim augment
 _WANTED = {
@@ -58,7 +51,7 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict("interrupted", 128 + signal.SIGINT)
     if not isinstance(error, Exception):
         return None
-    if isinstance(error, FedSimError | MisconfigurationException):
+    if isinstance(error, FedSimError) or _is_of_lightning(error):
         return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
     if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
@@ -172,7 +165,7 @@ def _missing_class(key: str, what: str, value: str) -> str | None:
     if not (named or base or re.search("import path|has no attribute '|No module named '", what)):
         return None
     name = named[1] if named else value
-    choices = next((_names(cls) for field, cls in _CLASSES.items() if key.startswith(field)), [])
+    choices = next((_names(*base) for field, base in _CLASSES.items() if key.startswith(field)), [])
     if choices:
         return f"there is no class {name}; choose from {', '.join(choices)}, or give the class_path of your own"
     if base and not named:
@@ -192,8 +185,14 @@ def _readable(types: str) -> str:
     return re.sub(r", ([^,\[\]]*)$", r" or \1", types)
 
 
-def _names(base: type) -> list[str]:
-    """Names of fedsim's own classes for a setting."""
+def _is_of_lightning(error: Exception) -> bool:
+    """Whether Lightning refuses a setting: by name, as not every command imports Lightning."""
+    return any(cls.__name__ == "MisconfigurationException" for cls in type(error).__mro__)
+
+
+def _names(module: str, name: str) -> list[str]:
+    """Names of fedsim's own classes for a setting, by module and name of their base."""
+    base = getattr(import_module(module), name)
     found = [base]
     for cls in found:
         found += cls.__subclasses__()

@@ -6,9 +6,12 @@ So a run does not depend on the number of ranks, and resumes without a saved gen
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # to plan a sweep takes no torch, which takes seconds to import
+    import torch
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -30,6 +33,8 @@ def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> to
 
     torch's CPU generator uses the low 32 bits of a seed: two streams coincide with probability 2**-32.
     """
+    import torch
+
     return torch.Generator(device=device).manual_seed(derive_seed(*parts))
 
 
@@ -43,6 +48,8 @@ def seed_global_stream(seed: int) -> None:
 
     ``torch.manual_seed`` does the same for all kinds of accelerators, and takes ten times as long.
     """
+    import torch
+
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -8,14 +8,14 @@ from fedsim.cli.augment.fit import built, fit, fit_parser
 from fedsim.cli.augment.images import preview, write
 from fedsim.cli.augment.processes import ending_on_signals
 from fedsim.cli.augment.settings import check_settings_files
+from fedsim.cli.commands import run_subcommand
 from fedsim.cli.config_files import join_configs
-from fedsim.cli.data import run_subcommand
 from fedsim.cli.papers.files import with_paper
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.launch import find_launch, leave_launcher
 
 
-def run_augment_command(args: list[str]) -> str:
+def run(args: list[str]) -> str:
     """Run ``fedsim augment COMMAND [options]``, and return what is to be printed."""
     if args[:1] == ["fit"]:
         return _fit(join_configs(with_paper(args[1:])))

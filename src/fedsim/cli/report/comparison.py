@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from fedsim.cli.papers.files import Paper, read_paper
 from fedsim.cli.papers.published import Row, Table, TestSet
+from fedsim.cli.report.bounds import one_match_bounds
 from fedsim.cli.report.groups import Group
 from fedsim.cli.report.layout import table_in_parts, table_of_lines
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import Run
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.evaluation.bounds import one_match_bounds
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"

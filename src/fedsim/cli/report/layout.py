@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GAP = 2
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.cli.config_files import read_config
-from fedsim.cli.run_directory import metrics_files
 from fedsim.core.errors import DataError
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
@@ -98,3 +97,9 @@ def read_run(folder: Path) -> Run:
         return Run(folder, json.loads(path.read_text()))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: is no JSON ({error}); was it edited?") from error
+
+
+def metrics_files(folder: Path) -> list[Path]:
+    """Return the metrics files of a run: those of resumed parts in their order, then ``metrics.csv``."""
+    parts = sorted(folder.glob("metrics-*.csv"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [*parts, *folder.glob("metrics.csv")]

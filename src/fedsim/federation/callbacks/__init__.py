@@ -4,7 +4,7 @@ from fedsim.federation.callbacks.config import KeepConfig
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.summary import RunSummary
-from fedsim.federation.callbacks.tracking import Tracking
+from fedsim.federation.callbacks.tracking import Tracking, join_run
 from fedsim.federation.events import RoundCallback
 
-__all__ = ["KeepConfig", "Preemption", "RoundCallback", "RoundProgress", "RunSummary", "Tracking"]
+__all__ = ["KeepConfig", "Preemption", "RoundCallback", "RoundProgress", "RunSummary", "Tracking", "join_run"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedsim.evaluation.bounds import Interval, one_match_bounds
+from fedsim.cli.report.bounds import Interval, one_match_bounds
 
 RANKS = (1, 5, 10)
 
