@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable
 
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
+from fedsim.cli.options import check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
@@ -24,13 +24,9 @@ def run_command(args: list[str]) -> int:
         0; 1 if draws of a sweep failed; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if
         a signal ended the command.
     """
-    run = _imported(args[0])
-    _set_up_messages()
-    # help says what is written below settings' fields; to read it takes a second, also of a later command
-    set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & set(args)))
     code = 1  # of a defect
     try:
-        code = _code_of(run, args)
+        code = _code_of(args)
     finally:
         if "wandb" in sys.modules:  # who has a run has imported it
             from fedsim.federation.callbacks.tracking import end_run
@@ -39,20 +35,10 @@ def run_command(args: list[str]) -> int:
     return code
 
 
-def _imported(command: str) -> Callable[[list[str]], None]:
-    """Import a command: before messages are set up, as Lightning sets up its own on import."""
-    if command in _OF_LIGHTNING:
-        from fedsim.cli.fit import run
-
-        return lambda words: run(command, words)
-    plain = plain_command(command)
-    return lambda words: say(plain(words))
-
-
-def _code_of(run: Callable[[list[str]], None], args: list[str]) -> int:
+def _code_of(args: list[str]) -> int:
     """Run a command, say in one line what is wrong, and return the exit code."""
     try:
-        run(args[1:])
+        _run(args[0], args[1:])
     except BaseException as error:
         verdict = verdict_on(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
         if verdict is None:  # a defect, or the parser's own exit: let it be seen
@@ -62,6 +48,22 @@ def _code_of(run: Callable[[list[str]], None], args: list[str]) -> int:
         stopped = isinstance(error, RunStoppedError) and rank_of_this_process() > 0
         return 0 if stopped else verdict.code
     return 0
+
+
+def _run(command: str, words: list[str]) -> None:
+    """Import a command, then set up messages: Lightning sets up its own on import. Then run it."""
+    # help says what is written below settings' fields; to read it takes a second, also of a later command
+    set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {command, *words}))
+    if command in _OF_LIGHTNING:
+        check_options(words, command)
+        from fedsim.cli.fit import run
+
+        _set_up_messages()
+        run(command, words)
+    else:
+        plain = plain_command(command)
+        _set_up_messages()
+        say(plain(words))
 
 
 def _report(error: BaseException, verdict: Verdict) -> None:

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
-from fedsim.evaluation.pictures import rank_lists, write_ranked_lists
 from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
@@ -94,6 +93,8 @@ def rank(
             ranker = Ranker(distance, make_backend(backend), single_gallery_shot)
             scores = ranker.score_queries(query, gallery, labels, todo)
         if save_ranking is not None:
+            from fedsim.evaluation.pictures import rank_lists, write_ranked_lists  # imports what reads data sets
+
             write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
     ranking = average_scores(scores, invalid_as_zero)
     return _as_json(ranking) if json else _as_table(ranking)

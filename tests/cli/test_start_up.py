@@ -1,0 +1,77 @@
+"""The start of a command: wrong options are answered at once, and nothing is imported that a command does not need."""
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from lightning import Trainer
+
+from fedsim.cli.options import _SECTIONS, _names, check_options
+from fedsim.core.errors import ConfigError
+from fedsim.data import FederatedDataModule
+from fedsim.federation import Federation
+from run_dirs import scores_of, with_mean, write_run
+
+
+@pytest.mark.parametrize("cls", [Trainer, Federation, FederatedDataModule])
+def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
+    [section] = [section for section, (_, _, name) in _SECTIONS.items() if name == cls.__name__]
+    assert _names(section) == [*inspect.signature(cls).parameters, "help"]
+
+
+@pytest.mark.parametrize(
+    ("word", "guess"),
+    [
+        ("--trainer.max_epocs=3", "did you mean --trainer.max_epochs? "),
+        ("--model.methods", "did you mean --model.method? "),
+        ("--data.sorce.root", "did you mean --data.source? "),
+        ("--trainer.xyz", ""),
+    ],
+)
+def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
+    with pytest.raises(ConfigError) as caught:
+        check_options(["--config", "a.yaml", word], "fit")
+    option = word.partition("=")[0].split(".")[:2]
+    assert str(caught.value) == (
+        f"{'.'.join(option)}: there is no such option; {guess}fedsim fit --help lists all options"
+    )
+
+
+def test_what_the_parser_takes_goes_on_to_the_parser():
+    words = "--trainer.max_epoch=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
+    check_options([*words.split(), "--model.method.init_args.mu", "--data.source", "--ckpt_path=model.pt"], "fit")
+
+
+def features(folder):
+    arrays = {"": np.eye(4, dtype=np.float32), "_pids": np.arange(4)}
+    content = {f"{kind}{name}": array for kind in ("query", "gallery") for name, array in arrays.items()}
+    np.savez(folder / "f.npz", **content, query_camids=np.zeros(4, dtype=int), gallery_camids=np.ones(4, dtype=int))
+    return folder / "f.npz"
+
+
+TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "absent"),
+    [
+        ("report {run}", 0, TORCH),
+        ("report {run} --wrong", 2, TORCH),
+        ("sweep {sweep} --dry-run", 0, TORCH),
+        ("sweep --method fedpav --print", 0, TORCH),
+        ("fit --config configs/quickstart.yaml --trainer.epochs 3", 2, TORCH),
+        ("rank {features} --rerank", 0, LIGHTNING),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, command, code, absent):
+    run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
+    words = command.format(run=run, sweep=write_sweep(), features=features(tmp_path)).split()
+    program = (
+        "import sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
+        "sys.exit(f'imported {found}' if (found := set(sys.argv[1].split()) & set(sys.modules)) else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, absent, *words], capture_output=True, text=True, cwd=root)
+    assert done.returncode == code, done.stderr
+    assert (code == 2) == ("fedsim: error: " in done.stderr)
