@@ -175,6 +175,13 @@ def test_cuhk_sysu_without_training_images_is_only_tested_on(root, tmp_path):
     assert set(domain.gallery.camids.tolist()) == {1}
 
 
+def test_cuhk_sysu_has_one_gallery_for_all_queries_whatever_splits_lie_beside_it(root, tmp_path):
+    shutil.copytree(root / "cuhksysu4reid", tmp_path / "CUHK-SYSU")
+    (tmp_path / "CUHK-SYSU" / "splits.json").write_text("{}")
+    domain = only(CUHKSYSU(str(tmp_path)))
+    assert (sizes(domain), domain.splits) == (expected_of("cuhksysu"), ())
+
+
 def test_cuhk_sysu_may_leave_out_the_letter_of_an_identity(root, tmp_path):
     shutil.copytree(root / "cuhksysu4reid", tmp_path / "cuhksysu4reid")
     for path in (tmp_path / "cuhksysu4reid").rglob("p*.jpg"):

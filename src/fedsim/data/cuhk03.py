@@ -43,8 +43,12 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
         output: the folder of data sets.
         variant: boxes by a detector or by hand.
 
-    Returns (the folder, its parts' numbers of images). Raises ConfigError if the folder exists, the protocol is the
-    other variant's, or h5py is not installed, and DataError if a file has other content.
+    Returns:
+        (the folder, its parts' numbers of images).
+
+    Raises:
+        ConfigError: if the folder exists, the protocol is the other variant's, or h5py is not installed.
+        DataError: if a file has other content.
     """
     target = output / "cuhk03-np" / variant
     if target.exists():

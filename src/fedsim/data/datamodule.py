@@ -36,7 +36,10 @@ Cache = Literal["device", "host", "none"]  # place of decoded images
 
 
 class OncePerRound:
-    """An iterable with one empty item, a step per round; Lightning takes a literal ``[{}]`` for an empty one."""
+    """An iterable with one empty item, for one step per epoch, which is one communication round.
+
+    Lightning would take a literal ``[{}]`` for an empty loader.
+    """
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         yield {}
@@ -61,7 +64,8 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of the identities (val: identities) or of the images (val: images) to hold out.
         max_images: maximum of training images per client, a random part; null keeps all.
         max_identities: maximum of training identities per client, a random part; null keeps all.
-        labels: own: each client numbers its identities; common: identities are classes, equal in all clients.
+        labels: own: each client numbers its identities from 0; common: an identity has the same label in all clients,
+            for classification, where identities are classes.
         manifest: a CSV file of fedsim data manifest, which lists the images of each client; instead of a source.
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, if different (papers 000 and 001: 288, 144).
@@ -73,24 +77,37 @@ class FederatedDataModule(LightningDataModule):
             memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
         on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
-        dry_run: replace the papers' data sets by small drawn stand-ins, to try a config without the data.
-        limit_client_batches: maximum of batches per client and local epoch, or, below 1, a share of them; null: all.
+        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, to try a config without
+            the data.
+        limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
+            null trains on all.
     """
 
     def __init__(
         self,
         source: ReIDSource | list[ReIDSource] | None = None,
-        partition: Partition = "by_dataset", parts: int = 4, alpha: float = 0.5,
-        unseen: list[str] | None = None, public: str | None = None,
-        val: Validation = "identities", val_fraction: float = 0.2,
-        max_images: int | None = None, max_identities: int | None = None, labels: Labels = "own",
+        partition: Partition = "by_dataset",
+        parts: int = 4,
+        alpha: float = 0.5,
+        unseen: list[str] | None = None,
+        public: str | None = None,
+        val: Validation = "identities",
+        val_fraction: float = 0.2,
+        max_images: int | None = None,
+        max_identities: int | None = None,
+        labels: Labels = "own",
         manifest: str | None = None,
-        size: tuple[int, int] = (256, 128), test_size: tuple[int, int] | None = None,
+        size: tuple[int, int] = (256, 128),
+        test_size: tuple[int, int] | None = None,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
         generated: Generated | None = None,
-        cache: Cache = "device", cache_dir: str | None = None, workers: int = 2,
-        on_corrupt: Literal["stop", "skip"] = "stop", dry_run: bool = False, limit_client_batches: float | None = None,
-    ) -> None:  # fmt: skip
+        cache: Cache = "device",
+        cache_dir: str | None = None,
+        workers: int = 2,
+        on_corrupt: Literal["stop", "skip"] = "stop",
+        dry_run: bool = False,
+        limit_client_batches: float | None = None,
+    ) -> None:
         super().__init__()
         for name, pixels in (("size", size), ("test_size", test_size or size)):
             if min(pixels) < 1:
@@ -261,7 +278,10 @@ class FederatedDataModule(LightningDataModule):
         return None
 
     def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
-        """Read images, named ``what``, to uint8 [n, 3, H, W] in host memory, by default in the training size."""
+        """Read images to uint8 [n, 3, H, W] in host memory, by default in the training size.
+
+        ``what`` is a name for the progress bar, which appears if it takes long.
+        """
         size = size or self.size
         if images.is_decoded(size):
             return images.decode(size)

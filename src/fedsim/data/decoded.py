@@ -121,7 +121,10 @@ def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
 
 
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
-    """Decode images by ``workers`` processes to a file, unless it is there; return its path, or raise DataError."""
+    """Decode images by ``workers`` processes into a file in ``folder``, unless it is there, and return its path.
+
+    Raise DataError if the folder cannot be written to.
+    """
     path = find(folder, wanted)
     if is_built(folder, wanted):
         return path

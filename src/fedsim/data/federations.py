@@ -22,10 +22,19 @@ RESERVED = ("seen", "unseen")  # names of means over data sets; no data set can 
 
 
 def build_federation(
-    domains: Sequence[Domain], *, partition: Partition = "by_dataset", parts: int = 4, alpha: float = 0.5,
-    unseen: Sequence[str] = (), public: str | None = None, val: Validation = "identities", val_fraction: float = 0.2,
-    max_images: int | None = None, max_identities: int | None = None, labels: Labels = "own",
-) -> FederatedData:  # fmt: skip
+    domains: Sequence[Domain],
+    *,
+    partition: Partition = "by_dataset",
+    parts: int = 4,
+    alpha: float = 0.5,
+    unseen: Sequence[str] = (),
+    public: str | None = None,
+    val: Validation = "identities",
+    val_fraction: float = 0.2,
+    max_images: int | None = None,
+    max_identities: int | None = None,
+    labels: Labels = "own",
+) -> FederatedData:
     """Turn data sets into clients and test sets.
 
     Data sets without training images are unseen. For the other arguments see
@@ -58,9 +67,14 @@ def build_federation(
     if partition == "union":
         clients = [_unite(clients)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
-    unseen = tuple(name for name in tests if name not in seen)
-    shared = next((Split.join(d.parts) for d in domains if d.name == public), None)
-    return FederatedData(tuple(clients), tests, unseen, shared, public, classes)
+    return FederatedData(
+        clients=tuple(clients),
+        tests=tests,
+        unseen=tuple(name for name in tests if name not in seen),
+        public=next((Split.join(d.parts) for d in domains if d.name == public), None),
+        public_name=public,
+        classes=classes,
+    )
 
 
 def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:

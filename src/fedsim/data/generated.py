@@ -92,7 +92,10 @@ def check_is_free(folder: Path) -> None:
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
-    """Return a federation whose clients hold their generated images; raise DataError for none or wrong ones."""
+    """Return a federation whose clients hold their generated images.
+
+    Raise DataError if no client has any, or a file is wrong; the message names client, file and identity.
+    """
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
@@ -179,7 +182,10 @@ class Mixture:
         """[num_classes] position of the first image of each label"""
 
     def choose(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the generated image, or -1 for the real one, for ``labels`` [B] int64: [B] int64, all on the CPU."""
+        """Draw the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
+
+        The result is [B] int64, positions among the generated images; -1: the real image stays.
+        """
         taken, which = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
         counts = self.counts[labels]
         rows = self.first[labels] + (which * counts).long()

@@ -95,8 +95,10 @@ class ImageArray(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
-        resized = [_resize(Image.fromarray(pixels), size) for pixels in self.pixels]
-        return torch.stack(resized) if resized else torch.empty((0, 3, *size), dtype=torch.uint8)
+        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
+        for row, pixels in enumerate(self.pixels):
+            out[row] = _resize(Image.fromarray(pixels), size)
+        return out
 
 
 def _resize(image: Image.Image, size: Size) -> Tensor:
@@ -225,4 +227,7 @@ class ReIDSource(ABC):
 
     @abstractmethod
     def domains(self) -> list[Domain]:
-        """Return the data sets, in a fixed order, not decoded; raise DataError naming file and remedy."""
+        """Return the data sets, in a fixed order, without decoding images.
+
+        Raise DataError naming the folder or file at fault and the remedy.
+        """

@@ -93,7 +93,8 @@ def list_rows(federated: FederatedData) -> Iterator[Row]:
 def hash_rows(rows: Sequence[Row]) -> str:
     """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
-    It is that of the CSV file with paths relative to the deepest folder of their data set. Pixels do not count.
+    It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
+    content of the images does not count.
     """
     folders: dict[str, set[str]] = {}
     for row in rows:
@@ -210,7 +211,8 @@ def _broken_rule(fields: list[str]) -> str | None:
 
 
 def _split(lines: Sequence[_Line]) -> Split:
-    pids, camids = (np.array([line.row[column] for line in lines], dtype=np.int64) for column in (1, 2))
+    pids = np.array([line.row.pid for line in lines], dtype=np.int64)
+    camids = np.array([line.row.cam for line in lines], dtype=np.int64)
     return Split(ImageFiles([line.row.path for line in lines]), pids, camids)
 
 
@@ -221,7 +223,7 @@ def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
     if len(data_sets) == 1:  # a client of several ones has other numbers for their people
         test = tests.get(data_sets[0], {})
-        # splits draw queries from the gallery
+        # queries, or a gallery that splits draw them from, must not show training identities
         tested = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
         if both := [line for line in parts["train"] if line.row.pid in tested]:
             raise both[0].wrong(f"identity {both[0].row.pid} is in both train and test of {data_sets[0]}")

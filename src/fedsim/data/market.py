@@ -68,7 +68,8 @@ def read_market_domain(
     """List a data set in this layout; raise DataError naming the folder or file at fault and the rule.
 
     ``name``: of the domain, by default that of the folder. ``parts``: its sub-folders for training images, queries and
-    gallery. ``unlabelled``: see :class:`MarketFolders`. The others: see :func:`fedsim.data.listing.label_images`.
+    gallery; ``splits.json`` counts only beside those of Market-1501, for which :func:`write_market_splits` writes it.
+    ``unlabelled``: see :class:`MarketFolders`. The others: see :func:`fedsim.data.listing.label_images`.
     """
     of_train, of_query, of_gallery = (folder / part for part in parts)
     train = None
@@ -81,7 +82,7 @@ def read_market_domain(
         train = train.take(np.flatnonzero(train.pids >= 0))
     gallery = read_folder(of_gallery, pattern, expected)
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
-    if (folder / SPLITS).is_file():
+    if parts == PARTS and (folder / SPLITS).is_file():
         _check_new(train, of_train, gallery.pids[gallery.pids > 0], of_gallery)
         nobody = gallery.take(np.array([], dtype=np.int64))
         return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))

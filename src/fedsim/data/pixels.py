@@ -29,7 +29,10 @@ class Pixels(ABC):
 
     @abstractmethod
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield batches of images at positions [m] int64, on the device; raise DataError for an unreadable one."""
+        """Yield batches on the device; ``order`` has the positions [m] int64 of each batch's images.
+
+        Raise DataError if an image cannot be read; the message names it.
+        """
 
     @abstractmethod
     def part(self, rows: slice) -> Pixels:

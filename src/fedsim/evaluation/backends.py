@@ -59,15 +59,9 @@ def make_search(name: BackendName, device: torch.device) -> Search:
 
     Raise ConfigError if ``faiss`` is wanted and not installed.
     """
-    if name == "torch":
-        return nearest
-    try:
-        search = FaissBackend().nearest_units
-    except ConfigError:
-        if name == "faiss":
-            raise
-        return nearest
-    return search if name == "faiss" or device.type == "cpu" or _has_gpus() else nearest
+    if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
+        return FaissBackend().nearest_units
+    return nearest
 
 
 class TorchBackend:
@@ -84,7 +78,8 @@ class TorchBackend:
 def count_ranks(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
     """Return the ranks of all matches: the fast version of :func:`fedsim.evaluation.ranking.positive_ranks`.
 
-    ``similarity`` is [b, G] float32, finite, larger is closer, on a CPU or GPU; junk is overwritten with -inf.
+    ``similarity`` is [b, G] float32, finite, larger is closer, on a CPU or GPU; junk is overwritten with -inf. The
+    ``labels`` are those of its b queries and G gallery images.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 3, 1]), np.array([1, 1, 1, 2]))
     >>> count_ranks(torch.tensor([[0.9, 0.8, 0.7, 0.8]]), labels)
@@ -241,6 +236,14 @@ def _load_faiss() -> Any:
             f"backend: FAISS cannot be loaded ({error}); install faiss-gpu or faiss-cpu, or use torch"
         ) from error
     return faiss
+
+
+def _faiss_can_use(device: torch.device) -> bool:
+    try:
+        _load_faiss()
+    except ConfigError:
+        return False
+    return device.type == "cpu" or _has_gpus()
 
 
 def _has_gpus() -> bool:

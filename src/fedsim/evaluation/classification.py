@@ -45,10 +45,13 @@ def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ClassificationEvaluator(Evaluator):
-    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`."""
+    """Scores models by the share of images whose class has the largest logit; see :class:`Evaluator`.
+
+    Raises ConfigError if each client has class numbers of its own.
+    """
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if a class may have several labels, or none."""
+        """Check that a class has one label."""
         super().__post_init__()
         if self.federated.classes is None:
             raise ConfigError(

@@ -29,9 +29,10 @@ from fedsim.training.server import Server
 class Extractor:
     """Runs the server's models and the clients' on retrieval sets.
 
-    ``clients`` are those that this rank hosts, ``archs`` the architectures of all, ``models`` the resident model of
-    each architecture. ``open_images``: images, name, device -> their pixels. ``progress`` receives the name of each
-    model and set before they are scored.
+    ``method`` defines the personalised model, ``server`` has the global ones. ``clients`` are those that this rank
+    hosts, ``archs`` the architectures of all, ``models`` the resident model of each architecture. ``federated`` is all
+    clients' data, not decoded; ``placement`` says which rank hosts whom. ``open_images``: images, name, device -> their
+    pixels. ``progress`` receives the name of each model and set before they are scored.
     """
 
     settings: Evaluation

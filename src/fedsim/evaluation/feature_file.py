@@ -19,7 +19,7 @@ _LOCAL_HEADER = 30  # bytes before name and extra field of a member of a zip arc
 
 
 class FeatureFile(NamedTuple):
-    """The features of a file, [Q, D] and [G, D], with identities and cameras."""
+    """The features of a file, [Q, D] and [G, D] of any float type, with identities and cameras."""
 
     query: Tensor
     gallery: Tensor

@@ -89,8 +89,8 @@ class _Retrieval(Metric):
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Gather the images of all ranks; a rank may have none."""
         # torchmetrics gathers one tensor per list, with equally many dimensions on all ranks
+        self.features = [_join(self.features) if len(self.features) else torch.zeros(0, 0, device=self.device)]
         nothing = torch.zeros(0, 4, dtype=torch.int64, device=self.device)
-        self.features = [_join(self.features) if len(self.features) else nothing[:, :0].float()]
         self.labels = [_join(self.labels) if len(self.labels) else nothing]
         super().sync(*args, **kwargs)
 

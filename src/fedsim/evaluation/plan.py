@@ -117,7 +117,10 @@ class Plan:
         return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
 
     def jobs(self, rows: list[Row], is_large: Callable[[str], bool]) -> list[Job]:
-        """Join rows with equal weights and data; jobs of all ranks, such as those on large domains, come first."""
+        """Join rows with equal weights and data to jobs; jobs of all ranks come first.
+
+        ``is_large``: whether all ranks should score a domain together.
+        """
         members: dict[tuple[str, str, str], list[int]] = {}
         for number, row in enumerate(rows):
             members.setdefault((*self.weights_of(row), row.domain), []).append(number)

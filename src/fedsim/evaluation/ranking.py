@@ -28,7 +28,8 @@ class RetrievalLabels:
 
     A gallery image is a *match* if it shows the query's identity. It is *junk*, and left out of the ranked list, if its
     identity is in ``junk_pids``, if it is a match from the query's own camera (``camera_aware``), or if it is the query
-    image itself (``own``). All other images, distractors included, are wrong answers. Lengths must fit (ValueError).
+    image itself (``own``). All other images, distractors included, are wrong answers. Raises ValueError if lengths do
+    not fit.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1, -1]), np.array([0, 1, 2, 0]))
     >>> labels.positives_and_junk(0)
@@ -38,9 +39,13 @@ class RetrievalLabels:
     """
 
     query_pids: Ints
+    """[Q]"""
     query_camids: Ints
+    """[Q]"""
     gallery_pids: Ints
+    """[G]"""
     gallery_camids: Ints
+    """[G]"""
     camera_aware: bool = True
     """whether the same identity in the same camera is junk"""
     junk_pids: tuple[int, ...] = (JUNK,)
@@ -167,8 +172,9 @@ class QueryScores:
     first: Ints
     """[Q] rank of the first match, from 1; 0: there is none"""
     precision: Floats
-    """[Q] rectangular average precision; the next one is trapezoidal"""
+    """[Q] rectangular average precision"""
     precision_trapezoid: Floats
+    """[Q] trapezoidal average precision"""
     inverse_penalty: Floats
     """[Q] number of matches / rank of the last one"""
     expected_hits: Floats | None = None
@@ -252,7 +258,8 @@ def expected_hits(similarity: NDArray[np.float32], labels: RetrievalLabels) -> F
     the match. It stands before the match with chance c_i / n_i, independently of the others: the number of identities
     before the match is a Poisson binomial variable.
 
-    From ``similarity`` [Q, G], larger is closer, to [Q, MAX_RANK]; queries without a match get zeros.
+    From ``similarity`` [Q, G], larger is closer and equal ones are ordered by gallery index, to [Q, MAX_RANK] float64;
+    queries without a match get zeros.
 
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([2, 1, 2]), np.array([1, 1, 1]))
     >>> expected_hits(np.array([[0.9, 0.5, 0.1]], dtype=np.float32), labels)[0, :3]

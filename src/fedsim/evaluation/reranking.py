@@ -38,7 +38,7 @@ def rerank_blocks(
     ``query`` [Q, D] and ``gallery`` [G, D] have any float type. Neighbours are searched among them together; see
     :func:`fedsim.functional.reciprocal.encode`, also for ``k1``, ``k2``, ``scale`` and errors, which are raised before
     the first block. ``lambda_`` is the weight of the original distance d: 1 keeps the original order, 0 takes the
-    Jaccard distance d_J alone. A block takes about 12 * ``block`` * G bytes.
+    Jaccard distance d_J alone; ConfigError for any outside [0, 1]. A block takes about 12 * ``block`` * G bytes.
     """
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")

@@ -43,11 +43,12 @@ def summarise(
     num_clients: int,
     names: Sequence[str] = METRICS,
 ) -> dict[str, float]:
-    """Name the scores ``values`` of models, per row [trials, metrics], and add means.
+    """Name the scores ``values`` of the models ``rows``, per row [trials, metrics], and add means.
 
     The result has ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several trials, the
     random splits of one data set. ``domain`` is also ``seen`` and ``unseen``, the means over those; ``unseen`` domains
-    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains.
+    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. The federation has
+    ``num_clients``; ``names`` are those of the metrics.
     """
     metrics: dict[str, float] = {}
     for kind in get_args(Kind):

@@ -15,8 +15,9 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016), a scalar.
 
-    With soft labels t (``targets`` [B, Z] float), against ``(1 - s) * t + s * w / Z``, w the sum of t; the mean divides
-    by B for any w, and ``labels`` [B] int64 are unused. ``smoothing`` is s in [0, 1).
+    ``logits`` are [B, Z] float, ``labels`` [B] int64; ``smoothing`` is s in [0, 1), 0 is plain cross-entropy. With soft
+    labels t (``targets`` [B, Z] float) it is against ``(1 - s) * t + s * w / Z``, w the sum of t; the mean divides by B
+    for any w, and ``labels`` are unused.
 
     >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
     tensor(1.3863)

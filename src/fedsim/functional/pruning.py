@@ -54,9 +54,9 @@ def global_magnitude_mask(
 ) -> Tensor:
     """Prune the smallest magnitudes of all layers together until ``fraction`` is pruned; return a new mask.
 
-    ``mask`` [n] is that before: pruned elements stay pruned. Of the n elements of ``layers`` ``floor(fraction n)`` are
-    pruned. ``floor`` is the share of each layer that is kept, its largest elements, even if ``fraction`` is then not
-    reached.
+    ``mask`` [n] is that before: pruned elements stay pruned. ``fraction`` is the $PR$ to reach: of the N elements of
+    ``layers``, ``floor(fraction N)`` are pruned. ``floor`` is the share of each layer that is kept, its largest
+    elements, even if ``fraction`` is then not reached.
 
     >>> weights = torch.tensor([0.1, -0.2, 3.0, 4.0])
     >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5)

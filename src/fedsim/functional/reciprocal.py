@@ -52,8 +52,6 @@ def encode(
 
     Two searches (one with ``scale="none"``), then sparse products: time and memory grow with n * k1.
 
-    Returns V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
-
     Args:
         features: [n, D], any float type.
         search: finds neighbours, exactly or approximately, on a CPU or GPU.
@@ -61,6 +59,9 @@ def encode(
         k2: images to average over, with the image itself, from 1 (no expansion) to k1.
         scale: see the module.
         rules: see the module.
+
+    Returns:
+        V, scipy.sparse.csr_array [n, n] float32: row p holds the weights of p's neighbourhood, of sum 1.
 
     Raises:
         ConfigError: if k1, k2 or scale is out of range.
@@ -101,9 +102,9 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
 def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     """Return the Jaccard distances of all pairs up to eps, for ``DBSCAN(eps, metric="precomputed")``.
 
-    From ``encodings`` (:func:`encode`) to a scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column within
-    each row. Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far. Images
-    without common neighbours have distance 1; raise ConfigError unless eps is in (0, 1).
+    From ``encodings`` [n, n] (:func:`encode`) to a scipy.sparse.csr_array [n, n] float32, symmetric, sorted by column
+    within each row. Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far.
+    Images without common neighbours have distance 1; raise ConfigError unless eps is in (0, 1).
 
     >>> v = sparse.csr_array(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32))
     >>> near = sparse_jaccard(v, eps=0.7)

@@ -24,7 +24,7 @@ def central_variance(mean: Tensor, second: Tensor) -> Tensor:
 
 
 def coordinate_median(vectors: Tensor) -> Tensor:
-    """Return the median of each coordinate [n] float32; of an even number of clients the mean of the middle two.
+    """Return the median of each coordinate of [K, n] float32: [n]; of an even K the mean of the middle two values.
 
     >>> import torch
     >>> coordinate_median(torch.tensor([[1.0, 9.0], [2.0, -9.0], [100.0, 0.0]]))
@@ -36,7 +36,7 @@ def coordinate_median(vectors: Tensor) -> Tensor:
 
 
 def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
-    """Return the mean of each coordinate [n] float32 without its ``cut`` < K / 2 largest and smallest values.
+    """Return the mean of each coordinate of [K, n] float32, without its ``cut`` < K / 2 largest and smallest: [n].
 
     >>> import torch
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [100.0]]), 1)
@@ -47,9 +47,9 @@ def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
 
 
 def krum_scores(distances: Tensor, num_bad: int) -> Tensor:
-    """Return each client's sum [K] of squared distances [K, K] float64 to its K - f - 2 nearest others.
+    """Return each client's sum of squared distances to its K - f - 2 nearest others, [K] float64.
 
-    ``num_bad`` is f, at most K - 3.
+    ``distances`` are [K, K] float64, squared; ``num_bad`` is f, at most K - 3.
 
     >>> import torch
     >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0])

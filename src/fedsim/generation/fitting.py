@@ -83,8 +83,11 @@ def fit_generator(
         max_epochs=-(-settings.steps // settings.save_every),
         plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
         callbacks=[_SaveTraining(folder), _Bar(settings.steps, row)],
-        default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
     begun = checkpoint if checkpoint.is_file() else None
     if begun:
         _check_checkpoint(begun, module)

@@ -88,8 +88,8 @@ def _normalised(conv: nn.Conv2d) -> list[nn.Module]:
 class AppearanceEncoder(nn.Module):
     """Images to codes [B, parts * C] of colours and prints, and to logits of Z = ``num_classes`` identities.
 
-    The backbone (see :mod:`fedsim.models.backbones`) makes maps of C channels; each of the last one's stripes, the
-    ``parts``, is pooled by its maximum.
+    The backbone (see :mod:`fedsim.models.backbones`) makes maps of C channels. They are cut into ``parts`` stripes, and
+    each stripe is pooled by its maximum.
     """
 
     def __init__(self, backbone: nn.Module, parts: int, num_classes: int) -> None:
@@ -116,7 +116,8 @@ class Decoder(nn.Module):
     """Structure maps and appearance codes to images.
 
     The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017).
-    They are equal at all pixels: only the structure says where trousers are. See :class:`Networks` for the arguments.
+    They are equal at all pixels: only the structure says where trousers are. ``code_size``: of appearance codes; see
+    :class:`Networks` for the other arguments.
     """
 
     def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:

@@ -61,7 +61,10 @@ def hash_images(pixels: Tensor, labels: Index) -> str:
 def write_trained(
     folder: Path, tensors: Mapping[str, Tensor], client: ClientData, size: Size, images_hash: str
 ) -> None:
-    """Write a trained generator into a client's folder; names of tensors begin with ``generator.`` or ``teacher.``."""
+    """Write a trained generator to a client's folder; see :func:`check_trained` for the other arguments.
+
+    Names of ``tensors`` begin with ``generator.`` or ``teacher.``.
+    """
     who = {"client": client.name, "identities": _hash_identities(client)}
     said = {"format": _FORMAT, **who, "size": size, "images": images_hash}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -110,9 +113,10 @@ def _tensors(file: Any, prefix: str) -> dict[str, Tensor]:
 
 
 def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str | None = None) -> None:
-    """Raise DataError unless a client's folder holds a generator of its present images, and of images of a size.
+    """Raise DataError unless a client's folder holds a generator that was trained on its present images.
 
-    ``images_hash`` is that of :func:`hash_images`; None: only the identities are compared.
+    ``size`` is the wanted height and width of the generator's images, pixels. ``images_hash`` is that of
+    :func:`hash_images`; None: only the identities are compared.
     """
     path = folder / _FILE
     with _opened(folder) as file:

@@ -76,7 +76,8 @@ class GeneratorTraining(LightningModule):
     """A generator in training. One Lightning epoch is ``save_every`` steps.
 
     The name of the ``client`` is the key of all random choices. ``pixels`` are its training images, uint8 [n, 3, H, W],
-    ``labels`` [n] their identities, 0 .. ``num_classes`` - 1. ``backbone``, the appearance encoder's, is copied.
+    ``labels`` [n] their identities, 0 .. ``num_classes`` - 1. ``backbone``, a template for the appearance encoder's, is
+    copied. ``networks`` are sizes, ``losses`` factors, ``training`` steps and rates; ``seed`` is that of the run.
     """
 
     pixels: Tensor

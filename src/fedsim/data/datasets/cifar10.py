@@ -108,7 +108,8 @@ _STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {  # what is called in p
 class _BatchReader(pickle.Unpickler):
     """Reads lists, dictionaries, numbers, strings, and arrays of bytes.
 
-    In place of the functions that a pickle names, it calls those of this module: numpy gets only a shape and bytes.
+    A pickle names functions and classes to call. Here only the names for arrays and strings are known, and functions of
+    this module are called instead: numpy itself gets only a shape and bytes.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
