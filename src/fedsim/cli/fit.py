@@ -63,6 +63,7 @@ class FedSimCLI(LightningCLI):
     """LightningCLI with fedsim's defaults, one run directory per run, and errors of one line."""
 
     def __init__(self, args: list[str]) -> None:
+        self.command = args[0]
         super().__init__(
             model_class=Federation,
             datamodule_class=FederatedDataModule,
@@ -83,10 +84,9 @@ class FedSimCLI(LightningCLI):
             args=args,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Lightning's commands and ``describe``."""
-        return {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override] # Lightning calls it on the object, too
+        """The given command, with its arguments that are no options: to build the parsers of all takes half a second."""
+        return {self.command: {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run directory, and let one seed rule."""

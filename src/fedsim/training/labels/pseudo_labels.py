@@ -10,8 +10,6 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import DBSCAN
-from sklearn.neighbors import sort_graph_by_row_values
 from torch import Tensor
 
 from fedsim.functional.neighbours import Search, nearest
@@ -53,6 +51,9 @@ def cluster_graph(distances: Csr, eps: float, min_samples: int) -> Ints:
     ``distances`` [n, n] are symmetric with a diagonal; missing ones are far. An image on the border of several clusters
     belongs to the first of them.
     """
+    from sklearn.cluster import DBSCAN  # here: only methods without labels wait for its import
+    from sklearn.neighbors import sort_graph_by_row_values
+
     graph = sort_graph_by_row_values(distances, copy=True, warn_when_not_sorted=False)
     labels = DBSCAN(eps=eps, min_samples=min_samples, metric="precomputed").fit_predict(graph)
     return cast(Ints, labels.astype(np.int64))
