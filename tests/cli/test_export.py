@@ -125,6 +125,11 @@ def test_what_is_written_is_read(tmp_path, shape):
         assert torch.equal(found[name], expected)
 
 
+def test_a_tensor_that_lost_nothing_is_stored_as_it_is(tmp_path):
+    write_sparse({"whole": torch.ones(9), "pruned": torch.eye(3)}, {"whole", "pruned"}, tmp_path / "m")
+    assert load_file(tmp_path / "m").keys() == {"whole", "bitmap/pruned", "values/pruned"}
+
+
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "m"
     path.write_bytes(b"nonsense")

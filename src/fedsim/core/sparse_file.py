@@ -27,12 +27,13 @@ def write_sparse(tensors: Mapping[str, Tensor], pruned: Collection[str], path: P
     """Write float32 CPU tensors by name, those of the names ``pruned`` without their zeros."""
     parts, shapes = {}, {}
     for name, tensor in tensors.items():
-        if name not in pruned:
+        values = tensor.flatten()
+        left = values != 0
+        if name not in pruned or bool(left.all()):
             parts[name] = tensor.contiguous()
             continue
-        values = tensor.flatten()
-        parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits((values != 0).numpy()))
-        parts[f"values/{name}"] = values[values != 0]
+        parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits(left.numpy()))
+        parts[f"values/{name}"] = values[left]
         shapes[name] = list(tensor.shape)
     save_file(parts, path, metadata={"format": _FORMAT, "shapes": json.dumps(shapes)})
 

@@ -173,4 +173,4 @@ def _move(client: Client, model: FlatModel, method: Method, server: Server) -> N
     client.model = model
     model.shared.copy_(server.vector(model.arch))  # what it holds is of the last client that was seated
     model.flat.private.copy_(model.initial_private)
-    client.restart(state, method.initial_state(model).client)
+    client.store_private(state, method.initial_state(model).client)

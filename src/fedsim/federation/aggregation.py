@@ -20,6 +20,9 @@ from fedsim.training.statistics import BatchNormStatistics
 def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
     """Ask the method for weights, separately for the clients of each architecture that has reports.
 
+    ``reports`` are of the clients that returned an update; ``archs``: client -> architecture. The result is by
+    architecture.
+
     Raises:
         AssertionError: if weights do not sum to 1: the model would shrink or grow each round.
     """

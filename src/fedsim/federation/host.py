@@ -23,12 +23,17 @@ class Host:
     """A rank's clients and what they need to train."""
 
     how: Settings
+    """the federation as configured"""
     parts: Parts
+    """the federation, assembled"""
     aggregator: Aggregator
+    """takes the uploads"""
     strategy: FederatedStrategy
+    """tells when to leave"""
     precision: str
     """of forward passes, Lightning's name"""
     callbacks: Sequence[RoundCallback]
+    """told about rounds and batches"""
 
     def train(
         self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool

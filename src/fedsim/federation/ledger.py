@@ -26,12 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class Traffic(NamedTuple):
-    """Bytes between the server and one client in one round: shared tensors, to the client and to the server; extras."""
+    """Bytes between the server and one client in one round."""
 
     down: int
+    """shared tensors, to the client"""
     up: int
+    """shared tensors, to the server"""
     extra_down: int = 0
+    """whatever else, to the client"""
     extra_up: int = 0
+    """whatever else, to the server"""
 
     @property
     def received(self) -> int:
@@ -50,9 +54,10 @@ class Traffic(NamedTuple):
 
 
 class Ledger(Axis):
-    """Counts the bytes of a run, alike on all ranks, and with ``hardware`` simulates seconds.
+    """Counts the bytes of a run, alike on all ranks, and with ``hardware``, the clients', simulates seconds.
 
-    ``method`` declares the tensors beside the shared ones; ``archs``: client -> architecture, for all clients.
+    ``method`` declares the tensors beside the shared ones; ``archs``: client -> architecture, for all clients; the
+    ``rules`` are those of the count.
     """
 
     key = "ledger"

@@ -32,7 +32,7 @@ class Privacy(Axis):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
-        """Raise ConfigError if the federation breaks the promise of this class."""
+        """Look at the federation before its first round; raise ConfigError if it breaks the promise of this class."""
 
     def received(self, client: Client, server: Server, download: Download) -> Download:
         """Return the message that ``client`` receives instead of ``download``."""
@@ -210,9 +210,10 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
 
     Args:
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        rounds: number of additions of noise.
+        rounds: how often noise was added.
         delta: of the guarantee.
-        probability: of each client to take part in a round, independently of all else; None: there is none.
+        probability: of each client to take part in a round, independently of all else; None: always, or in a way that
+            gives no amplification.
 
     Raises:
         ConfigError: if dp-accounting is not installed.

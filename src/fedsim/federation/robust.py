@@ -50,6 +50,8 @@ class Aggregation(ABC):
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Return the vector [num_shared] float32 on the CPU that takes the place of an architecture's mean.
 
+        ``uploads`` and ``reports`` are of the same clients.
+
         Raises:
             ConfigError: if there are too few clients for the rule.
         """

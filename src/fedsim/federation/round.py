@@ -39,14 +39,23 @@ class Round:
     """A round; every rank runs it, and all come to the same."""
 
     how: Settings
+    """the federation as configured"""
     parts: Parts
+    """the federation, assembled"""
     axes: Sequence[Axis]
+    """choices beside the method; they act before a round and learn from it"""
     host: Host
+    """trains this rank's clients"""
     aggregator: Aggregator
+    """sums the uploads"""
     strategy: FederatedStrategy
+    """the collectives"""
 
     def run(self, round_: int, optimizer_step: Callable[[], Any], keep_snapshots: bool) -> RoundResult:
-        """Run round ``round_``, from 0; ``keep_snapshots`` keeps local models for an evaluation."""
+        """Run round ``round_``, from 0.
+
+        ``optimizer_step`` steps the server's optimizer; ``keep_snapshots`` keeps local models for an evaluation.
+        """
         started, how, parts, method = time.perf_counter(), self.how, self.parts, self.how.method
         # 1. The server picks clients; some of them do not answer, or are slow.
         parts.server.round = round_

@@ -78,7 +78,10 @@ class RoundTable:
         numbers: Mapping[str, float],
         tensors: Mapping[str, Sequence[float]],
     ) -> None:
-        """Write the row of a client that has trained on ``rank``; a missing one of ``numbers`` becomes NaN."""
+        """Write the row of a client that has trained on ``rank``.
+
+        ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
+        """
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         others = (numbers.get(name, math.nan) for name in self._columns.names)

@@ -39,12 +39,15 @@ class Selection(Axis, ABC):
         """Learn client -> number of its training images, before the first round."""
 
     def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
-        """Return the share of clients that a round selects in expectation; None: it may depend on their data."""
+        """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
+
+        None: it may depend on them. Differential privacy needs to know.
+        """
         return None
 
     @property
     def probability(self) -> float | None:
-        """That of each client to be selected, independently of other clients and rounds; None: not so."""
+        """With which a round selects each client, independently of other clients and rounds; None: not so."""
         return None
 
     def mean_rewards(self) -> dict[str, float]:

@@ -137,7 +137,7 @@ class Place(NamedTuple):
 def insert_attention(backbone: nn.Module, places: Iterable[Place], norm: NormKind, init: NormInit) -> None:
     """Put attention of kind ``norm`` (``bn``: none) into the blocks of a backbone that has its (pretrained) weights.
 
-    With ``init: convert`` the output of the backbone stays the same; ``random`` is for training from scratch.
+    With ``init: convert`` its output stays the same; ``random``, as in the papers, is for training from scratch.
     """
     if norm == "bn":
         return

@@ -88,8 +88,9 @@ class Neck:
 class ReIDModel(nn.Module):
     """Backbone, pooling, neck and, where it is shared, the head.
 
-    For backbones see :mod:`fedsim.models.backbones`. ``num_classes`` is the size of a shared head; None: each client
-    has its own head, outside this model.
+    The resident model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
+    backbones see :mod:`fedsim.models.backbones`; ``neck`` are the layers after the pooling. ``num_classes`` is the size
+    of a shared head; None: each client has its own head, outside this model.
 
     Raises:
         ConfigError: if the backbone has no ``out_channels``.

@@ -35,8 +35,17 @@ _KEPT = "kept."
 class Client(LightningModule):
     """A participant of the federation.
 
-    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store, from
-    the start with ``kept``, the method's; see :meth:`keep`.
+    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store.
+
+    Args:
+        data: images and labels, not decoded.
+        training: local epochs, batches, optimizer, rates.
+        objective: the supervised loss.
+        augmentation: of training images.
+        model: of the client's architecture, on this rank.
+        store: of private states.
+        seed: of the run.
+        kept: tensors of the method that the client keeps from the start; see :meth:`keep`.
     """
 
     received: Download
@@ -61,16 +70,18 @@ class Client(LightningModule):
         self.data, self.training_settings, self.objective = data, training, objective
         self.model, self.store, self.seed = model, store, seed
         self.images = ClientImages(data, augmentation, model.device)
+        """its training images with labels and cameras: in batches without augmentation, or some drawn at random"""
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
         self.kept: dict[str, Tensor] = {}
         """while it visits: tensors of the method that live between rounds, by name; see :meth:`keep`"""
         self.round = 0
+        """the current one, from 0"""
         self.progress = (0, 0, 0)
         """of the last visit; see :class:`Visit`"""
         # allocate now, so that out-of-memory shows before round 1
         generator = torch_generator(seed, self.client_name, "head")
-        self.restart(model.initial_state(self.num_classes, generator), kept)
+        self.store_private(model.initial_state(self.num_classes, generator), kept)
         self.snapshot: Tensor | None = None
         """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
 
@@ -175,8 +186,8 @@ class Client(LightningModule):
     def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
         """Check the results of the visit, and store the private state.
 
-        The client will add ``contribution`` to the sums, which may not hold values beyond ``limit``. The local model is
-        kept for an evaluation if ``keep_snapshot``.
+        The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
+        ``limit``. The local model is kept for an evaluation if ``keep_snapshot``.
 
         Raises:
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
@@ -191,7 +202,7 @@ class Client(LightningModule):
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
-        self.restart(self.model.private, self.kept)
+        self.store_private(self.model.private, self.kept)
         self.snapshot = self.model.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
@@ -254,8 +265,8 @@ class Client(LightningModule):
         """Return a kept tensor as it was before the visit."""
         return self.private_state()[_KEPT + name]
 
-    def restart(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Store private groups with the own head [num_private + own head], and kept tensors, in the place of others."""
+    def store_private(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Store private groups with the own head [num_private + own head], and kept tensors; older ones are gone."""
         self.store.write(self.client_name, {"state": state, **{_KEPT + name: tensor for name, tensor in kept.items()}})
 
     def private_state(self) -> dict[str, Tensor]:

@@ -42,8 +42,8 @@ class FlatModel:
     The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
     one slice. Shared heads belong to the model; then there is no own head.
 
-    ``shared`` are the names of the tensors that are sent, ``groups`` the group of each tensor, and ``max_classes`` the
-    identities of the largest label space among the clients.
+    The ``network`` is on its device. ``shared`` are the names of the tensors that are sent, ``groups`` the group of
+    each tensor, and ``max_classes`` the identities of the largest label space among the clients.
     """
 
     def __init__(

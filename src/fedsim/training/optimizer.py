@@ -27,10 +27,10 @@ class LocalOptimizer:
     """The optimizer of a client's model: two optimizers in one.
 
     The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters with one learning rate that
-    lie side by side in the flat buffer. Gradients are then views of one buffer, too. It runs if the optimizer works
-    element by element and every parameter got a gradient in the visit's first batch: a parameter without one must not
-    be decayed. Both give the same bits if every parameter gets a gradient in every batch; a network that leaves layers
-    out at random needs ``flat_step: false``.
+    lie side by side in the flat buffer; a model has two to four. Gradients are then views of one buffer, too. The flat
+    one runs if the optimizer works element by element and every parameter got a gradient in the visit's first batch: a
+    parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
+    batch; a network that leaves layers out at random needs ``flat_step: false``.
 
     ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
     heads in its reserve.

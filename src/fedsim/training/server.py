@@ -19,7 +19,8 @@ class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.
 
     It begins with the weights of the resident ``models``, by architecture. ``archs`` has the architecture of every
-    client; ``num_public``, the number of public images, is known before they are decoded.
+    client, ``augmentation`` is that of training images, and ``seed`` the run's. ``num_public``, the number of public
+    images, is known before they are decoded.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
 
 
 class Visit:
-    """A client's stay at the resident model: one round.
+    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
 
     ``stream`` returns a random stream of this client and round, by purpose and device. See :meth:`Client.begin_round`
     for the other arguments.

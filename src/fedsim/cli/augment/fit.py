@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.core.seeding import derive_seed
 from fedsim.data.federated import ClientData
+from fedsim.data.images import Size
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
@@ -90,38 +91,44 @@ def fit(
     check_fit(chosen, pixels, appearance, networks)
     if pretrain is not None:
         check_pretrain(pretrain, data, chosen, root, pixels)
+        chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
     where = device_of(device, number)
     make_folder(root, "--output")
     if pretrain is not None and row is None:
-        log.warning(
-            "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's "
-            "images leaves the client, before any round and without noise", pretrain,
-        )  # fmt: skip
+        _warn_of_pretrain(pretrain)
     settings = keep_settings(root, {**options, "size": list(pixels)})
     if processes > 1:
         waiting = [client.name for client in chosen if not is_finished(root / client.name)]
         fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
     torch.set_num_threads(threads)
-    if pretrain is not None:
-        chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
     for client in chosen:
-        if is_finished(root / client.name):
-            check_trained(root / client.name, client, pixels)
-            if has_quality(root / client.name):
-                continue
+        folder = root / client.name
+        if _is_done(folder, client, pixels):
+            continue
         images = data.decode(client.train.images, client.name, pixels)
         encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
         with needing_memory(client.name, where, "lower --networks.width or --training.batch_size, in another --output"):
             module = new_training(
                 client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
             )
-            fit_generator(module, client, root / client.name, where, encoder, number)
-            _measure(module, client, root / client.name, where)
-    return (
-        f"{quality_table({client.name: read_quality(root / client.name) for client in chosen})}\n"
-        "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
-        f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
-    )
+            fit_generator(module, client, folder, where, encoder, number)
+            _measure(module, client, folder, where)
+    return _quality_of(root, chosen)
+
+
+def _warn_of_pretrain(client: str) -> None:
+    log.warning(
+        "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's images "
+        "leaves the client, before any round and without noise", client,
+    )  # fmt: skip
+
+
+def _is_done(folder: Path, client: ClientData, size: Size) -> bool:
+    """Return whether a generator is trained and measured; raise DataError if it is one of other people."""
+    if not is_finished(folder):
+        return False
+    check_trained(folder, client, size)
+    return has_quality(folder)
 
 
 def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device: torch.device) -> None:
@@ -132,6 +139,15 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
     module.eval().to(device)
     pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
     write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
+
+
+def _quality_of(root: Path, clients: Sequence[ClientData]) -> str:
+    """Return a table: how good the images of the generators in ``root`` are."""
+    return (
+        f"{quality_table({client.name: read_quality(root / client.name) for client in clients})}\n"
+        "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
+        f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
+    )
 
 
 def fit_parser() -> ArgumentParser:

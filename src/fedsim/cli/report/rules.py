@@ -93,7 +93,8 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
 
     Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". What
     "best" means is in the authors' code alone: the mean rank-1 over the four large data sets. The choice is made on
-    test data, so such numbers are optimistic. The scores of each round are those of all models; ``kind`` chooses.
+    test data, so such numbers are optimistic. ``evaluations``: round -> its scores by name, of all models. The model
+    of ``kind`` chooses, by the test ``sets``.
 
     >>> scores = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5}
     >>> best_rounds({r: {"test/global/viper/rank1": s} for r, s in scores.items()}, "global", ["viper"])
@@ -112,8 +113,9 @@ def best_of_each(
     """Return the scores of each model on each test set in the round of its highest rank-1 there; of equals the earlier.
 
     So the code chooses whose numbers paper 004 prints beside its own, among the local epochs of its last round; here it
-    is among the evaluated rounds. It looks at the answers: nobody could choose so who does not know them. ``seen`` are
-    the test sets of those who trained, ``unseen`` the others; their means are taken anew.
+    is among the evaluated rounds. It looks at the answers: nobody could choose so who does not know them. ``log``:
+    round -> its scores by name. ``seen`` are the test sets of those who trained, ``unseen`` the others; their means are
+    taken anew.
 
     >>> of = {1: {"test/local/a/rank1": 0.5, "test/local/a/mAP": 0.4}, 2: {"test/local/a/rank1": 0.2}}
     >>> best_of_each(of, ["a"], [])["test/local/a/mAP"]

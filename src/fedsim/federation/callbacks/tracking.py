@@ -75,12 +75,13 @@ class Tracking(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
-        federation = federation_of(pl_module)
-        values: dict[str, dict[str, float]] = {}
+        if not (runs := _runs(trainer)):
+            return
+        federation, values = federation_of(pl_module), dict[str, dict[str, float]]()
         for name, report in federation.reports.items():
             for metric, value in report.numbers.items():
                 values.setdefault(metric, {})[name] = value
-        for run in _runs(trainer):
+        for run in runs:
             row: dict[str, Any] = {"round": trainer.current_epoch + 1}
             for metric, of_clients in values.items():
                 if len(federation.parts.names) <= MAX_NAMES:

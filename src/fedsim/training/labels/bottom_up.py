@@ -38,7 +38,8 @@ def merge_clusters(
         size_penalty: lambda.
         candidates: see above.
 
-    Returns [n] int64, the new cluster of each image, numbered by the first cluster in each.
+    Returns:
+        [n] int64 new cluster of each image, numbered by the first cluster in each.
 
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     >>> merge_clusters(features, torch.arange(3), num_merges=1).tolist()

@@ -29,8 +29,9 @@ def similarities(features: Tensor, proxies: Proxies, temperature: float) -> Tens
 def intra_camera_loss(similarity: Tensor, labels: Tensor, proxies: Proxies) -> Tensor:
     """Cross-entropy of each image over the proxies of its own camera (Eq. 3).
 
-    ``-log(exp(s_ij) / sum over p in the camera of j of exp(s_ip))``, j the image's proxy in
-    ``labels`` [B] int64. ``similarity`` s is [B, A]. Returns [B].
+    ``-log(exp(s_ij) / sum over p in the camera of j of exp(s_ip))``, j the image's proxy.
+
+    ``similarity`` is s [B, A]; ``labels`` [B] int64 are each image's proxy, of the A ``proxies``. Returns [B].
 
     >>> proxies = Proxies(torch.eye(3), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     >>> intra_camera_loss(torch.tensor([[0.0, 9.0, 0.0], [1.0, 9.0, 0.0]]), torch.tensor([0, 2]), proxies)

@@ -87,9 +87,10 @@ def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generato
     """Batches of P proxies with K images each; as many as the clustered images fill, at least one.
 
     A pass takes all proxies in random order, P at a time, each with K of its images, which repeat if there are fewer.
-    The rest of a pass is dropped. With fewer than P proxies a batch holds all of them. ``labels`` [n] int64 are
-    the proxies of the images, -1: none; ``num_proxies`` is P, ``num_instances`` K; the generator is on the CPU. Returns
-    int64 index tensors of P * K positions in ``labels``; none, if there are no proxies.
+    The rest of a pass is dropped. With fewer than P proxies a batch holds all of them.
+
+    ``labels`` [n] int64 are the proxies of the images, -1: none; ``num_proxies`` is P, ``num_instances`` K; the
+    generator is on the CPU. Returns int64 index tensors of P * K positions in ``labels``; none without proxies.
 
     >>> labels = torch.tensor([0, 1, 1, -1, 1])
     >>> [batch.tolist() for batch in proxy_batches(labels, 2, 1, torch.Generator().manual_seed(0))]

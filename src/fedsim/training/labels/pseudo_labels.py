@@ -33,8 +33,11 @@ def find_clusters(
         min_samples: neighbours, the image itself counted, that make an image the core of a cluster.
         search: finds neighbours; the default is exact.
 
-    Returns [n] cluster 0, 1, ... in the order of their first core images; -1: none. Raises ConfigError if k1, k2 or eps
-    is out of range.
+    Returns:
+        [n] cluster 0, 1, ... in the order of their first core images; -1: none.
+
+    Raises:
+        ConfigError: if k1, k2 or eps is out of range.
 
     >>> import torch
     >>> features = torch.eye(3).repeat_interleave(torch.tensor([4, 4, 1]), dim=0)

@@ -42,7 +42,8 @@ class PseudoLabels:
     """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
 
     ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
-    c * n + i. ``batches`` makes an epoch's batches, as positions in them, of a random stream.
+    c * n + i. ``proxies`` are on the device; ``loss`` is of similarities to them, ``momentum`` of their memory.
+    ``batches`` makes an epoch's batches, as positions in ``labels``, of a random stream.
     """
 
     def __init__(
