@@ -85,7 +85,7 @@ class FedSimCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override] # Lightning calls it on the object, too
-        """The given command, with its arguments that are no options: to build the parsers of all takes half a second."""
+        """The given command, with its arguments that are no options: building all parsers takes half a second."""
         return {self.command: {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

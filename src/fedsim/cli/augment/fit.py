@@ -18,7 +18,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.core.seeding import derive_seed
 from fedsim.data.federated import ClientData
-from fedsim.data.images import Size
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
@@ -123,7 +122,7 @@ def _warn_of_pretrain(client: str) -> None:
     )  # fmt: skip
 
 
-def _is_done(folder: Path, client: ClientData, size: Size) -> bool:
+def _is_done(folder: Path, client: ClientData, size: tuple[int, int]) -> bool:
     """Return whether a generator is trained and measured; raise DataError if it is one of other people."""
     if not is_finished(folder):
         return False
