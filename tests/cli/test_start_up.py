@@ -26,7 +26,7 @@ def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
     [
         ("--trainer.max_epocs=3", "did you mean --trainer.max_epochs? "),
         ("--model.methods", "did you mean --model.method? "),
-        ("--data.sorce.root", "did you mean --data.source? "),
+        ("--data.sourcex.root", "did you mean --data.source? "),
         ("--trainer.xyz", ""),
     ],
 )

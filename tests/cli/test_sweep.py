@@ -121,7 +121,7 @@ def draw_many(write_sweep, parameter, count=2000):
         ({"distribution": "normal", "mu": 2, "sigma": 0.5}, stats.norm(2, 0.5)),
         ({"mu": 1.0}, stats.norm(1, 1)),
     ],
-    ids=str,
+    ids=["range", "uniform", "log_uniform_values", "normal", "mean"],
 )
 def test_continuous_distributions_follow_their_law(write_sweep, parameter, law):
     assert stats.kstest(draw_many(write_sweep, parameter), law.cdf).pvalue > 0.001
