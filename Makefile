@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
+# processes that run tests, with 2 GB of memory each
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-cluster check format docs clean
@@ -29,8 +31,8 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## run all tests but those of test-cluster
-	$(BIN)/python -m pytest -m "not cluster"
+test: $(STAMP)  ## run all tests but those of test-cluster, in two processes (JOBS=4: in four)
+	$(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster

@@ -33,6 +33,7 @@ from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from fedsim.strategy.strategy import FederatedStrategy
 
 TESTS = Path(__file__).parent
+PATIENCE = 60.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
 POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
 CONFIG = """
 seed_everything: 0
