@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from failing import Run, finish
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
@@ -26,8 +27,9 @@ OPTIONS = [
 ]
 
 
-def run(fedsim, tiny, folder, devices, *options):
-    fedsim("fit", "--config", tiny, "--run_dir", folder, f"--trainer.devices={devices}", *OPTIONS, *options)
+def run(tiny, folder, devices, *options):
+    logs = folder.with_name(f"{folder.name}-logs")
+    finish(Run(logs, "fit", "--config", tiny, "--run_dir", folder, *OPTIONS, *options, ranks=devices), timeout=300)
     path = folder / "checkpoints" / "last.ckpt"
     checkpoint = read_checkpoint(path)
     content = checkpoint["fedsim"]
@@ -58,15 +60,15 @@ def assert_equal_states(a, b):
     ],
     ids=["mean", "local-statistics-FedAdam", "first-two-architectures", "recalibrate-triplet"],
 )
-def test_any_number_of_ranks_gives_the_same_bits(fedsim, tiny, tmp_path, options):
-    one, rows = run(fedsim, tiny, tmp_path / "1", 1, *options)
-    initial = run(fedsim, tiny, tmp_path / "0", 1, *options, "--trainer.max_epochs=1")[0]
+def test_any_number_of_ranks_gives_the_same_bits(tiny, tmp_path, options):
+    one, rows = run(tiny, tmp_path / "1", 1, *options)
+    initial = run(tiny, tmp_path / "0", 1, *options, "--trainer.max_epochs=1")[0]
     moved = [not torch.equal(initial["state_dict"][k], v) for k, v in one["state_dict"].items()]
     assert all(moved), "the runs below would be equal because nothing was trained"
     for devices in (2, 4) if not options else (2,):
         # on one rank sets are scored by one rank, here by all: the numbers do not depend on who computes them
         sharing = "--model.evaluation.share_from=1"
-        many, many_rows = run(fedsim, tiny, tmp_path / str(devices), devices, *options, sharing)
+        many, many_rows = run(tiny, tmp_path / str(devices), devices, *options, sharing)
         assert_equal_states(one["state_dict"], many["state_dict"])
         assert one["states"].keys() == many["states"].keys() == {f"town{i}" for i in range(4)}
         for client, state in one["states"].items():
@@ -94,11 +96,11 @@ def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
     assert "Traceback" not in rest, rest
 
 
-def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(fedsim, tiny, tmp_path):
-    whole, _ = run(fedsim, tiny, tmp_path / "whole", 1)
-    run(fedsim, tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
+def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(tiny, tmp_path):
+    whole, _ = run(tiny, tmp_path / "whole", 1)
+    run(tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
     part = tmp_path / "part" / "checkpoints" / "last.ckpt"
-    resumed, _ = run(fedsim, tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")
+    resumed, _ = run(tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")
     assert_equal_states(whole["state_dict"], resumed["state_dict"])
     for client, state in whole["states"].items():
         assert_equal_states(state, resumed["states"][client])
