@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -210,6 +211,31 @@ def _call(function, folder, rank, variables, log):
 
 def _command(args, rank, variables, log):
     _become(rank, variables, log)
+    sys.argv = ["fedsim", *args]
+    sys.exit(main(args))
+
+
+def run_forked(args, cwd, variables, timeout):
+    """Run a command of one process; return it as :func:`subprocess.run` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = _server.Process(target=_forked, args=(args, str(cwd), variables, paths), daemon=True)
+        process.start()
+        process.join(timeout)
+        code = process.exitcode
+        process.kill()
+        if code is None:
+            raise subprocess.TimeoutExpired(args, timeout, *(path.read_bytes() for path in paths))
+        return subprocess.CompletedProcess(args, code, *(path.read_text() for path in paths))
+
+
+def _forked(args, cwd, variables, paths):
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    for path, descriptor in zip(paths, (1, 2), strict=True):
+        with path.open("wb", buffering=0) as file:
+            os.dup2(file.fileno(), descriptor)
     sys.argv = ["fedsim", *args]
     sys.exit(main(args))
 
