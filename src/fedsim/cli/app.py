@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 
@@ -44,9 +45,10 @@ def _code_of(args: list[str]) -> int:
         if verdict is None:  # a defect, or the parser's own exit: let it be seen
             raise
         _report(error, verdict)
-        # of a run that ends in order, one rank says so
-        stopped = isinstance(error, RunStoppedError) and rank_of_this_process() > 0
-        return 0 if stopped else verdict.code
+        # of a run that ends in order, one rank says so; under torchrun all, as an agent whose ranks did well waits
+        # minutes for the agents of the others
+        says_so = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
+        return verdict.code if says_so or not isinstance(error, RunStoppedError) else 0
     return 0
 
 

@@ -226,9 +226,13 @@ class FedSimCLI(LightningCLI):
     # -- what is printed afterwards ------------------------------------------------------------------------------------
 
     def after_fit(self) -> None:
-        """Print the run's table."""
-        if not self.trainer.is_global_zero:
-            return
+        """Print the run's table; end with the signal that asked the run to stop."""
+        if self.trainer.is_global_zero:
+            self._say_scores()
+        if was_stopped(self.trainer):
+            raise RunStoppedError(self.model.strategy.stop_signal)
+
+    def _say_scores(self) -> None:
         summary = self.run_dir / "summary.json"
         if summary.exists() and (json.loads(summary.read_text())["final"] or {}).get("metrics"):
             say(report([str(self.run_dir)]))
@@ -236,8 +240,6 @@ class FedSimCLI(LightningCLI):
             say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
             if summary.exists():
                 say(traffic(group_runs([self.run_dir])))
-        if was_stopped(self.trainer):
-            raise RunStoppedError(self.model.strategy.stop_signal)
 
     def after_test(self) -> None:
         """Print the scores."""
