@@ -52,10 +52,11 @@ def root():
 def fedsim():
     """Run the command line in a process of its own: ``fedsim("fit", "--config", path)``.
 
-    One that starts other processes is started as people do; others are forked from a server that has imported fedsim.
+    A command that starts ranks of its own is started as people do; ``ranks=True`` says so where no option does. Others
+    are forked from a server that has imported fedsim.
     """
 
-    def run(*args, check=True, timeout=300, cwd=ROOT):
+    def run(*args, check=True, timeout=300, cwd=ROOT, ranks=False):
         args = list(map(str, args))
         # a fit in this process leaves its own address behind
         env = {
@@ -64,7 +65,7 @@ def fedsim():
             if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "FEDSIM_LAUNCHER"))
         }
         several = [arg for arg in args if arg.startswith("--trainer.devices") and arg != "--trainer.devices=1"]
-        if args[0] == "sweep" or several:
+        if ranks or several or args[0] == "sweep":
             command = [sys.executable, "-m", "fedsim", *args]
             result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
         else:

@@ -28,7 +28,7 @@ def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
         run = tmp_path / f"run{rounds}"
         options = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}", "--run_dir", run]
         source = f"--data.source.root={tmp_path / 'omniglot'}"
-        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
+        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options, ranks=True)
         scores[rounds] = final_scores(run)
     clients = {key.split("/")[2] for key in scores[6] if key.startswith("test/global/")} - {"seen", "unseen"}
     assert len(clients) == 8
@@ -43,7 +43,7 @@ def test_grocery_trains_with_identity_batches_and_triplets(fedsim, root, tmp_pat
     fedsim("fit", "--config", root / "configs" / "grocery.yaml", f"--data.source.root={folder}", "--run_dir", run,
            "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--model.client.sampler=identity",
            "--model.objective.triplet=1.0", "--model.objective.triplet_on=pool",
-           "--data.limit_client_batches=4")  # fmt: skip
+           "--data.limit_client_batches=4", ranks=True)  # fmt: skip
     scores = final_scores(run)
     assert {key.split("/")[2] for key in scores if key.startswith("test/global/")} == {
         "fruit", "packages", "vegetables", "seen",
