@@ -66,7 +66,7 @@ def main(args: list[str] | None = None) -> int:
         return run_papers_command(args[1:])
     # a lost connection is one line of ours; torch would add pages of its C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from fedsim.cli.app import run_command  # imports torch and Lightning
+    from fedsim.cli.app import run_command
 
     return run_command(args)
 
