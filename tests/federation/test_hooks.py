@@ -40,7 +40,7 @@ def overriding(method, *hooks):
         is_property = not callable(getattr(cls, hook))  # a property, or a class attribute in its place
         return property(get) if is_property else lambda self, *args, **kwargs: get(self)(*args, **kwargs)
 
-    sub = type(cls.__name__, (cls,), {hook: identity(hook) for hook in hooks})
+    sub = type(f"Overriding{cls.__name__}", (cls,), {hook: identity(hook) for hook in hooks})
     new = sub(**vars(method))
     assert type(new) is not cls
     assert vars(new) == vars(method)
