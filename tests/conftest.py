@@ -11,23 +11,16 @@ import pytest
 import yaml
 from PIL import Image
 
-from failing import run_forked
+from failing import is_of_a_launcher, run_forked
 from tiny_run import TINY
 
 ROOT = Path(__file__).parents[1]
-LAUNCHER = {"RANK", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FEDSIM_LAUNCHER"}
 
 
 def pytest_configure():
     # Lightning would take a scheduler's or launcher's variables for ours
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC_", "WANDB_")) or name in {
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "MASTER_PORT",
-            "FEDSIM_LAUNCHER",
-        }:
+        if name.startswith(("SLURM_", "TORCHELASTIC_", "WANDB_")) or is_of_a_launcher(name):
             del os.environ[name]
     # no test reaches W&B's server, or writes into its folders at home
     os.environ["WANDB_MODE"] = "offline"
@@ -59,11 +52,7 @@ def fedsim():
     def run(*args, check=True, timeout=300, cwd=ROOT, ranks=False):
         args = list(map(str, args))
         # a fit in this process leaves its own address behind
-        env = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "FEDSIM_LAUNCHER"))
-        }
+        env = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
         several = [arg for arg in args if arg.startswith("--trainer.devices") and arg != "--trainer.devices=1"]
         if ranks or several or args[0] == "sweep":
             command = [sys.executable, "-m", "fedsim", *args]

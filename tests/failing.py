@@ -243,8 +243,8 @@ def _forked(args, cwd, variables, paths):
 def _variables(rank, ranks, port):
     if ranks == 1:
         return {}
-    own = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {name: str(value) for name, value in own.items()}
+    own = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": ranks}
+    return {name: str(value) for name, value in (own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items()}
 
 
 def _free_port():
@@ -255,13 +255,15 @@ def _free_port():
 
 def is_of_a_launcher(name):
     """Whether an environment variable would make a process take itself for a rank of another run."""
-    return name.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "WORLD_SIZE", "FEDSIM_LAUNCHER", "FAIL"))
+    return name == "RANK" or name.startswith(
+        ("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "WORLD_SIZE", "FEDSIM_LAUNCHER", "FAIL")
+    )
 
 
-def fit(folder, *args, ranks=1, fail=None, how="SIGKILL"):
+def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):
     """Start ``fedsim fit`` with :data:`CONFIG` in ``folder``."""
     failure = {"FAIL": fail, "FAIL_WITH": how} if fail else {}
-    return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=failure)
+    return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=failure | (environment or {}))
 
 
 def launch(folder, *args, ranks=2, fail=None, how="SIGKILL"):

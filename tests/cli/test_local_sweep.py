@@ -15,18 +15,14 @@ import yaml
 
 from failing import is_of_a_launcher
 from fedsim.__main__ import main
-from fedsim.cli.sweep.file import draws, read_content, sweep_of
+from fedsim.cli.sweep.file import draws
 from fedsim.cli.sweep.local import plan_jobs
 from fedsim.cli.sweep.made import sweep_of_method
 from run_dirs import scores_of, write_run
+from sweep_files import read_sweep
 from tiny_run import TINY
 
 ROOT = Path(__file__).parents[2]
-
-
-def read_sweep(path):
-    """The sweep of a file."""
-    return sweep_of(read_content(path), str(path))
 
 
 # -- running them here -------------------------------------------------------------------------------------------------

@@ -14,18 +14,14 @@ from scipy import stats
 
 from fedsim.__main__ import main
 from fedsim.cli.config_files import normalise
-from fedsim.cli.sweep.file import command_of, draws, read_content, sweep_of
+from fedsim.cli.sweep.file import command_of, draws, sweep_of
 from fedsim.cli.sweep.made import sweep_of_method
 from fedsim.core.errors import ConfigError, DataError
+from sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
 OF_SEVERAL_METHODS = {"base", "pruned", "reference"}
-
-
-def read_sweep(path):
-    """The sweep of a file."""
-    return sweep_of(read_content(path), str(path))
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -59,6 +59,17 @@ def test_a_run_ends_after_the_round_in_which_any_rank_is_asked_to(whole, tmp_pat
     assert_resumable(folder, 2, whole, ranks=2)
 
 
+def test_under_torchrun_all_ranks_end_with_the_signal(tmp_path):
+    # an agent whose ranks all did well would wait minutes for the agents of other machines
+    folder = tmp_path / "run"
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    run = fit(folder, *LONG, ranks=2, environment=torchrun)
+    await_round(folder, 2, lambda: run.output)
+    run.signal(signal.SIGTERM, 0)
+    assert run.wait(timeout=PATIENCE) == [128 + signal.SIGTERM] * 2, run.output
+    assert run.output.count("fedsim: error:") == 1
+
+
 @pytest.mark.parametrize(("seconds", "ranks", "receiver"), [(0.0, 1, 0), (0.0, 2, 1), (0.3, 2, 0)])
 def test_a_round_that_takes_longer_than_the_grace_is_abandoned(whole, tmp_path, seconds, ranks, receiver):
     folder = tmp_path / "run"

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from fedsim.functional.statistics import coordinate_median, krum_scores, trimmed_mean
+from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
 
 
 def vectors(clients, length, seed):

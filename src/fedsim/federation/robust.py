@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.federation.masked import clients_prune
 from fedsim.federation.privacy import DifferentialPrivacy, Privacy
 from fedsim.federation.requirements import check_statistics_of_uploads
-from fedsim.functional.statistics import coordinate_median, krum_scores, trimmed_mean
+from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
 from fedsim.methods.base import Method
 from fedsim.training.messages import Report
 from fedsim.training.server import Server

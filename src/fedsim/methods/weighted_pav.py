@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.core.errors import ConfigError
-from fedsim.functional.losses import cosine_distance_of_parameters
+from fedsim.functional.distances import cosine_distance_of_parameters
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import Method, Need, Signal, Weights
 from fedsim.models.groups import Group, body_groups

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-class Architectures(dict[str, str]):
+
+class Architectures(Mapping[str, str]):
     """Client -> name of its architecture, of all clients and alike on all ranks.
 
     Readers hold this one object, so that they see when a client changes its backbone. Only
-    :class:`~fedsim.federation.adaptive_backbones.AdaptiveBackbones` writes to it.
+    :class:`~fedsim.federation.adaptive_backbones.BackboneLadder` writes to it.
 
     >>> archs = Architectures({"town0": "resnet", "town1": "resnet"})
     >>> archs.assign("town1", "mobilenet")
@@ -15,10 +18,22 @@ class Architectures(dict[str, str]):
     ('mobilenet', 1)
     """
 
+    def __init__(self, archs: Mapping[str, str]) -> None:
+        self._archs = dict(archs)
+
+    def __getitem__(self, client: str) -> str:
+        return self._archs[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archs)
+
+    def __len__(self) -> int:
+        return len(self._archs)
+
     def assign(self, client: str, arch: str) -> None:
         """Give a client another architecture."""
-        self[client] = arch
+        self._archs[client] = arch
 
     def count(self, arch: str) -> int:
         """Return how many clients have an architecture."""
-        return list(self.values()).count(arch)
+        return Counter(self._archs.values())[arch]

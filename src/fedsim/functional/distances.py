@@ -1,0 +1,32 @@
+"""Distances between models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
+
+    It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
+    models differ by a hundredth. Dot products of single tensors are summed in float64. ``pairs`` are (tensor of v,
+    tensor of w) of equal shapes and any floating type. The distance is 0 if both models are zero, and 1 if one is.
+
+    >>> v, w = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
+    >>> round(cosine_distance_of_parameters([(v, w)]), 12)
+    0.4
+    """
+    difference = square_v = square_w = 0.0
+    for of_v, of_w in pairs:
+        v, w = of_v.detach().double().flatten(), of_w.detach().double().flatten()
+        d = v - w
+        sums = torch.stack([d.dot(d), v.dot(v), w.dot(w)]).tolist()
+        difference, square_v, square_w = difference + sums[0], square_v + sums[1], square_w + sums[2]
+    norm_v, norm_w = math.sqrt(square_v), math.sqrt(square_w)
+    if norm_v * norm_w == 0:
+        return float(difference > 0)
+    return max((difference - (norm_v - norm_w) ** 2) / (2 * norm_v * norm_w), 0.0)
