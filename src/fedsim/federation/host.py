@@ -83,25 +83,32 @@ class Host:
         method.train(client)
         client.check_labels()
         upload = method.upload(client)
-        self._check_signals(client, upload)
+        numbers, of_tensors = self._signals(client, upload)
         sent = privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
         self.aggregator.add(client.client_name, contribution)
         traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, sent), strict=True)
-        row = {**outcome.facts, **upload.numbers, **dict(traffic)}
-        table.fill(client.client_name, self.strategy.global_rank, outcome, row, upload.tensor_numbers)
+        row = {**outcome.facts, **numbers, **dict(traffic)}
+        table.fill(client.client_name, self.strategy.global_rank, outcome, row, of_tensors)
 
-    def _check_signals(self, client: Client, upload: Upload) -> None:
-        """Refuse signals that are not declared; those that are not finite make a bad update."""
-        kinds = dict.fromkeys(upload.numbers, "client") | dict.fromkeys(upload.tensor_numbers, "tensor")
+    def _signals(self, client: Client, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+        """Return the upload's signals: those of the client, and those of tensors.
+
+        Signals that are not declared are refused; those that are not finite make a bad update.
+        """
+        numbers, of_tensors = upload.numbers, upload.tensor_numbers
+        kinds = dict.fromkeys(numbers, "client") | dict.fromkeys(of_tensors, "tensor")
         assert kinds == dict(self.how.method.measures), "upload must have the signals that measures names"
-        names = [entry.name for entry in client.model.flat.shared_parameters]
-        of_tensors = [pair for values in upload.tensor_numbers.values() for pair in zip(names, values, strict=True)]
-        for name, value in [*upload.numbers.items(), *of_tensors]:
+        named = list(numbers.items())
+        for values in of_tensors.values():
+            entries = client.model.flat.shared_parameters
+            named += [(entry.name, value) for entry, value in zip(entries, values, strict=True)]
+        for name, value in named:
             if not math.isfinite(value):
                 raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
+        return numbers, of_tensors
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()
