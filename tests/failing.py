@@ -75,15 +75,16 @@ class Run:
         args: the command line.
         ranks: number of processes.
         environment: variables of all of them.
+        machines: that they believe to be on.
     """
 
-    def __init__(self, folder, *args, ranks=1, environment=None):
+    def __init__(self, folder, *args, ranks=1, environment=None, machines=1):
         folder.mkdir(parents=True, exist_ok=True)
         stamp = time.monotonic_ns()
         self.logs = [folder / f"log-{stamp}-{rank}.txt" for rank in range(ranks)]
-        arguments = [*map(str, args), f"--trainer.devices={ranks}"]
+        arguments = [*map(str, args), f"--trainer.devices={ranks // machines}", f"--trainer.num_nodes={machines}"]
         port = _free_port()
-        variables = [_variables(rank, ranks, port) | (environment or {}) for rank in range(ranks)]
+        variables = [_variables(rank, ranks, port, machines) | (environment or {}) for rank in range(ranks)]
         self.processes = [
             _server.Process(target=_command, args=(arguments, rank, variables[rank], self.logs[rank]), daemon=True)
             for rank in range(ranks)
@@ -240,10 +241,11 @@ def _forked(args, cwd, variables, paths):
     sys.exit(main(args))
 
 
-def _variables(rank, ranks, port):
+def _variables(rank, ranks, port, machines=1):
     if ranks == 1:
         return {}
-    own = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": ranks}
+    machine, local_rank = divmod(rank, ranks // machines)
+    own = {"RANK": rank, "LOCAL_RANK": local_rank, "NODE_RANK": machine, "WORLD_SIZE": ranks}
     return {name: str(value) for name, value in (own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items()}
 
 
@@ -358,19 +360,17 @@ class FailingStrategy(FederatedStrategy):
         return _is_here(point, self.lightning_module.current_epoch, self.global_rank)
 
     def exchange(self, tables, error=None):
-        """Fail before the ranks meet."""
+        """Fail before the ranks meet, or within the collective."""
         is_end_of_training = len(tables) > 1
         if is_end_of_training and self._is_at("after training"):
             _fail()
-        super().exchange(tables, error)
-
-    def sum_(self, tensor):
-        """Fail within the collective."""
-        if self._is_at("mid-collective"):
+        if is_end_of_training and self._is_at("mid-collective"):
             if self.world_size > 1:
-                dist.all_reduce(tensor, async_op=True)
+                sizes = (table.numel() for table in tables)
+                payload = torch.zeros(1 + sum(sizes), dtype=torch.float64)
+                dist.all_reduce(payload, group=self._patient, async_op=True)
             _fail()
-        return super().sum_(tensor)
+        super().exchange(tables, error)
 
     def save_checkpoint(self, checkpoint, filepath, storage_options=None):
         """Fail when half a shard is written, before a new version is known as the current one, or for want of space."""

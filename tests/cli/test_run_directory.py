@@ -101,7 +101,7 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
 def test_a_rank_without_clients_hosts_nobody(caplog):
     caplog.set_level("INFO", logger="fedsim")
     RoundProgress().on_placed(place({"a": 1.0}, 2))
-    assert caplog.messages[:2] == ["rank 0 hosts a", "rank 1 hosts nobody"]
+    assert caplog.messages[:2] == ["rank 0 trains a", "rank 1 trains nobody"]
 
 
 def test_as_many_ranks_as_clients_are_right(caplog):

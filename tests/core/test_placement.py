@@ -90,3 +90,21 @@ def test_costs_of_zero():
     placement = place({"a": 0, "b": 0}, num_ranks=2)
     assert placement.speedup == 1.0
     assert set(placement.ranks) == {"a", "b"}
+
+
+def test_clients_are_divided_among_machines_and_then_among_their_ranks():
+    costs = {"a": 9, "b": 5, "c": 4, "d": 3, "e": 3, "f": 2}
+    # machines: a (9|0), b (9|5), c (9|9), d, a tie (12|9), e (12|12), f, a tie (14|12)
+    placement = place(costs, num_ranks=4, per_machine=2)
+    assert [placement.shared_by(ranks) for ranks in placement.groups] == [["a", "d", "f"], ["b", "c", "e"]]
+    # first machine: a -> 0, d -> 1, f -> 1; second: b -> 2, c -> 3, e -> 3
+    assert placement.ranks == {"a": 0, "b": 2, "c": 3, "d": 1, "e": 3, "f": 1}
+    assert placement.loads == (9, 5, 5, 7)
+    assert placement.speedup == 26 / 9
+
+
+def test_ranks_of_one_machine_share_all_clients_and_ranks_alone_none():
+    costs = {"a": 2.0, "b": 1.0}
+    assert place(costs, num_ranks=2, per_machine=2).groups == [range(2)]
+    assert place(costs, num_ranks=2, per_machine=2).ranks == place(costs, num_ranks=2).ranks
+    assert place(costs, num_ranks=2).groups == [range(1), range(1, 2)]

@@ -27,9 +27,10 @@ OPTIONS = [
 ]
 
 
-def run(tiny, folder, devices, *options):
+def run(tiny, folder, devices, *options, machines=1):
     logs = folder.with_name(f"{folder.name}-logs")
-    finish(Run(logs, "fit", "--config", tiny, "--run_dir", folder, *OPTIONS, *options, ranks=devices), timeout=300)
+    args = ("--config", tiny, "--run_dir", folder, *OPTIONS, *options)
+    finish(Run(logs, "fit", *args, ranks=devices, machines=machines), timeout=300)
     path = folder / "checkpoints" / "last.ckpt"
     checkpoint = read_checkpoint(path)
     content = checkpoint["fedsim"]
@@ -74,6 +75,16 @@ def test_any_number_of_ranks_gives_the_same_bits(tiny, tmp_path, options):
         for client, state in one["states"].items():
             assert_equal_states(state, many["states"][client])
         assert rows == many_rows
+
+
+def test_ranks_of_two_machines_give_the_same_bits_as_one(tiny, tmp_path):
+    one, rows = run(tiny, tmp_path / "one", 1)
+    four, four_rows = run(tiny, tmp_path / "four", 4, machines=2)
+    assert set(four["fedsim"]["hosts"].values()) == {0, 1, 2, 3}
+    assert_equal_states(one["state_dict"], four["state_dict"])
+    for client, state in one["states"].items():
+        assert_equal_states(state, four["states"][client])
+    assert rows == four_rows
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the second process in /proc")

@@ -224,7 +224,9 @@ def test_personal_models_have_the_servers_convolutions_or_their_own(personal):
         server = {n: t.view_as(own[n]) for n, t in of_groups(model, Group.CONV).items()}
         is_servers = not differ(server, {n: own[n] for n in server})
         assert is_servers == (personal == "after"), name
-        trained = of_groups(model, Group.CONV, Group.NORM, Group.STAT, buffer=client.snapshot)
+        trained = of_groups(
+            model, Group.CONV, Group.NORM, Group.STAT, buffer=model.parts.snapshots.of(client.client_name)
+        )
         same = not differ({n: t.view_as(own[n]) for n, t in trained.items()}, {n: own[n] for n in trained})
         assert same == (personal == "before_aggregation"), name
 

@@ -10,6 +10,7 @@ import torch
 from lightning import Trainer
 from tabulate import tabulate
 
+from fedsim.core.placement import Placement, place
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.federation import Federation
@@ -18,9 +19,12 @@ from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
 
 
-def describe_federation(model: Federation, data: FederatedDataModule, world_size: int, rounds: int) -> str:
+def describe_federation(
+    model: Federation, data: FederatedDataModule, world_size: int, rounds: int, per_machine: int = 1
+) -> str:
     """Return a report on a federation, as configured and not set up; files of its data are listed, not read."""
     model.assemble(data, 0, world_size, torch.device("cpu"))
+    placement = place(model.parts.costs, world_size, 1 if model.settings.reduction == "fp32" else per_machine)
     method, layer = model.settings.method, model.settings.evaluation.layer
     parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
     for arch, flat in model.parts.models.items():
@@ -28,14 +32,14 @@ def describe_federation(model: Federation, data: FederatedDataModule, world_size
         if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
             whose = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
-    parts += ["\nWho holds what", _client_table(model)]
+    parts += ["\nWho holds what", _client_table(model, placement)]
     called = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
     traffic = [model.parts.ledger.expected(t, chosen) for t, chosen in enumerate(called)]  # if all of them answer
     if model.settings.selection.learns:
         parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
     if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
-    parts += ["\nWhat a run costs", _cost_table(model, data, traffic)]
+    parts += ["\nWhat a run costs", _cost_table(model, data, placement, traffic)]
     return "\n".join(parts)
 
 
@@ -56,14 +60,16 @@ def group_table(model: FlatModel) -> str:
     return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "where"], intfmt=",")
 
 
-def _client_table(model: Federation) -> str:
-    ranks, federated, rows = model.parts.placement.ranks, model.parts.federated, []
+def _client_table(model: Federation, placement: Placement) -> str:
+    groups, federated, rows = placement.groups, model.parts.federated, []
+    group_of = {name: number for number, ranks in enumerate(groups) for name in placement.shared_by(ranks)}
     has_generated = any(c.generated is not None for c in federated.clients)
     for c in federated.clients:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
         counts += [len(c.generated or ())] if has_generated else []
-        rows.append([c.name, ranks[c.name], model.parts.archs[c.name], *counts])
-    headers = ["client", "rank", "architecture", "images", "identities", "cameras", "val queries"]
+        rows.append([c.name, group_of[c.name], model.parts.archs[c.name], *counts])
+    where = "rank" if placement.per_machine == 1 else "machine"
+    headers = ["client", where, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
     tests = [
         [name, len(sets.query), len(sets.gallery), "unseen" if name in federated.unseen else ""]
@@ -84,10 +90,13 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
     return tabulate(rows, headers, intfmt=",")
 
 
-def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[Mapping[str, Traffic]]) -> str:
-    placement, clients = model.parts.placement, model.parts.federated.clients
+def _cost_table(
+    model: Federation, data: FederatedDataModule, placement: Placement, traffic: Sequence[Mapping[str, Traffic]]
+) -> str:
+    clients = model.parts.federated.clients
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
-    hosted = [placement.hosted_by(rank) for rank in range(len(placement.loads))]
+    hosted = [placement.shared_by(ranks) for ranks in placement.groups]
+    where = "rank" if placement.per_machine == 1 else "machine"
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
     model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in model.parts.models.values())
@@ -96,14 +105,18 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
     spent = how.privacy.metrics(rounds - 1, ()) if rounds else {}
+    largest = max(model.parts.costs, key=model.parts.costs.__getitem__)
+    share = model.parts.costs[largest] / max(sum(model.parts.costs.values()), 1)
     speedup = f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)"
+    if len(placement.loads) > 1:
+        speedup += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
     rows = [
         *_traffic_rows(model, traffic),
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         ["predicted speed-up over one rank", speedup],
-        ["host memory: training images of the busiest rank", _mib(pixels)],
+        [f"host memory: training images of the busiest {where}", _mib(pixels)],
         ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
-        ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
+        [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
@@ -138,4 +151,7 @@ class FederatedTrainer(Trainer):
 
     def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Show what a config shares, who holds what, and what a run will cost."""
-        sys.stdout.write(describe_federation(model, datamodule, self.world_size, self.max_epochs or 0) + "\n")
+        per_machine = max(self.world_size // self.num_nodes, 1)
+        sys.stdout.write(
+            describe_federation(model, datamodule, self.world_size, self.max_epochs or 0, per_machine) + "\n"
+        )

@@ -10,17 +10,29 @@ from dataclasses import dataclass
 class Placement:
     """An assignment of clients to ranks.
 
-    A client stays on its rank for the whole run, because that is where its private state lives.
+    Where ranks share nothing, a client is trained on its rank in the whole run. Ranks of one machine take each other's
+    clients; a client's own rank then makes and saves its state.
     """
 
     ranks: Mapping[str, int]
     """client -> its rank"""
     loads: tuple[float, ...]
     """rank -> predicted work, in the unit of the costs"""
+    per_machine: int = 1
+    """ranks that share their clients; 1: each rank has its own"""
 
     def hosted_by(self, rank: int) -> list[str]:
         """Return the clients of ``rank``, in the order in which they were given to :func:`place`."""
         return [client for client, host in self.ranks.items() if host == rank]
+
+    @property
+    def groups(self) -> list[range]:
+        """Ranks that share their clients: those of a machine, or each rank alone."""
+        return [range(first, first + self.per_machine) for first in range(0, len(self.loads), self.per_machine)]
+
+    def shared_by(self, ranks: range) -> list[str]:
+        """Return the clients of several ranks, in the order in which they were given to :func:`place`."""
+        return [client for client, host in self.ranks.items() if host in ranks]
 
     @property
     def speedup(self) -> float:
@@ -33,19 +45,26 @@ class Placement:
         return self.speedup / len(self.loads)
 
 
-def place(costs: Mapping[str, float], num_ranks: int) -> Placement:
+def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> Placement:
     """Assign clients to ranks, the most expensive first, each to the least loaded rank (LPT, Graham 1969).
 
-    Every rank computes the same result from the same arguments. Ties go to the first client and to the lower rank.
-    ``costs`` are predicted work (images times local epochs) by client.
+    Clients are assigned to machines of ``per_machine`` ranks, and then on each machine to its ranks. Every rank
+    computes the same result from the same arguments. Ties go to the first client and to the lower rank. ``costs`` are
+    predicted work (images times local epochs) by client.
 
     >>> place({"msmt17": 43, "duke": 22, "market": 17, "cuhk03": 10}, num_ranks=2).ranks
     {'msmt17': 0, 'duke': 1, 'market': 1, 'cuhk03': 1}
     """
-    loads = [0.0] * num_ranks
+    if 1 < per_machine < num_ranks:
+        machines = place(costs, num_ranks // per_machine)
+        parts = [place({c: costs[c] for c in machines.hosted_by(m)}, per_machine) for m in range(len(machines.loads))]
+        ranks = {c: m * per_machine + rank for m, part in enumerate(parts) for c, rank in part.ranks.items()}
+        loads = tuple(load for part in parts for load in part.loads)
+        return Placement({client: ranks[client] for client in costs}, loads, per_machine)
+    work = [0.0] * num_ranks
     assigned: dict[str, int] = {}
     for client in sorted(costs, key=lambda name: -costs[name]):  # sorted() is stable: ties keep the given order
-        rank = min(range(num_ranks), key=loads.__getitem__)
+        rank = min(range(num_ranks), key=work.__getitem__)
         assigned[client] = rank
-        loads[rank] += costs[client]
-    return Placement({client: assigned[client] for client in costs}, tuple(loads))
+        work[rank] += costs[client]
+    return Placement({client: assigned[client] for client in costs}, tuple(work), per_machine)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import struct
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedsim.core.errors import ConfigError
 
 STORABLE = {
     torch.float64: "F64",
@@ -32,27 +40,13 @@ Place = Literal["device", "host", "disk"]
 class ClientStore(ABC):
     """Named tensors of each client. A tensor whose shape and dtype stay is overwritten in place."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, dict[str, Any]] = {}  # client -> name -> what :meth:`_put` returned
-
+    @abstractmethod
     def read(self, client: str) -> dict[str, Tensor]:
         """Return a client's tensors, empty if it has none. They may be the stored ones: do not write to them."""
-        return {name: self._get(kept) for name, kept in self._kept.get(client, {}).items()}
 
+    @abstractmethod
     def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a client's tensors by copies of these."""
-        old = self._kept.get(client, {})
-        self._kept[client] = {name: self._put(tensor, old.get(name)) for name, tensor in tensors.items()}
-
-    def clients(self) -> list[str]:
-        """Return the clients that have tensors."""
-        return list(self._kept)
-
-    @abstractmethod
-    def _get(self, kept: Any) -> Tensor: ...
-
-    @abstractmethod
-    def _put(self, tensor: Tensor, old: Any) -> Any: ...
 
 
 class MemoryStore(ClientStore):
@@ -62,11 +56,17 @@ class MemoryStore(ClientStore):
     """
 
     def __init__(self, device: torch.device, pinned: bool = False) -> None:
-        super().__init__()
         self.device, self.pinned = device, pinned
+        self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def _get(self, kept: Tensor) -> Tensor:
-        return kept
+    def read(self, client: str) -> dict[str, Tensor]:
+        """Return a client's tensors; see :meth:`ClientStore.read`."""
+        return dict(self._kept.get(client, {}))
+
+    def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace a client's tensors; see :meth:`ClientStore.write`."""
+        old = self._kept.get(client, {})
+        self._kept[client] = {name: self._put(tensor, old.get(name)) for name, tensor in tensors.items()}
 
     def _put(self, tensor: Tensor, old: Tensor | None) -> Tensor:
         if old is tensor:
@@ -76,46 +76,125 @@ class MemoryStore(ClientStore):
         return old.copy_(tensor)
 
 
-class DiskStore(ClientStore):
-    """Tensors in one unnamed file in ``folder`` (None: the system's temporary one), which vanishes with the process.
+class FileStore(ClientStore):
+    """Tensors in a file that any number of processes has opened; :meth:`read` returns copies on the CPU.
 
-    :meth:`read` returns copies on the CPU.
+    The file holds the place of its end, then each client's place of its table of contents, then tables and tensors. All
+    of them are written over if the new content fits into the old room. Nobody may write a client's tensors while
+    somebody else reads them.
+
+    Args:
+        path: of the file; it may be removed when all have opened it.
+        clients: all names, alike in all processes.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open as long as the store lives
-        weakref.finalize(self, self._file.close)
-        self._end = 0
+    _END = struct.Struct("<q")
+    _HEAD = struct.Struct("<qqq")  # of a table: offset, length, room
 
-    def _get(self, kept: _Place) -> Tensor:
-        tensor = torch.empty(kept.shape, dtype=kept.dtype)
-        view, offset = bytes_of(tensor), kept.offset
+    def __init__(self, path: Path, clients: Sequence[str]) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._file)
+        self._heads = {name: self._END.size + row * self._HEAD.size for row, name in enumerate(clients)}
+        self._begin = self._END.size + len(clients) * self._HEAD.size
+
+    def read(self, client: str) -> dict[str, Tensor]:
+        """Return a client's tensors; see :meth:`ClientStore.read`."""
+        return {name: self._read(saved) for name, saved in self._table(self._head(client)).items()}
+
+    def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace a client's tensors; see :meth:`ClientStore.write`.
+
+        Raises:
+            ConfigError: if the file system is full.
+        """
+        head = self._head(client)
+        old = self._table(head)
+        try:
+            new = {name: self._write(tensor, old.get(name)) for name, tensor in tensors.items()}
+            if new != old:
+                self._write_table(client, head, new)
+        except OSError as error:
+            raise ConfigError(
+                f"model.client_store: no room for the private tensors of {client} in {self._path.parent} "
+                f"({error.strerror}); make room there (of a container: --shm-size), or set it to disk, and TMPDIR to a "
+                "folder with room"
+            ) from error
+
+    def _head(self, client: str) -> tuple[int, int, int]:
+        content = os.pread(self._file, self._HEAD.size, self._heads[client])
+        head: tuple[int, int, int] = self._HEAD.unpack(content) if len(content) == self._HEAD.size else (0, 0, 0)
+        return head
+
+    def _table(self, head: tuple[int, int, int]) -> Mapping[str, _Saved]:
+        offset, length, _ = head
+        return _parsed(os.pread(self._file, length, offset)) if length else {}
+
+    def _write_table(self, client: str, head: tuple[int, int, int], table: Mapping[str, _Saved]) -> None:
+        entries = [(name, *saved[:2], str(saved.dtype)[6:], list(saved.shape)) for name, saved in table.items()]
+        text = json.dumps(entries).encode()
+        offset, _, room = head
+        if len(text) > room:
+            room = 2 * len(text)
+            offset = self._allocate(room)
+        os.pwrite(self._file, text, offset)
+        os.pwrite(self._file, self._HEAD.pack(offset, len(text), room), self._heads[client])
+
+    def _read(self, saved: _Saved) -> Tensor:
+        tensor = torch.empty(saved.shape, dtype=saved.dtype)
+        view, offset = bytes_of(tensor), saved.offset
         while view:
-            done = os.preadv(self._file.fileno(), [view], offset)
+            done = os.preadv(self._file, [view], offset)
             assert done > 0, "the store's file was truncated"
             view, offset = view[done:], offset + done
         return tensor
 
-    def _put(self, tensor: Tensor, old: _Place | None) -> _Place:
+    def _write(self, tensor: Tensor, old: _Saved | None) -> _Saved:
         view = bytes_of(tensor.detach().cpu().contiguous())
-        place = old
-        if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
-            place = _Place(self._end, tensor.dtype, tensor.shape)
-            self._end += len(view)
-        offset = place.offset
+        if old is None or old.room < len(view):  # its size may change from round to round: leave it room to grow
+            room = len(view) if old is None else len(view) * 5 // 4
+            old = _Saved(self._allocate(room), room, tensor.dtype, tensor.shape)
+        offset = old.offset
         while view:
-            done = os.pwrite(self._file.fileno(), view, offset)
+            done = os.pwrite(self._file, view, offset)
             view, offset = view[done:], offset + done
-        return place
+        return old._replace(dtype=tensor.dtype, shape=tensor.shape)
+
+    def _allocate(self, num_bytes: int) -> int:
+        """Return the offset of new room at the end."""
+        with locked(self._file):
+            content = os.pread(self._file, self._END.size, 0)
+            end = max(self._END.unpack(content)[0] if content else 0, self._begin)
+            os.pwrite(self._file, self._END.pack(end + num_bytes), 0)
+        return end
 
 
-class _Place(NamedTuple):
+class _Saved(NamedTuple):
     """A tensor in the file."""
 
     offset: int
+    room: int
+    """bytes that it may have"""
     dtype: torch.dtype
     shape: torch.Size
+
+
+@lru_cache(maxsize=4096)
+def _parsed(table: bytes) -> Mapping[str, _Saved]:
+    return {
+        name: _Saved(offset, room, getattr(torch, dtype), torch.Size(shape))
+        for name, offset, room, dtype, shape in json.loads(table)
+    }
+
+
+@contextmanager
+def locked(file: int) -> Iterator[None]:
+    """Keep other processes out that lock the same file; the kernel lifts the lock of a process that ends."""
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -123,13 +202,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
-def make_store(place: Place, device: torch.device) -> ClientStore:
-    """Return an empty store.
+def make_store(place: Place, device: torch.device, clients: Sequence[str]) -> ClientStore:
+    """Return an empty store of this process, for ``clients``.
 
-    ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a temporary file (in
-    TMPDIR), for more clients than memory holds.
+    ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a file in TMPDIR that
+    vanishes with the process, for more clients than memory holds.
     """
     if place == "disk":
-        return DiskStore()
+        with tempfile.TemporaryDirectory(prefix="fedsim-") as folder:
+            return FileStore(Path(folder) / "states", clients)
     on_device = place == "device"
     return MemoryStore(device if on_device else torch.device("cpu"), not on_device and device.type == "cuda")

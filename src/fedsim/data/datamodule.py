@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
@@ -145,6 +146,8 @@ class FederatedDataModule(LightningDataModule):
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._files: list[Domain] | None = None
         self._federated: FederatedData | None = None
+        self.shared_folder: Path | None = None
+        """while ranks of a machine read images: where those that one has read are mapped by the others"""
 
     @property
     def federated(self) -> FederatedData:
@@ -249,8 +252,8 @@ class FederatedDataModule(LightningDataModule):
         if reader := self._reader(images, self.size, device):
             return reader
         pixels = self.decode(images, what)
-        if self.cache == "host":
-            return HeldPixels(pixels, device)
+        if self.cache == "host" or self.shared_folder is not None:
+            return HeldPixels(pixels, device, moved=self.cache == "device")
         try:
             return HeldPixels(pixels.to(device), device)
         except torch.OutOfMemoryError as error:
@@ -285,18 +288,26 @@ class FederatedDataModule(LightningDataModule):
         size = size or self.size
         if images.is_decoded(size):
             return images.decode(size)
-        pixels = torch.empty((len(images), 3, *size), dtype=torch.uint8)
-        done = 0
-        for part in tqdm(list(images.chunks()), desc=f"reading {what}", delay=2.0, disable=None, leave=False):
-            pixels[done : done + len(part)] = part.decode(size)
-            done += len(part)
-        return pixels
+        shape = (len(images), 3, *size)
+        if self.shared_folder is None or not len(images):
+            return _read(images, what, size, torch.empty(shape, dtype=torch.uint8))
+        with shared_array(self.shared_folder, f"{what} {size}", shape) as (pixels, is_new):
+            return _read(images, what, size, pixels) if is_new else pixels
 
     def train_dataloader(self) -> OncePerRound:
         """One step per round, evaluation or prediction."""
         return OncePerRound()
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+def _read(images: Images, what: str, size: Size, pixels: Tensor) -> Tensor:
+    """Read images into ``pixels`` uint8 [n, 3, H, W], a part at a time."""
+    done = 0
+    for part in tqdm(list(images.chunks()), desc=f"reading {what}", delay=2.0, disable=None, leave=False):
+        pixels[done : done + len(part)] = part.decode(size)
+        done += len(part)
+    return pixels
 
 
 def _readable(found: Sequence[DecodedFile], otherwise: str) -> list[DecodedFile]:

@@ -40,10 +40,13 @@ class Pixels(ABC):
 
 
 class HeldPixels(Pixels):
-    """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches."""
+    """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches.
 
-    def __init__(self, pixels: Tensor, device: torch.device) -> None:
-        self.pixels, self.device = pixels, device
+    If they are ``moved``, they go to the device with the first batch: of clients that another rank may train, too.
+    """
+
+    def __init__(self, pixels: Tensor, device: torch.device, moved: bool = False) -> None:
+        self.pixels, self.device, self._is_moved = pixels, device, moved
         self.num_values = pixels[0].numel() if len(pixels) else 0
 
     def __len__(self) -> int:
@@ -51,6 +54,8 @@ class HeldPixels(Pixels):
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
         """Gather each batch; see :meth:`Pixels.batches`."""
+        if self._is_moved:
+            self.pixels = self.pixels.to(self.device)
         for index in order:
             where = index.to(self.pixels.device, non_blocking=True)
             yield _send(self.pixels.index_select(0, where), self.device)

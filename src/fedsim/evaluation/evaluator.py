@@ -51,15 +51,19 @@ class Evaluator(Extractor):
         """See :attr:`Plan.primary`."""
         return self.plan.primary
 
-    def prepare(self, split: SplitName, trained: Iterable[str] = ()) -> None:
+    def prepare(self, split: SplitName, trained: Iterable[str] = (), near: bool = False) -> None:
         """Check labels and read this rank's images now: a damaged image is reported before hours of training.
 
-        ``trained`` are clients whose local models will be scored.
+        ``trained`` are clients whose local models will be scored. ``near``: read also those of the machine's other
+        ranks.
         """
         jobs = self._jobs(split, self.plan.rows(split, tuple(trained)))
         for domain in dict.fromkeys(job.domain for job in jobs):
             self._check(split, domain)
-        for job in filter(self._takes_part, reversed(jobs)):  # whole sets first: shares are parts of them
+        takes_part = self._is_near if near else self._is_own
+        for job in reversed(jobs):  # whole sets first: shares are parts of them
+            if not job.is_shared and not takes_part(job):
+                continue
             for name, images in self._images(split, job.domain).items():
                 self._read(images, name, self._share(images, job))
 
@@ -69,7 +73,7 @@ class Evaluator(Extractor):
         ``trained`` clients have a local model from this round. ``rankings`` is a folder for ranked lists of the primary
         model; None: none are written.
         """
-        plan, rank = self.plan, self.strategy.global_rank
+        plan = self.plan
         rows = plan.rows(split, tuple(trained))
         jobs = self._jobs(split, rows)
         tables = [self._blank(split, job) for job in jobs]
@@ -78,7 +82,7 @@ class Evaluator(Extractor):
                 job = jobs[number]
                 for table, own in zip(tables[number], self._score(split, job, query, gallery), strict=True):
                     table.copy_(torch.from_numpy(own))
-                if rankings is not None and plan.is_delivered(job.row) and job.row.owner == rank:
+                if rankings is not None and plan.is_delivered(job.row) and self._writes(job):
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
         scores: dict[int, tuple[Floats, Floats]] = {}
@@ -102,12 +106,16 @@ class Evaluator(Extractor):
         with self.strategy.together():
             for number, query, gallery in self._features("test", jobs):
                 job = jobs[number]
-                if job.row.owner == self.strategy.global_rank:
+                if self._writes(job):
                     trial = self._trials_of("test", job.domain)[0]
                     write_features(files[number], *trial.select(query, gallery), trial.labels)
                     if maps is not None and not job.is_ensemble:
                         self._draw_maps(maps / f"{self._file_name(job)}.png", job)
         return files
+
+    def _writes(self, job: Job) -> bool:
+        """Whether this rank, which takes part in a job, writes its files."""
+        return not job.is_shared or self._is_own(job)
 
     def _is_mine(self, job: Job, block: int) -> bool:
         """Whether this rank ranks a block of queries."""

@@ -18,21 +18,24 @@ from fedsim.evaluation.plan import Job, Plan, SplitName
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import Row
 from fedsim.methods.base import Method, message_to
+from fedsim.strategy.machine import Machine
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import Client
 from fedsim.training.features import extract_features, shard_of
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
+from fedsim.training.snapshots import Snapshots
 
 
 @dataclass
 class Extractor:
     """Runs the server's models and the clients' on retrieval sets.
 
-    ``method`` defines the personalised model, ``server`` has the global ones. ``clients`` are those that this rank
-    hosts, ``archs`` the architectures of all, ``models`` the resident model of each architecture. ``federated`` is all
-    clients' data, not decoded; ``placement`` says which rank hosts whom. ``open_images``: images, name, device -> their
-    pixels. ``progress`` receives the name of each model and set before they are scored.
+    ``method`` defines the personalised model, ``server`` has the global ones. ``clients`` are those that this rank may
+    load, ``archs`` the architectures of all, ``models`` the resident model of each architecture. ``federated`` is all
+    clients' data, not decoded; ``placement`` says which rank hosts whom, ``machine`` which ranks share them, and
+    ``snapshots`` holds local models. ``open_images``: images, name, device -> their pixels. ``progress`` receives the
+    name of each model and set before they are scored.
     """
 
     settings: Evaluation
@@ -43,6 +46,8 @@ class Extractor:
     archs: Mapping[str, str]
     federated: FederatedData
     placement: Placement
+    machine: Machine | None
+    snapshots: Snapshots
     strategy: FederatedStrategy
     open_images: Callable[[Images, str, torch.device], Pixels]
     progress: Callable[[str], None]
@@ -61,17 +66,33 @@ class Extractor:
 
     def _features(self, split: SplitName, jobs: list[Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""
-        for number, job in enumerate(jobs):
-            if not self._takes_part(job):
-                continue
+        for number in self._numbers(split, jobs):
+            job = jobs[number]
             self.progress(f"{job.row.kind} model on {job.domain}")
             extract = self._extract_all if job.is_ensemble else self._extract
             with nullcontext() if job.is_ensemble else self._loaded(job.row):
                 query, gallery = (extract(job, *item) for item in self._images(split, job.domain).items())
             yield number, query, gallery
 
-    def _takes_part(self, job: Job) -> bool:
-        return job.is_shared or job.row.owner == self.strategy.global_rank
+    def _numbers(self, split: SplitName, jobs: list[Job]) -> Iterator[int]:
+        """Yield the numbers of the jobs in which this rank takes part; those of one rank are dealt, the largest first.
+
+        Features of equal images cost about the same with all models: sizes need no measurement.
+        """
+        yield from (number for number, job in enumerate(jobs) if job.is_shared)
+        single = [number for number, job in enumerate(jobs) if not job.is_shared and self._is_near(job)]
+        if self.machine is None:
+            yield from single
+        else:
+            sizes = {n: sum(map(len, self._images(split, jobs[n].domain).values())) for n in single}
+            yield from self.machine.deal(sorted(single, key=lambda number: -sizes[number]))
+
+    def _is_near(self, job: Job) -> bool:
+        """Whether this rank may do a job that is not shared."""
+        return job.row.owner in self.machine.ranks if self.machine else self._is_own(job)
+
+    def _is_own(self, job: Job) -> bool:
+        return job.row.owner == self.strategy.global_rank
 
     def _extract(self, job: Job, name: str, images: Images) -> Tensor:
         """Return the loaded model's features [n, D], on the device; shares of a shared job are gathered."""
@@ -90,7 +111,7 @@ class Extractor:
         widths = [self._width(self.models[arch]) for arch in self.archs.values()]
         features = torch.zeros(len(images), sum(widths), device=self._device)
         for (client, arch), columns in zip(self.archs.items(), features.split(widths, dim=1), strict=True):
-            if client in self.clients:
+            if self.placement.ranks[client] == self.strategy.global_rank:
                 with self._loaded(Row("personalised", job.domain, client, arch, 0)):
                     pixels = self._read(images, name, self._share(images, job))
                     columns.copy_(self._outputs(self.models[arch], pixels))
@@ -121,8 +142,7 @@ class Extractor:
         client = self.clients[row.client]
         try:
             if row.kind == "local":
-                assert client.snapshot is not None
-                client.model.flat.buffer.copy_(client.snapshot)
+                client.model.flat.buffer.copy_(self.snapshots.of(row.client))
             else:
                 client.load()
                 client.received = message_to(self.method, self.server, client.model.arch)
@@ -142,7 +162,8 @@ class Extractor:
             return whole.part(rows)
         if key not in self._opened:
             index = np.arange(rows.start, rows.stop, dtype=np.int64)
-            self._opened[key] = self.open_images(images.take(index), name, self._device)
+            part = "" if len(index) == len(images) else f", images {rows.start + 1} to {rows.stop}"
+            self._opened[key] = self.open_images(images.take(index), name + part, self._device)
         return self._opened[key]
 
     def _images(self, split: SplitName, domain: str) -> dict[str, Images]:

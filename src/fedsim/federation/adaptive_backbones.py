@@ -133,13 +133,19 @@ class BackboneLadder(Axis):
         if round_ == 0 or round_ % self._settings.every:
             return
         parts, rewards = self._parts, self._selection.mean_rewards()
+        moved = False
         for name, rung in next_rungs(rewards, self.rungs, self._caps, self._settings.share).items():
             old, new = parts.archs[name], self._archs[rung - 1]
             if new != old:
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
                 parts.archs.assign(name, new)
-                if name in parts.clients:
+                moved = True
+                if name in parts.hosted:
                     _move(parts.clients[name], parts.models[new], parts.method, parts.server)
+                elif name in parts.clients:
+                    parts.clients[name].model = parts.models[new]
+        if moved and parts.machine is not None:  # another rank may train a client before its own has moved it
+            parts.machine.meet()
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""

@@ -94,6 +94,7 @@ class Aggregator:
         self._extras: dict[tuple[str, str], Tensor] = {}
         self._shapes: Extras = {}
         self._waiting: dict[str, Upload] = {}
+        self._is_summed = False  # over all ranks
 
     def length_of(self, statistics: BatchNormStatistics) -> int:
         """Return the length of an architecture's sums."""
@@ -110,6 +111,19 @@ class Aggregator:
             for arch, shapes in extras.items()
             for name, shape in shapes.items()
         }
+
+    def ready(self) -> list[Tensor]:
+        """Return the sums if they are complete and small: ranks exchange them with the reports, in one collective.
+
+        They are exact float64 sums in host memory, of at most 1 MiB together.
+        """
+        sums = [*self._totals.values(), *self._extras.values()]
+        small = self.is_exact and self._weights is not None and sum(s.nbytes for s in sums) <= 2**20
+        self._is_summed = small and all(s.device.type == "cpu" for s in sums)
+        return sums if self._is_summed else []
+
+    def _over_ranks(self, total: Tensor) -> Tensor:
+        return total if self._is_summed else self.strategy.sum_(total)
 
     def encode(self, client: str, upload: Upload) -> Upload:
         """Return what a client adds to the sums: its upload, or a changed copy of it."""
@@ -153,7 +167,7 @@ class Aggregator:
         for arch, members in by_architecture(reports, self.archs).items():
             extras = {}
             for name, shape in sorted(self._shapes.get(arch, {}).items()):
-                total = self.strategy.sum_(self._extras[arch, name])
+                total = self._over_ranks(self._extras[arch, name])
                 extras[name] = (total.div_(GRID) if self.is_exact else total).to(torch.float32).view(shape)
             found[arch] = Answers(members, extras)
         self._extras = {}
@@ -199,7 +213,7 @@ class Aggregator:
             total.add_(x, alpha=weight)
 
     def _mean(self, arch: str) -> Tensor:
-        total = self.strategy.sum_(self._totals[arch])
+        total = self._over_ranks(self._totals[arch])
         if self.is_exact:
             total.div_(GRID)
         return self.statistics[arch].decode(self.divide(arch, total)).to(torch.float32)

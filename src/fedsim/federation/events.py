@@ -20,7 +20,7 @@ class RoundCallback(Callback):
         """Clients have been assigned to ranks."""
 
     def on_round_start(self, round_: int, clients: list[str]) -> None:
-        """Round ``round_`` (from 0) starts; ``clients`` are those that train on this rank."""
+        """Round ``round_`` (from 0) starts; ``clients`` train on this machine, in this order."""
 
     def on_client_batch(self, report: BatchReport) -> None:
         """A client has done one batch."""

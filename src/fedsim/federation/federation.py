@@ -40,6 +40,7 @@ from fedsim.federation.settings import (
     StatisticsPolicy,
 )
 from fedsim.federation.wiring import axes_of, evaluator_of, round_of
+from fedsim.strategy.machine import Machine, machine_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
@@ -163,7 +164,8 @@ class Federation(LightningModule):
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:
-                self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device)
+                machine = machine_of(strategy) if self.settings.reduction == "exact" else None
+                self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device, machine)
                 for callback in round_callbacks(self.trainer):
                     callback.on_placed(self.parts.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
@@ -174,9 +176,16 @@ class Federation(LightningModule):
         if is_new:
             check_equal_start(strategy, self.parts.models)
 
-    def assemble(self, data: FederatedDataModule, rank: int, world_size: int, device: torch.device) -> None:
-        """Build the server and the clients that ``rank`` hosts (:func:`~fedsim.federation.assembly.assemble`)."""
-        self.parts = assemble(self.settings, data, rank, world_size, device)
+    def assemble(
+        self,
+        data: FederatedDataModule,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        machine: Machine | None = None,
+    ) -> None:
+        """Build the server and the clients of ``rank``, see :func:`~fedsim.federation.assembly.assemble`."""
+        self.parts = assemble(self.settings, data, rank, world_size, device, machine)
         self.server = self.parts.server  # Lightning saves and moves it
         self.axes = axes_of(self.settings, self.parts)
 

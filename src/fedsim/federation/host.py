@@ -1,4 +1,4 @@
-"""The share of one rank in a round: its clients visit the resident models, one after another."""
+"""The share of one rank in a round: clients visit its resident models, one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsim.training.messages import Upload
 
 @dataclass(frozen=True)
 class Host:
-    """A rank's clients and what they need to train."""
+    """A rank, and what clients need to train on it."""
 
     how: Settings
     """the federation as configured"""
@@ -38,16 +38,19 @@ class Host:
     def train(
         self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
     ) -> Exception | None:
-        """Train those of the clients ``called`` that are hosted here, and fill their rows of ``table``.
+        """Train those of the clients ``called`` that this rank is dealt, and fill their rows of ``table``.
 
         ``work``: client -> share of its work that gets done. ``keep_snapshots`` keeps local models for an evaluation.
         Returns the error, if there was one: the other ranks must hear of it.
         """
-        mine = [name for name in called if name in self.parts.clients]
+        schedule = self.parts.schedule
+        order = schedule.order(called, work)
+        if keep_snapshots:
+            self.parts.snapshots.begin(order)
         try:
             for callback in self.callbacks:
-                callback.on_round_start(round_, mine)
-            for name in mine:
+                callback.on_round_start(round_, order)
+            for name in schedule.deal(order):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
                 self._visit(self.parts.clients[name], round_, work[name], table, keep_snapshots)
         except Exception as error:  # whatever it is
@@ -87,7 +90,9 @@ class Host:
         sent = privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
-        outcome = client.end_round(parts, self.aggregator.limit, keep_snapshot)
+        outcome = client.end_round(parts, self.aggregator.limit)
+        if keep_snapshot:
+            self.parts.snapshots.keep(client.client_name, client.model.flat.buffer)
         self.aggregator.add(client.client_name, contribution)
         traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, sent), strict=True)
         row = {**outcome.facts, **numbers, **dict(traffic)}

@@ -70,13 +70,13 @@ class Round:
         # 3. Each rank trains its clients, one after another.
         table = self._empty_table()
         error = self.host.train(round_, called, work, table, keep_snapshots)
-        # 4. All ranks meet: the clients' reports, who is left out, whether somebody asked to stop.
-        self.strategy.exchange(table.parts, error)
+        # 4. All ranks meet: reports, who is left out, whether somebody asked to stop; small sums come along.
+        self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
         table.warn_of_skipped(round_, called)
         reports = {name: self._report(table, name) for name in table.returned(called)}
         # 5. Every rank computes the same weights, normalised before they meet any upload.
         weights = aggregation_weights(method, reports, parts.archs)
-        # 6. Weighted sums over all clients, one collective per architecture; noise, if there is to be any.
+        # 6. Weighted sums over all clients, one collective per architecture if large; noise, if there is to be any.
         means = how.privacy.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
         # 7. The server moves towards the means, and does what else the method asks of it.
         if means:  # nobody answered: no step, not even of the momentum

@@ -45,7 +45,6 @@ class Client(LightningModule):
         model: of the client's architecture, on this rank.
         store: of private states.
         seed: of the run.
-        kept: tensors of the method that the client keeps from the start; see :meth:`keep`.
     """
 
     received: Download
@@ -63,7 +62,6 @@ class Client(LightningModule):
         model: FlatModel,
         store: ClientStore,
         seed: int,
-        kept: Mapping[str, Tensor],
     ) -> None:
         super().__init__()
         self.client_name, self.num_classes = data.name, data.num_classes
@@ -79,11 +77,11 @@ class Client(LightningModule):
         """the current one, from 0"""
         self.progress = (0, 0, 0)
         """of the last visit; see :class:`Visit`"""
-        # allocate now, so that out-of-memory shows before round 1
-        generator = torch_generator(seed, self.client_name, "head")
-        self.store_private(model.initial_state(self.num_classes, generator), kept)
-        self.snapshot: Tensor | None = None
-        """the whole local model after training, before aggregation [N], in host memory; evaluation rounds only"""
+
+    def start(self, kept: Mapping[str, Tensor]) -> None:
+        """Store the private state of a client that has not trained; ``kept`` are the method's, see :meth:`keep`."""
+        generator = torch_generator(self.seed, self.client_name, "head")
+        self.store_private(self.model.initial_state(self.num_classes, generator), kept)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +99,6 @@ class Client(LightningModule):
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self._make_ready(self.model, "dropout")
-        self.snapshot = None
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this visit, with its own dropout stream.
@@ -183,11 +180,11 @@ class Client(LightningModule):
         """Raise NoClustersError if the visit had no labels to train on."""
         self.visit.source.check()
 
-    def end_round(self, contribution: Sequence[Tensor], limit: float, keep_snapshot: bool) -> Outcome:
+    def end_round(self, contribution: Sequence[Tensor], limit: float) -> Outcome:
         """Check the results of the visit, and store the private state.
 
         The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
-        ``limit``. The local model is kept for an evaluation if ``keep_snapshot``.
+        ``limit``.
 
         Raises:
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
@@ -203,7 +200,6 @@ class Client(LightningModule):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
         self.store_private(self.model.private, self.kept)
-        self.snapshot = self.model.flat.buffer.to("cpu", copy=True) if keep_snapshot else None
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
 
     def leave(self) -> None:

@@ -49,10 +49,11 @@ class RoundProgress(RoundCallback, ProgressBar):
         """Print who is where, and what several ranks can bring at best."""
         if not self._enabled:
             return
-        for rank in range(len(placement.loads)):
-            names = placement.hosted_by(rank)
+        for ranks in placement.groups:
+            names = placement.shared_by(ranks)
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            log.info("rank %d hosts %s", rank, (", ".join(names[:_MAX_NAMES]) or "nobody") + more)
+            who = f"rank {ranks[0]} trains" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]} train"
+            log.info("%s %s", who, (", ".join(names[:_MAX_NAMES]) or "nobody") + more)
         if len(placement.loads) > 1:
             log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
 

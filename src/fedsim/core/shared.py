@@ -1,0 +1,93 @@
+"""What the processes of one machine share: folders in memory, arrays in them, and a counter.
+
+Everything is a file. Processes see each other's writes at once, because they go through the same pages of the kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import struct
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.store import locked
+
+_MEMORY = Path("/dev/shm")
+
+
+def memory_folder() -> Path:
+    """Return where files are in memory; without such a place, the temporary folder."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else slow_folder()
+
+
+def slow_folder() -> Path:
+    """Return the temporary folder."""
+    return Path(tempfile.gettempdir())
+
+
+def is_roomy(num_bytes: float) -> bool:
+    """Whether files of this size, and as much again, fit into :func:`memory_folder`."""
+    return shutil.disk_usage(memory_folder()).free > 2 * num_bytes
+
+
+@contextmanager
+def shared_array(folder: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[Tensor, bool]]:
+    """Yield an array uint8 of this name and shape in a folder, and whether it is new.
+
+    The block fills a new array; then other processes can map it. Where there is no room, it is this process's own.
+    """
+    path = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+    if path.exists():
+        yield torch.from_numpy(np.memmap(path, np.uint8, "c", shape=shape)), False
+        return
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        with partial.open("xb") as file:  # now: where memory is missing, a write into mapped memory kills the process
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape))
+        pixels = torch.from_numpy(np.memmap(partial, np.uint8, "r+", shape=shape))
+    except OSError:
+        partial.unlink(missing_ok=True)
+        yield torch.empty(shape, dtype=torch.uint8), True
+        return
+    yield pixels, True
+    partial.replace(path)
+
+
+class Counter:
+    """Counts from 0 in each of many deals, for all processes that have opened the same ``path``.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     a, b = Counter(Path(folder) / "counter"), Counter(Path(folder) / "counter")
+    ...     [a.take(1), b.take(1), b.take(1), a.take(2)]
+    [0, 1, 2, 0]
+    """
+
+    _FORMAT = struct.Struct("<qq")  # the deal, and its next number
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._file)
+
+    def take(self, deal: int) -> int:
+        """Return the next number of ``deal``, 1 or more. A deal begins with its first call, and ends the one before.
+
+        Late calls, of a deal that has ended, get the largest number.
+        """
+        with locked(self._file):
+            content = os.pread(self._file, self._FORMAT.size, 0)
+            current, number = self._FORMAT.unpack(content) if content else (0, 0)
+            if current > deal:
+                return 2**62
+            number = number if current == deal else 0
+            os.pwrite(self._file, self._FORMAT.pack(deal, number + 1), 0)
+        return number

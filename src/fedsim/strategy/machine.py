@@ -1,0 +1,91 @@
+"""The ranks of one machine: they share memory, so any of them can train any of the machine's clients."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
+from fedsim.strategy.strategy import FederatedStrategy
+
+T = TypeVar("T")
+
+
+class Machine:
+    """This rank's machine; all ranks of a run make theirs together, by :func:`machine_of`.
+
+    ``ranks`` are the machine's, by their numbers in the run.
+    """
+
+    def __init__(self, strategy: FederatedStrategy, ranks: range) -> None:
+        self.strategy, self.ranks = strategy, ranks
+        self._deals = 0
+        with self.folder() as folder:
+            self._counter = Counter(folder / "deals")
+
+    @contextmanager
+    def folder(self, num_bytes: float = 0.0, in_memory: bool = True) -> Iterator[Path]:
+        """Let all ranks of the machine see a new folder during a block, which all ranks of the run enter.
+
+        It is in memory, unless there is no room for ``num_bytes``. It vanishes after the block; who has opened a file
+        in it goes on to use that.
+
+        Raises:
+            ConfigError: if a rank does not see it.
+        """
+        name, size = self.strategy.broadcast(secrets.token_hex(8)), len(self.ranks)
+        rank, machine = self.strategy.global_rank, self.ranks.start // size
+        choices = torch.zeros(self.strategy.world_size // size, dtype=torch.float64)
+        is_first = rank == self.ranks.start
+        if is_first and in_memory and is_roomy(num_bytes):
+            choices[machine] = 1
+        self.strategy.exchange([choices])
+        # machines may have a disk in common
+        folder = (memory_folder() if choices[machine] else slow_folder()) / f"fedsim-{name}-{machine}"
+        try:
+            with self.strategy.together():
+                if is_first:
+                    folder.mkdir(mode=0o700)
+            with self.strategy.together():
+                if not folder.is_dir():
+                    raise ConfigError(
+                        f"rank {rank} does not see {folder.parent} of rank {self.ranks.start} on the same machine; "
+                        "start all ranks of a machine in one container, or their containers with --ipc=host"
+                    )
+            yield folder
+            self.meet()
+        finally:
+            if is_first:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def meet(self) -> None:
+        """Wait for all ranks of the run."""
+        self.strategy.exchange([])
+
+    def deal(self, items: Sequence[T]) -> Iterator[T]:
+        """Yield those of the items that this rank gets, one by one; all ranks of the machine call it with the same.
+
+        An item goes to the rank that asks first, in the order of the items. Ranks meet between two deals.
+        """
+        self._deals += 1
+        return self._dealt(self._deals, items)
+
+    def _dealt(self, deal: int, items: Sequence[T]) -> Iterator[T]:
+        while (number := self._counter.take(deal)) < len(items):
+            yield items[number]
+
+
+def machine_of(strategy: FederatedStrategy) -> Machine | None:
+    """Return this rank's machine, on all ranks together; None where ranks cannot share: each has clients of its own."""
+    size = strategy.num_processes
+    if size == 1 or strategy.world_size % size:
+        return None
+    first = strategy.global_rank // size * size
+    return Machine(strategy, range(first, first + size))

@@ -1,0 +1,126 @@
+"""Ranks of a machine take clients from each other: in order of cost, and with the same bits whoever is slow."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from failing import run_on_ranks
+from fedsim.data import SyntheticReID
+from fedsim.federation.axis import RoundRecord
+from fedsim.federation.events import RoundCallback
+from fedsim.federation.schedule import Schedule
+from fedsim.methods import Ditto, FedBN
+from fedsim.strategy.machine import Machine
+from fedsim.training.messages import Report
+from small import fit, make_data, make_model, vector
+
+NAMES = ["a", "b", "c", "d"]
+COSTS = {"a": 10.0, "b": 40.0, "c": 20.0, "d": 40.0}
+ALL = dict.fromkeys(NAMES, 1.0)
+
+
+def schedule(clients=NAMES, shared=True):
+    machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
+    return Schedule(COSTS, clients, machine)
+
+
+def report(seconds, images):
+    return Report(10, seconds=seconds, images=images)
+
+
+def test_before_any_measurement_images_decide_and_ties_keep_their_order():
+    assert schedule().order(NAMES, ALL) == ["b", "d", "c", "a"]
+    assert schedule().order(["d", "a", "b"], ALL) == ["d", "b", "a"]
+    assert schedule().order(NAMES, {**ALL, "b": 0.1}) == ["d", "c", "a", "b"]
+
+
+def test_measured_seconds_decide_and_others_count_as_usual():
+    timed = schedule()
+    timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(4.0, 40.0)}))
+    # seconds per image: a 9, b 0.1, the others their mean 4.55
+    expected = {"a": 10 * 9, "b": 40 * 0.1, "c": 20 * 4.55, "d": 40 * 4.55}
+    assert timed.order(NAMES, ALL) == sorted(NAMES, key=lambda name: -expected[name]) == ["d", "c", "a", "b"]
+    timed.observe(RoundRecord(1, 0, NAMES, {"a": report(1.0, 10.0), "d": report(math.nan, 0.0)}))
+    assert timed.order(NAMES, ALL)[-1] == "a"  # 1, b 4, others 0.1 per image: c 2, d 4
+
+
+def test_a_rank_without_neighbours_keeps_the_order_and_its_own_clients():
+    alone = schedule(["a", "c", "d"], shared=False)
+    alone.observe(RoundRecord(0, 0, NAMES, {"a": report(1e-3, 10.0)}))
+    assert alone.order(NAMES, ALL) == list(alone.deal(["a", "c", "d"])) == ["a", "c", "d"]
+
+
+class Waiting(RoundCallback):
+    """The rank that begins the first client of a round waits in it until all others have been trained."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def on_round_start(self, round_, clients):
+        """Remember the round."""
+        self._round, self._clients = round_, clients
+
+    def on_client_batch(self, report):
+        """Note whom this rank trains."""
+        (self._folder / f"{self._round} {report.client}").touch()
+        deadline = time.monotonic() + 60
+        while report.client == self._clients[0] and len(list(self._folder.glob(f"{self._round} *"))) < 4:
+            assert time.monotonic() < deadline, "the other rank does not train the other clients"
+            time.sleep(0.01)
+
+
+class Jitter(RoundCallback):
+    """Slows each batch by a random time, which differs from rank to rank and from run to run."""
+
+    def on_client_batch(self, report):
+        """Wait up to 20 ms."""
+        time.sleep(0.02 * float(torch.rand(1, generator=torch.Generator().manual_seed(time.perf_counter_ns()))))
+
+
+def state_of(model):
+    private = {
+        f"{name} {key}": tensor
+        for name, client in model.parts.clients.items()
+        for key, tensor in client.private_state().items()
+    }
+    return {"global": vector(model), **private}
+
+
+def sources():
+    return make_data(SyntheticReID(clients=4, unseen=1, scale=0.2))
+
+
+def wait_on_two(folder):
+    """What each of two ranks does."""
+    model = fit(make_model(FedBN()), sources(), rounds=2, devices=2, callbacks=[Waiting(folder)])
+    torch.save(state_of(model), folder / f"{model.strategy.global_rank}.pt")
+
+
+def jitter_on_three(folder):
+    """What each of three ranks does."""
+    model = fit(make_model(Ditto()), sources(), rounds=3, devices=3, callbacks=[Jitter()])
+    torch.save(state_of(model), folder / f"{model.strategy.global_rank}.pt")
+
+
+def assert_same_on_all(folder, ranks, expected):
+    for rank in range(ranks):
+        found = torch.load(folder / f"{rank}.pt", weights_only=True)
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_rank_trains_all_that_a_busy_one_leaves(tmp_path):
+    run_on_ranks(wait_on_two, tmp_path)
+    assert_same_on_all(tmp_path, 2, state_of(fit(make_model(FedBN()), sources(), rounds=2)))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_whoever_is_slow_the_bits_are_the_same(tmp_path):
+    run_on_ranks(jitter_on_three, tmp_path, ranks=3)
+    assert_same_on_all(tmp_path, 3, state_of(fit(make_model(Ditto()), sources(), rounds=3)))
