@@ -241,9 +241,10 @@ def test_lsn_is_fedbn():
 
 
 def test_shared_groups():
-    assert SKA().shared_groups == SKA(attn_local=False).shared_groups == TRUNK
-    assert LSN.shared_groups == {Group.CONV}
-    assert SKA(dual=False, unseen="avg", attn_local=False).shared_groups == {Group.CONV, Group.ATTN}
+    """SE's and CBAM's modules are averaged unless told otherwise: the authors' code goes by "bn" in names."""
+    assert SKA().shared_groups == SKA(attn_local=True).shared_groups == TRUNK
+    assert SKA(dual=False, unseen="avg").shared_groups == {Group.CONV, Group.ATTN}
+    assert SKA(dual=False, unseen="avg", attn_local=True).shared_groups == {Group.CONV}
 
 
 @pytest.mark.parametrize("attn_local", [True, False])
