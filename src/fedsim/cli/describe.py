@@ -92,6 +92,10 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
     model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in model.parts.models.values())
     how = model.settings
+    beside = list(how.method.replicas.values())
+    trained, frozen = 1 + beside.count("trained"), beside.count("frozen")
+    models = "model, gradient, two optimizer moments"
+    models += f", of {trained} models" * (trained > 1) + f", and {frozen} frozen" * (frozen > 0)
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
@@ -102,7 +106,7 @@ def _cost_table(model: Federation, data: FederatedDataModule, traffic: Sequence[
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         ["predicted speed-up over one rank", speedup],
         ["host memory: training images of the busiest rank", _mib(pixels)],
-        ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
+        [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes)],
         ["host memory: uploads waiting on the busiest rank", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)

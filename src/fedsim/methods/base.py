@@ -124,6 +124,11 @@ class Method(ABC):
         return {}
 
     @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """Models that a client holds beside the resident one, by role: ``fedsim describe`` counts their memory."""
+        return {}
+
+    @property
     def server_every(self) -> int:
         """Rounds from one :meth:`server_step` to the next; 0: there is none, and no rank waits for it."""
         return 0

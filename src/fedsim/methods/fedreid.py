@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -98,6 +98,11 @@ class FedReID(PartSharing, Method):
     def requires(self) -> frozenset[Need]:
         """Identities, for soft labels: the expert's clusters are not the client model's."""
         return frozenset({"identities"} if self.expert else ())
+
+    @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """The local expert."""
+        return {_EXPERT: "trained"} if self.expert else {}
 
     @property
     def measures(self) -> Mapping[str, Signal]:
@@ -157,6 +162,7 @@ class FedReIDFineTune(Method):
 
     requires = frozenset({"identities"})  # for soft labels
     shared_groups = frozenset[Group]()
+    replicas: ClassVar[Mapping[str, Literal["trained", "frozen"]]] = {_EXPERT: "frozen"}
 
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""

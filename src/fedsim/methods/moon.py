@@ -22,7 +22,9 @@ Deviations and silences:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +48,11 @@ class MOON(PartSharing, WeightingChoice, Method):
     def __post_init__(self) -> None:
         not_negative("model.method", mu=self.mu)
         positive("model.method", tau=self.tau)
+
+    @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """Both references."""
+        return {"global": "frozen", "previous": "frozen"}
 
     def train(self, client: Client) -> None:
         """Load both references, and train."""

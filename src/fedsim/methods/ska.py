@@ -102,6 +102,11 @@ class SKA(Method):
         return frozenset({"identities"} if self.dual else ())
 
     @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """The generalised model."""
+        return {_LG: "trained"} if self.dual else {}
+
+    @property
     def shared_groups(self) -> frozenset[Group]:
         """The trunk; without lg, only what is no normalisation layer."""
         return TRUNK if self.dual else TRUNK - self.specific_groups
