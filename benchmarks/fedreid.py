@@ -10,11 +10,11 @@ stays ahead of an untrained one.
 The protocol is the paper's (src/fedsim/papers/001.yaml: SGD with Nesterov's momentum, weight decay, no label smoothing,
 pooled features, Euclidean distance), with a quarter of its rounds: 25, and drops after 10 and 20; 10 of its 40 for
 fine-tuning. Rates are 0.003 and 0.03: the network, an ImageNet MobileNetV2 of width 0.35, does not bear the paper's
-0.01 and 0.1 (benchmarks/ska.py). Averaging without the expert is FedAvg with private necks and heads and uniform weights:
-the paper's FedAVG shares them. Of clients alone the mean over clients is shown; the parameter average is of the same
-models. Everything else is unlike the paper: configs/quickstart.yaml's drawn people (six clients, two unseen) and
-configs/omniglot.yaml (six alphabets, two unseen). Newcomers are six towns of another seed,
-which no federation has seen.
+0.01 and 0.1 (benchmarks/ska.py). Averaging without the expert is FedAvg with private necks and heads and uniform
+weights: the paper's FedAVG shares them. Of clients alone the mean over clients is shown; the parameter average is of
+the same models. Everything else is unlike the paper: configs/quickstart.yaml's drawn people (six clients, two unseen)
+and configs/omniglot.yaml (six alphabets, two unseen). Newcomers are six towns of another seed, which no federation has
+seen.
 
 With ``--noise`` FedReID is run with the paper's noise on Omniglot, 25 rounds, and beside it with differential privacy
 (docs/privacy.md), which the paper has not: clipped to 1, noise of 0.01 and 0.1 of that on the sum. Running statistics

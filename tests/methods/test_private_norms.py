@@ -13,15 +13,16 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.methods import SKA, FedAvg
 from small import fit, make_data, make_model
 
-CONTRAST = 0.12
-BRIGHTNESS = (0, 45, 90, 135, 180, 220)
+LIGHTS = ((0.2, 0), (0.2, 200), (0.6, 0), (0.6, 100))
+"""contrast and brightness of each town"""
 
 
 @dataclass(frozen=True)
 class Lit(Images):
-    """Pictures of one client: flat, and as bright as all its others."""
+    """Pictures of one client, all with one contrast and one brightness."""
 
     images: Images
+    contrast: float
     brightness: int
 
     def __len__(self) -> int:
@@ -31,18 +32,18 @@ class Lit(Images):
         return replace(self, images=self.images.take(index))
 
     def decode(self, size: Size) -> Tensor:
-        return (self.images.decode(size) * CONTRAST + self.brightness).clamp(0, 255).to(torch.uint8)
+        return (self.images.decode(size) * self.contrast + self.brightness).clamp(0, 255).to(torch.uint8)
 
 
 class Lights(ReIDSource):
-    """Six towns of drawn people, each in a light of its own."""
+    """Towns of drawn people, each in a light of its own."""
 
     def domains(self) -> list[Domain]:
-        towns = SyntheticReID(clients=len(BRIGHTNESS), unseen=0, scale=0.5).domains()
+        towns = SyntheticReID(clients=len(LIGHTS), unseen=0, scale=0.5).domains()
         return [
-            replace(town, **{part: replace(split, images=Lit(split.images, light))
+            replace(town, **{part: replace(split, images=Lit(split.images, *light))
                              for part in ("train", "query", "gallery") if (split := getattr(town, part))})
-            for town, light in zip(towns, BRIGHTNESS, strict=True)
+            for town, light in zip(towns, LIGHTS, strict=True)
         ]  # fmt: skip
 
 
@@ -54,6 +55,9 @@ def own_domains(method):
 
 
 def test_private_normalisation_wins_where_clients_differ_in_light():
-    """Over 5 seeds of the first weights, and 1 and 2 threads, it is ahead by FIGURES; so 0 is asked for."""
+    """Over 5 seeds of first weights it is ahead by 10.2 points of mAP on average, by 7.5 at least, deviation 2.5.
+
+    Two threads gave the bits of one. So 0 is asked for, which is less than half of the gap and 4 deviations below it.
+    """
     baseline = own_domains(FedAvg(share_head=False, share_neck=False, weighting="uniform"))
     assert own_domains(SKA(dual=False, unseen="avg")) > baseline  # which is FedBN: tests/methods/test_ska.py
