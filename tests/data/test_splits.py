@@ -323,6 +323,10 @@ def test_the_command_writes_what_the_data_set_reads(viper, capsys):
 
 
 def test_options_of_the_command(viper, capsys):
+    assert main(["data", "splits", f"--folder={viper}", "--num=2", "--style=pairs", "--asking=[2]"]) == 0
+    (domain,) = MarketFolders(str(viper)).domains()
+    assert all(set(domain.gallery.camids[split.query].tolist()) == {1} for split in domain.splits)
+    capsys.readouterr()
     options = ["--num=2", "--fraction=0.25", "--style=pairs", "--cross_camera=false"]
     assert main(["data", "splits", f"--folder={viper}", *options]) == 0
     assert "2 splits of 2 queries, 4 gallery images" in capsys.readouterr().out

@@ -38,8 +38,8 @@ def draw_splits(
     ``pids`` and ``camids`` [n]: identities and cameras of the pool. ``num``: splits to draw. ``fraction``: share of the
     identities to test; ConfigError if it leaves none. ``cross_camera``: the match must be from another camera than the
     query, as evaluation with ``camera_aware`` demands; identities of one camera then have no possible match.
-    ``asking``: the camera that all queries of a split are from, for data sets of two cameras; with several, so many
-    splits in a row have the same people, and each camera asks in one of them. None: drawn for each identity.
+    ``asking``: the camera that all queries of a split are from; with several, so many splits in a row have the same
+    people, whom all of them saw, and each camera asks in one of them. None: drawn for each identity.
     """
     if num < 1:
         raise ConfigError(f"num: {num} is less than 1")
@@ -47,6 +47,7 @@ def draw_splits(
         raise ConfigError(f"fraction: {fraction} is not above 0 and at most 1")
     groups = [np.flatnonzero(pids == pid) for pid in np.unique(pids[pids > 0])]
     possible = [g for g in groups if len(g) >= _MINIMUM and not (cross_camera and len(np.unique(camids[g])) < _MINIMUM)]
+    possible = [g for g in possible if np.isin(asking, camids[g]).all()]
     count = round(fraction * len(possible))
     if not 0 < count <= len(possible):
         raise ConfigError(
