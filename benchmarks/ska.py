@@ -1,4 +1,4 @@
-"""What paper 000 observes, looked for on Omniglot and on grocery products: 3 seeds, all declared here before a run.
+"""What paper 000 observes, looked for on drawn people, Omniglot and groceries: 3 seeds, all declared here before a run.
 
 Table 4, components: local specific normalisation (LSN) and attentive normalisation (AN) help on the clients' own
 domains, and more together; LSN alone is behind the baseline on unseen domains, which Dual makes good without a change
@@ -8,6 +8,10 @@ on the clients' own. Table 6, normalisation layers on unseen domains: Dual is ah
 Scores are those of the last round: pooled features, Euclidean distance, as in the paper; clients' own domains by their
 own models, unseen ones by the server's. Nothing else is like the paper but the methods:
 
+Drawn people  four towns and two new ones of configs/quickstart.yaml, 10 rounds from nothing. Towns differ in cameras,
+              colours and backgrounds.
+Lights        the same pictures, but each town has one contrast and one brightness of its own, LIGHTS: what
+              normalisation layers take up, by construction.
 Omniglot      configs/omniglot.yaml: six alphabets train a small CNN from nothing, two are unseen; 20 rounds. So
               attention starts as in its papers (norm_init: random), and "RandImg" has an untrained network's layers.
 Grocery       paper 000's protocol with an ImageNet MobileNetV2 of width 0.35 on images of 96 x 96; 5 rounds,
@@ -16,6 +20,7 @@ Grocery       paper 000's protocol with an ImageNet MobileNetV2 of width 0.35 on
               the most images to be tested on. Attention starts from what the network computes without it (norm_init:
               convert).
 
+    python benchmarks/ska.py --people FOLDER                    # an empty folder: the pictures are written there
     python benchmarks/ska.py --omniglot FOLDER                  # tests' data, in Market-1501's layout
     python benchmarks/ska.py --grocery FOLDER --weights mobilenet_v2_w035_features.pth
 
@@ -33,11 +38,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from tabulate import tabulate
 
 from fedsim.cli.papers.files import read_paper
 from fedsim.cli.rank import rank
 from fedsim.cli.report import Run
+from fedsim.data import SyntheticReID
+from fedsim.data.images import Split
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 Scores = NDArray[np.float64]
@@ -76,6 +84,33 @@ class Setting:
     """what turns the network into one with attentive normalisation"""
     rounds: int
     unseen: tuple[str, ...]
+
+
+LIGHTS = ((1.0, 0), (0.5, 0), (0.5, 128), (0.25, 96), (0.7, 20), (0.4, 80))
+"""contrast and brightness of four towns, then of the two new ones: a byte x becomes contrast * x + brightness"""
+
+
+def people(folder: Path, has_lights: bool) -> Setting:
+    """Return drawn people, whose pictures are written into ``folder`` unless they are there."""
+    name = "Lights" if has_lights else "Drawn people"
+    root = folder / name.replace(" ", "-")
+    domains = SyntheticReID(clients=4, unseen=2).domains()
+    for domain, (contrast, brightness) in zip(domains, LIGHTS if has_lights else [(1.0, 0)] * 6, strict=True):
+        for part, split in (("bounding_box_train", domain.train), ("query", domain.query),
+                            ("bounding_box_test", domain.gallery)):  # fmt: skip
+            if split is not None and not (root / domain.name / part).is_dir():
+                _write(root / domain.name / part, split, contrast, brightness)
+    options = ("--config", str(ROOT / "configs" / "quickstart.yaml"), *COMMON, "--data.source.root", str(root))
+    attention = ("--model.backbone.norm", "attentive", "--model.backbone.norm_init", "random")
+    return Setting(name, options, attention, 10, ("new0", "new1"))
+
+
+def _write(folder: Path, split: Split, contrast: float, brightness: int) -> None:
+    folder.mkdir(parents=True)
+    pixels = split.images.decode((64, 32)).permute(0, 2, 3, 1).numpy() * contrast + brightness
+    for i, (image, pid, cam) in enumerate(zip(pixels, split.pids, split.camids, strict=True)):
+        path = folder / f"{pid:04d}_c{cam + 1}s1_{i:06d}_00.png"
+        Image.fromarray(image.round().clip(0, 255).astype(np.uint8)).save(path)
 
 
 def omniglot(folder: str) -> Setting:
@@ -182,15 +217,17 @@ def norm_table(setting: Setting, found: dict[str, list[Run]]) -> str:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--people", type=Path, help="folder for the pictures of drawn people")
     parser.add_argument("--omniglot", help="folder of Omniglot's alphabets in Market-1501's layout")
     parser.add_argument("--grocery", help="folder of fruit, packages and vegetables in Market-1501's layout")
     parser.add_argument("--weights", help="ImageNet weights of MobileNetV2 0.35 that take pixels from -1 to 1")
     parser.add_argument("--runs", type=Path, default=Path("runs/ska"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
-    if bool(args.grocery) != bool(args.weights) or not (args.omniglot or args.grocery):
-        parser.error("give --omniglot, or --grocery and --weights, or all three")
-    chosen = [omniglot(args.omniglot)] if args.omniglot else []
+    if bool(args.grocery) != bool(args.weights) or not (args.people or args.omniglot or args.grocery):
+        parser.error("give --people, --omniglot, or --grocery and --weights")
+    chosen = [people(args.people, has_lights) for has_lights in (False, True)] if args.people else []
+    chosen += [omniglot(args.omniglot)] if args.omniglot else []
     chosen += [grocery(args.grocery, args.weights)] if args.grocery else []
     for setting in chosen:
         found = run_all(setting, args.runs / setting.name, args.jobs)

@@ -10,7 +10,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
 from fedsim.functional.encodings import sparse_bytes
-from fedsim.methods import FedDIP, LotteryFL
+from fedsim.methods import FedDIP, Local, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, receive, refuse
 
@@ -106,6 +106,27 @@ def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     assert exported(capsys, *args).strip() == ""
     assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
     assert set(read_checkpoint(tmp_path / "last.ckpt")["fedsim"]["ledger"]["unpruned"]) == {"town0", "town1", "town2"}
+
+
+def test_the_mean_of_models_that_trained_apart(tmp_path, capsys):
+    """Parameter-Average of paper 001: running statistics are averaged, too; heads are of different people."""
+    model = fit(make_model(Local()))
+    model.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "mean.safetensors", "--mean", "true"]
+    exported(capsys, *args)
+    found, own = load_file(tmp_path / "mean.safetensors"), []
+    for client in model.parts.clients.values():
+        client.load()
+        own.append({n.removeprefix("backbone."): t.clone() for n, t in client.model.network.state_dict().items()})
+        client.unload()
+    expected = {name for name, t in own[0].items() if t.is_floating_point() and not name.startswith("head.")}
+    assert found.keys() == expected
+    assert any("running_var" in name for name in expected)
+    for name in expected:
+        mean = sum(tensors[name].double() for tensors in own) / 3
+        assert torch.allclose(found[name].double(), mean, rtol=1e-6, atol=1e-7), name
+        assert not torch.equal(found[name], own[0][name]), name
+    assert "leave --client and --sparse out" in refuse(capsys, "export", *args, "--client", "town0")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ ROWS = [f"{key}/{name}" for key in list_papers() for name in read_paper(key).row
 RESOLVED = json.loads((Path(__file__).parent / "papers_resolved.json").read_text())
 SWEEPS = {  # draws
     "000/table2_and_table3": 9,
+    "000/table4": 6,
+    "000/table5": 5,
+    "000/table6": 4,
     "003/figure4_batch_sizes": 3,
     "003/figure5_local_epochs": 3,
     "001/table2": 6,

@@ -82,7 +82,7 @@ def test_every_row_is_complete():
             assert test_set.status == "ok" or test_set.note, f"{key} {name} has no reason"
 
 
-ROW_FIELDS = {"alternative", "name", "scores", "model", "status", "note", "settings", "clients"}
+ROW_FIELDS = {"alternative", "client", "spread", "name", "scores", "model", "status", "note", "settings", "clients"}
 TABLE_FIELDS = {"title", "columns", "add", "notes", "settings", "clients", "rows"}
 
 
@@ -309,6 +309,79 @@ def test_several_runs_stand_side_by_side_and_seeds_together(tmp_path, capsys):
         row = line_of(text[start:], "market1501").split()
         assert row == ["market1501", published, "30.00+-14.14", "30.00+-14.14", "50.00"]
     assert "Local: the paper's rule best3 is not shown; it needs three evaluations" in text
+
+
+def printed(args, capsys):
+    """The resolved settings of a fit."""
+    with pytest.raises(SystemExit):
+        main(["fit", *args, "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+DIFFERENT = {  # that the same method and network may still have
+    "model.client.schedule": {"kind": "constant"},
+    "model.evaluation.layer": "neck",
+    "model.evaluation.distance": "cosine",
+    "model.evaluation.flip": False,
+    "data.test_size": [256, 128],
+    "data.size": [256, 128],
+    "model.neck.activation": "none",
+    "model.bn_stats": "first",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "table", "name", "of_method"),
+    [("000/table4_ska", "table4", "Baseline+LSN+AN+Dual", {"model.backbone.init_args.norm_init": "random"}),
+     ("000/table5_cbam", "table5", "SKA w/o AN + CBAM", {}),
+     ("001/table2_fedreid", "table2", "FedReID, S = 1", {"model.method.init_args.temperature": 1.0})],
+)  # fmt: skip
+def test_what_is_no_more_the_papers_experiment_is_said(row, table, name, of_method, tmp_path, capsys):
+    config = printed([f"--paper={row}"], capsys)
+    four = ["dukemtmc", "market1501", "cuhk03np", "msmt17"]
+    scores = scores_of(dict.fromkeys(four, 0.5), "personalised") | scores_of(dict.fromkeys([*four, "viper"], 0.5))
+    other = {"unseen": ["viper"], "method": "M"}
+    run = write_run(tmp_path / "run", {100: scores}, config=config, **other)
+    text = compare(capsys, run, f"{row[:3]}/{table}")
+    assert f"is closest to '{name}' and has the published settings, as far as listed" in text
+    for setting, value in (DIFFERENT | of_method).items():
+        changed_config = yaml.safe_load(yaml.safe_dump(config))
+        *path, last = setting.split(".")
+        section = changed_config
+        for part in path:
+            section = section[part]
+        section[last] = value
+        write_run(tmp_path / "run", {100: scores}, config=changed_config, **other)
+        text = compare(capsys, run, f"{row[:3]}/{table}")
+        assert f"is closest to '{name}' and differs in {setting}" in text, setting
+
+
+def test_single_clients_stand_beside_the_papers(tmp_path, capsys):
+    """Table 3 of paper 001: each client's own model on unseen data sets, of one run of Local."""
+    config = printed(["--paper=001/table3_local"], capsys)
+    clients = {"dukemtmc": 0.21, "market1501": 0.22, "cuhk03np": 0.23, "msmt17": 0.24}
+    scores = scores_of({"viper": 0.225, "ilids": 0.4}, "personalised") | scores_of({"viper": 0.3}, "ensemble")
+    scores |= scores_of(clients, "personalised")
+    write_run(tmp_path / "mean", {100: scores}, config=config, method="Local", primary="personalised", unseen=["viper"])
+    assert "22.5" in line_of(compare(capsys, tmp_path / "mean", "001/table3"), "VIPeR".lower())
+    for client, value in clients.items():
+        scores |= scores_of({f"viper/{client}": value}, "personalised")
+    run = write_run(tmp_path / "run", {100: scores}, config=config, method="Local", primary="personalised",
+                    unseen=["viper"])  # fmt: skip
+    text = compare(capsys, run, "001/table3")
+    line = line_of(text, "viper").split()
+    assert line[2:4] == ["25.0", "26.1"]
+    assert line[-5:] == ["21.0", "22.0", "23.0", "24.0", "30.0"]  # the four, not their mean, and the ensemble
+    assert "is closest to 'Client (Duke)' and has the published settings" in text
+    assert "market1501" in text[: text.index("\nviper")]  # in the header of its column
+
+
+def test_accuracies_on_cifar10_keep_their_digits_and_their_spread(tmp_path, capsys):
+    run = write_run(tmp_path / "run", {100: scores_of({"viper": 0.4567})}, config={"model": {}})
+    text = compare(capsys, run, "001/table2")
+    assert "90.72 ± 0.04" in line_of(text, "cifar10")
+    assert "93.31 ± 0.11" in text
+    assert line_of(text, "viper").split()[-1] == "45.7"
 
 
 def method_run(folder, method, score, kind, **settings):

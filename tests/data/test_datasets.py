@@ -102,6 +102,32 @@ def test_a_small_data_set_can_be_scored_on_ten_random_splits(root, kind):
             assert (domain.gallery.camids[matches] != domain.gallery.camids[image]).any()
 
 
+def test_who_asks_in_the_splits_of_small_data_sets(root):
+    """As torchreid's prid.py, viper.py and ilids.py, which the code of papers 000 and 001 holds copies of.
+
+    PRID: camera a asks. VIPeR: every half twice, camera a asks first. Elsewhere any two images of a person are paired.
+    """
+
+    def asked(kind):
+        domain = only(kind(str(root), protocol="splits"))
+        return [set(domain.gallery.camids[split.query].tolist()) for split in domain.splits]
+
+    assert asked(PRID2011) == [{0}] * 10
+    assert asked(VIPeR) == [{0}, {1}] * 5
+    for kind, images in ((ILIDS, 4), (ThreeDPeS, 4), (CAVIAR4REID, 20)):
+        domain = only(kind(str(root), protocol="splits"))
+        assert set(domain.gallery.camids.tolist()) == set(range(images))  # each a camera of its own: none is junk
+        assert {(len(split.query), len(split.gallery)) for split in domain.splits} == {(PEOPLE // 2, PEOPLE // 2)}
+
+
+def test_people_of_one_camera_are_paired_in_caviars_splits(tmp_path):
+    """Paper 001, Table 1: 36 of 72 people and 72 images, though only 50 people are seen by two cameras."""
+    fill(tmp_path / "CAVIAR4REID", [f"{pid:04d}{i:03d}.jpg" for pid in range(1, 73)
+                                    for i in range(1, 21 if pid <= 50 else 11)])  # fmt: skip
+    for query, gallery in only(CAVIAR4REID(str(tmp_path), protocol="splits")).splits:
+        assert (len(query), len(gallery)) == (36, 36)
+
+
 @pytest.mark.parametrize("kind", [VIPeR, CUHK01], ids=lambda kind: kind.__name__)
 def test_half_splits_depend_on_the_seed_alone(root, kind):
     first, again, other = (only(kind(str(root), seed=seed)) for seed in (0, 0, 1))
@@ -325,6 +351,21 @@ def test_check_compares_with_official_counts(root):
     assert "dukemtmc" not in findings  # nobody is told to look for it
 
 
+def test_check_says_what_it_recognised_and_how_many_images_are_read(root, tmp_path):
+    shutil.copytree(root / "underground_reid", tmp_path / "grid" / "underground_reid")  # where torchreid has it
+    shutil.copytree(root / "cuhk03-np" / "labeled", tmp_path / "cuhk03-np" / "labeled")
+    Image.new("RGB", (8, 16)).save(tmp_path / "grid" / "underground_reid" / "cover.png")
+    findings = {finding.name: finding for finding in find_data(tmp_path)}
+    assert findings["grid"].layout == "underground_reid: probe, gallery; 20 of 21 images"
+    assert findings["grid"].problem == "not complete: compare the numbers"
+    assert findings["cuhk03np"].problem.startswith("not there")
+    assert findings["cuhk03np, labeled"].layout == "cuhk03-np: labeled; 80 of 80 images"
+    (tmp_path / "grid" / "underground_reid" / "features_and_partitions.mat").write_bytes(b"something else")
+    findings = {finding.name: finding for finding in find_data(tmp_path)}
+    assert "protocol splits: " in findings["grid"].problem
+    assert "is not GRID's file of partitions" in findings["grid"].problem
+
+
 def test_check_names_what_is_missing_or_broken(root, tmp_path):
     shutil.copytree(root / "VIPeR", tmp_path / "VIPeR")
     shutil.rmtree(tmp_path / "VIPeR" / "cam_b")
@@ -381,9 +422,11 @@ def test_market1501_of_official_size_is_complete(tmp_path):
     (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "market1501")
     assert finding.found == Counts(751, 12_936, 3_368, 19_732)
     assert finding.problem == ""
-    assert "market1501   751 / 12,936 / 3,368 / 19,732  751 / 12,936 / 3,368 / 19,732     complete" in check_data(
-        tmp_path
-    )
+    counts = "751 / 12,936 / 3,368 / 19,732"
+    layout = "Market-1501-v15.09.15:"  # the parts are in the next lines of the column
+    (line,) = (line for line in check_data(tmp_path).splitlines() if line.startswith("market1501"))
+    assert " ".join(line.split()) == f"market1501 {counts} {counts} {layout} complete"
+    assert finding.layout == f"{layout} bounding_box_train, query, bounding_box_test; 36,036 of 36,036 images"
     next((root / "query").iterdir()).unlink()
     (finding,) = (finding for finding in find_data(tmp_path) if finding.name == "market1501")
     assert finding.problem == "not complete: compare the numbers"

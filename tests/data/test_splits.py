@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
@@ -128,6 +128,21 @@ def test_the_order_of_people_in_the_list_does_not_matter_that_of_their_images_do
     # and so they are with other names in the same order
     other = np.where(pids > 0, 10 * pids + 3, pids)
     assert as_lists(draw_splits(other, camids)) == as_lists(draw_splits(pids, camids))
+
+
+def test_a_camera_that_asks():
+    """PRID: all queries from camera 0. VIPeR: the same people twice, one way and the other."""
+    pids, camids = np.repeat(np.arange(1, 41), 2), np.tile([1, 0], 40)
+    for query, gallery in draw_splits(pids, camids, style="pairs", asking=(0,)):
+        assert set(camids[query].tolist()) == {0}
+        assert set(camids[gallery].tolist()) == {1}
+    there_and_back = draw_splits(pids, camids, style="pairs", asking=(0, 1))
+    assert [set(camids[split.query].tolist()) for split in there_and_back] == [{0}, {1}] * 5
+    people = [tuple(pids[split.query].tolist()) for split in there_and_back]
+    assert people[::2] == people[1::2]
+    assert len(set(people)) == 5
+    plain = draw_splits(pids, camids, style="pairs", num=5)
+    assert people[::2] == [tuple(pids[split.query].tolist()) for split in plain]  # of the people that are drawn anyway
 
 
 def test_golden_splits():
@@ -308,6 +323,10 @@ def test_the_command_writes_what_the_data_set_reads(viper, capsys):
 
 
 def test_options_of_the_command(viper, capsys):
+    assert main(["data", "splits", f"--folder={viper}", "--num=2", "--style=pairs", "--asking=[2]"]) == 0
+    (domain,) = MarketFolders(str(viper)).domains()
+    assert all(set(domain.gallery.camids[split.query].tolist()) == {1} for split in domain.splits)
+    capsys.readouterr()
     options = ["--num=2", "--fraction=0.25", "--style=pairs", "--cross_camera=false"]
     assert main(["data", "splits", f"--folder={viper}", *options]) == 0
     assert "2 splits of 2 queries, 4 gallery images" in capsys.readouterr().out
@@ -364,14 +383,33 @@ def grid_pool():
     return pids, is_probe
 
 
-def grid_file(path, people=125, partitions=10, **changes):
-    """A file like features_and_partitions.mat: a cell array whose cells are columns of identities."""
+def grid_file(path, people=125, partitions=10, compressed=True, **changes):
+    """A file like features_and_partitions.mat, as its ``sample.m`` and torchreid's grid.py read it.
+
+    ``trainIdxAll`` and ``testIdxAll`` are rows of ten cells. A cell holds a structure with the fields ``probeImIdx``,
+    ``galleryImIdx`` and ``personIdx``, rows of numbers in this order; ``ftrset`` is a table of features of all images.
+    """
     rng = np.random.default_rng(0)
-    cells = np.empty((1, partitions), dtype=object)
+    content = {name: np.empty((1, partitions), dtype=object) for name in ("testIdxAll", "trainIdxAll")}
     for i in range(partitions):
-        cells[0, i] = rng.permutation(np.arange(1, 251))[:people, None].astype(np.float64)
-    savemat(path, {"trainIdAll": cells} | changes)
-    return [set(cell.ravel().astype(int).tolist()) for cell in cells[0]]
+        order = rng.permutation(np.arange(1, 251))
+        for cells, chosen in zip(content.values(), (order[people:], order[:people]), strict=True):
+            numbers = np.sort(chosen)[None].astype(np.float64)
+            cells[0, i] = {"probeImIdx": 2 * numbers, "galleryImIdx": 2 * numbers - 1, "personIdx": numbers}
+    savemat(path, {"ftrset": np.zeros((1275, 3))} | content | changes, do_compression=compressed)
+    return [set(cell["personIdx"].ravel().astype(int).tolist()) for cell in content["trainIdxAll"][0]]
+
+
+def test_torchreids_path_into_grids_file_leads_to_the_same_people(tmp_path):
+    """torchreid's grid.py, which works on the real file, takes ``trainIdxAll[0][split][0][0][2][0]``, 125 people."""
+    path = tmp_path / "features_and_partitions.mat"
+    for compressed in (True, False):  # MATLAB's -v7 and -v6
+        grid_file(path, compressed=compressed)
+        pids, is_probe = grid_pool()
+        theirs = [set(cell[0][0][2][0].tolist()) for cell in loadmat(path)["trainIdxAll"][0]]
+        assert [len(people) for people in theirs] == [125] * 10
+        for people, (query, _) in zip(theirs, official_grid_splits(path, pids, is_probe), strict=True):
+            assert set(pids[query].tolist()) == set(range(1, 251)) - people
 
 
 def test_grids_own_partitions(tmp_path):
@@ -426,7 +464,7 @@ def test_partitions_of_other_images_are_refused(tmp_path):
 
 def test_other_mat_files_are_refused(tmp_path):
     path = tmp_path / "grid.mat"
-    for content in ({"somethingElse": np.zeros(3)}, {"trainIdAll": "text"}):
+    for content in ({"somethingElse": np.zeros(3)}, {"trainIdxAll": "text"}, {"trainIdxAll": np.array([[{"a": 1}]])}):
         savemat(path, content)
         with pytest.raises(DataError, match=f"{path}: is not GRID's file"):
             official_grid_splits(path, *grid_pool())

@@ -530,6 +530,11 @@ def test_spread_is_over_splits_of_the_mean_over_clients():
         assert metrics[f"test/{metric}"] == pytest.approx(seen[0, i])
         assert f"test/personalised/a/{metric}_std" not in metrics
         assert f"test/personalised/unseen/{metric}_std" not in metrics
+        for client, own in (("a", one), ("b", two)):  # each alone, by name
+            assert metrics[f"test/personalised/new/{client}/{metric}"] == pytest.approx(own[:, i].mean())
+    many = [Row("personalised", "new", str(client), "net", 0) for client in range(51)]
+    metrics = summarise("test", many, [one] * 51, {"new"}, "personalised", 51)
+    assert not any(name.count("/") > 3 for name in metrics)
 
 
 # -- ensembles ---------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def assembled(method):
 
 def plan_of(model, method):
     parts = model.parts
-    common = (parts.server, parts.models, parts.archs, parts.federated, parts.placement)
+    common = (parts.server, parts.models, parts.archs, parts.federated, parts.hosting.placement)
     return Plan(method, *common, needs="neck", ensemble=False)
 
 

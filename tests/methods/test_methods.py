@@ -10,6 +10,7 @@ from torch import nn
 
 import fedsim.methods
 from failing import run_on_ranks
+from fedsim.cli.describe import describe_federation
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.selection import RandomFraction
 from fedsim.methods import (
@@ -174,6 +175,20 @@ def test_what_is_tried_with_masks_prunes(name):
     assert pruned, "nobody has pruned"
     if not name.startswith("LotteryFL"):  # whose first masks are those of the same initial model
         assert len(pruned) == sum(not bool(mask.all()) for mask in masks)
+
+
+@pytest.mark.parametrize("name", ["SKA", "SKA-LSN-avg", "FedReID", "FedReIDFineTune", "MOON"])
+def test_models_that_are_declared_beside_the_resident_one_are_those_that_are_made(name):
+    """What fedsim describe counts: four times a model's bytes for one that trains, once for one that is frozen."""
+    model, method = play(name, 1, 2), METHODS[name]
+    assert set(model.parts.models["smallcnn"]._replicas) == set(method.replicas)
+    text = describe_federation(make_model(method), make_data(), 1, 1)
+    (line,) = (line for line in text.splitlines() if line.startswith("device memory"))
+    plain = describe_federation(make_model(FedAvg(share_head=False)), make_data(), 1, 1)
+    (single,) = (line for line in plain.splitlines() if line.startswith("device memory: model, gradient"))
+    times = 4 + sum({"trained": 4, "frozen": 1}[kind] for kind in method.replicas.values())
+    mib, unit = (float(text.split()[-2]) for text in (line, single))
+    assert mib == pytest.approx(unit * times / 4, abs=0.06 * times)
 
 
 # -- what methods reduce to --------------------------------------------------------------------------------------------

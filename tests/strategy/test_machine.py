@@ -20,7 +20,7 @@ class Dealing(RoundCallback):
 
     def on_train_start(self, trainer, pl_module):
         """Deal twice; one rank is slow."""
-        machine = pl_module.parts.machine
+        machine = pl_module.parts.hosting.machine
         self.got = []
         for _ in range(2):
             mine = []

@@ -126,8 +126,9 @@ def data_of(config: str | list[str]) -> FederatedDataModule:
 
 
 def splits(
-    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True
-) -> str:
+    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True,
+    asking: list[int] | None = None,
+) -> str:  # fmt: skip
     """Draw random splits of a small test set into queries and galleries, and write them as splits.json into its folder.
 
     A folder with that file is scored on all its splits: mean and spread.
@@ -139,7 +140,10 @@ def splits(
         style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
             gallery image.
         cross_camera: draw queries so that a gallery image is from another camera.
+        asking: cameras, as numbered in names, that ask in turn, each in one of so many splits of the same people ([1]
+            for PRID 2011, [1, 2] for VIPeR in papers 000 and 001); null: drawn for each identity.
     """
-    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, style=style, cross_camera=cross_camera)
+    how = {"style": style, "cross_camera": cross_camera, "asking": [camera - 1 for camera in asking or ()]}
+    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, **how)
     sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
     return f"wrote {path}: {len(drawn)} splits of {sizes}"

@@ -15,6 +15,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
+from fedsim.methods.base import HoldsModels
 from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
 
@@ -101,6 +102,10 @@ def _cost_table(
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
     model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in model.parts.models.values())
     how = model.settings
+    beside = list(how.method.replicas.values()) if isinstance(how.method, HoldsModels) else []
+    trained, frozen = 1 + beside.count("trained"), beside.count("frozen")
+    models = "model, gradient, two optimizer moments"
+    models += f", of {trained} models" * (trained > 1) + f", and {frozen} frozen" * (frozen > 0)
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
@@ -115,7 +120,7 @@ def _cost_table(
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         ["predicted speed-up over one rank", speedup],
         [f"host memory: training images of the busiest {where}", _mib(pixels)],
-        ["device memory: model, gradient, two optimizer moments", _mib(4 * model_bytes)],
+        [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes)],
         [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ def run(args: list[str]) -> str:
 
 
 def export(
-    ckpt_path: str, output: str, arch: str | None = None, client: str | None = None, sparse: bool = False
-) -> str:
+    ckpt_path: str, output: str, arch: str | None = None, client: str | None = None, sparse: bool = False,
+    mean: bool = False,
+) -> str:  # fmt: skip
     """Write a model of a checkpoint as a safetensors file.
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
@@ -47,10 +49,16 @@ def export(
         client: whose pruned model to write: the global one without what this client has pruned; default: the global.
         sparse: write a pruned model in a second file, too, named OUTPUT with .sparse.safetensors at its end: a bit per
             element and the values that are left.
+        mean: write the plain mean of the clients' own models, of one architecture: what trained apart and is averaged
+            once (paper 001, Parameter-Average, of a run of Local). What is shared is the global model's.
     """
     source, path = checkpoint_at(Path(ckpt_path)), Path(output)
     checkpoint = read_checkpoint(source)
-    if client is None:
+    if mean:
+        if client is not None or sparse:
+            raise ConfigError("--mean: is of all clients' whole models; leave --client and --sparse out")
+        tensors, masks = _mean_tensors(checkpoint, source, arch), {}
+    elif client is None:
         tensors, masks = global_tensors(checkpoint, arch), _global_masks(checkpoint, arch)
     else:
         tensors, masks = _client_tensors(checkpoint, source, arch, client)
@@ -127,6 +135,20 @@ def _client_tensors(
         raise ConfigError(f"--arch: client {client} has another network than {arch}; choose its own")
     model = torch.cat([vector[: len(mask)].masked_fill(~mask, 0.0), vector[len(mask) :], state["state"]])
     return _cut(model, [*layout, *content["private_layouts"][arch]]), _cut(mask, layout)
+
+
+def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> dict[str, Tensor]:
+    """Return the mean of the models of all clients of one architecture by name."""
+    content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
+    shared, private = content["layouts"][arch], content["private_layouts"][arch]
+    if len(content["layouts"]) > 1:
+        raise ConfigError("--mean: the clients have several architectures, of which there is no mean")
+    vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
+    end = max((entry["offset"] + math.prod(entry["shape"]) for entry in private), default=len(vector))
+    states = read_states(path, content, list(content["clients"])).values()
+    own = [state["state"][: end - len(vector)] for state in states]  # behind it is the client's head
+    mean = torch.stack(own).to(torch.float64).mean(dim=0).to(vector.dtype)
+    return _cut(torch.cat([vector, mean]), [*shared, *private])
 
 
 def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:

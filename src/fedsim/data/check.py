@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
+from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
+from fedsim.data.listing import SUFFIXES
 
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
@@ -28,6 +31,8 @@ class Finding(NamedTuple):
     official: Counts | None
     problem: str
     """the problem and its remedy; empty if there is none"""
+    layout: str = "-"
+    """the folder, the parts by which it was recognised, and how many of its images are read"""
 
 
 def check_data(root: Path) -> str:
@@ -35,28 +40,51 @@ def check_data(root: Path) -> str:
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     findings, verdicts = find_data(root), ("complete", "there; no official count")
-    rows = [[f.name, _sizes(f.found), _sizes(f.official), f.problem or verdicts[f.official is None]] for f in findings]
-    table = tabulate(rows, headers=["data set", "found", "official", ""], maxcolwidths=[None, None, None, 70])
+    rows = [
+        [f.name, _sizes(f.found), _sizes(f.official), f.layout, f.problem or verdicts[f.official is None]]
+        for f in findings
+    ]
+    headers = ["data set", "found", "official", "read as", ""]
+    table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
 
 
 def find_data(root: Path) -> list[Finding]:
     """Look for each data set below ``root``."""
-    return [_look(kind(str(root))) for kind in _CLASSES]
+    labeled = _look(datasets.CUHK03NP(str(root), variant="labeled"))
+    return [*(_look(kind(str(root))) for kind in _CLASSES), labeled._replace(name="cuhk03np, labeled")]
 
 
 def _look(data_set: DataSet) -> Finding:
+    name, official, problem = data_set.name, data_set.official, ""
     try:
         folder = data_set.find()
     except DataError:
-        return Finding(data_set.name, None, data_set.official, f"not there; {data_set.ask}")
+        return Finding(name, None, official, f"not there; {data_set.ask}")
     try:
-        found = _count(data_set.domains_in(folder))
+        domains = data_set.domains_in(folder)
     except DataError as error:
-        return Finding(data_set.name, None, data_set.official, str(error))
-    official = data_set.official or found
-    is_complete = all(want in (None, have) for want, have in zip(official, found, strict=True))
-    return Finding(data_set.name, found, data_set.official, "" if is_complete else "not complete: compare the numbers")
+        return Finding(name, None, official, str(error), _layout(data_set, folder, []))
+    found = _count(domains)
+    if not all(want in (None, have) for want, have in zip(official or found, found, strict=True)):
+        problem = "not complete: compare the numbers"
+    if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
+        other = copy.copy(data_set)
+        other.protocol = "splits"
+        try:
+            other.domains_in(folder)
+        except (ConfigError, DataError) as error:
+            problem = f"{problem}; protocol splits: {error}".removeprefix("; ")
+    return Finding(name, found, official, problem, _layout(data_set, folder, domains))
+
+
+def _layout(data_set: DataSet, folder: Path, domains: list[Domain]) -> str:
+    """Say by what a folder was recognised, and how many of the images in it are read."""
+    splits = [split for domain in domains for split in (domain.train, domain.query, domain.gallery) if split]
+    read = {path for split in splits for path in split.images.locations() if path is not None}
+    images = sum(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+    parts = ", ".join(data_set.holds)
+    return f"{folder.name}: {parts}" + (f"; {len(read):,} of {images:,} images" if images else "")
 
 
 def _count(domains: list[Domain]) -> Counts:

@@ -11,14 +11,14 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.data.images import ImageFiles, Split
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 
 
 def list_images(folder: Path, expected: str) -> list[Path]:
     """Return a folder's image files, sorted by name; ``expected`` is an example of a name, for messages."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f"{folder}: holds no images; expected names like {expected}")
     return paths

@@ -27,7 +27,7 @@ _MINIMUM = 2  # images of an identity that can be found
 
 def draw_splits(
     pids: Index, camids: Index, *, num: int = 10, fraction: float = 0.5,
-    style: SplitStyle = "one_query", cross_camera: bool = True,
+    style: SplitStyle = "one_query", cross_camera: bool = True, asking: Sequence[int] = (),
 ) -> list[GallerySplit]:  # fmt: skip
     """Draw test identities, queries and galleries; split number i depends on i and the sorted identities alone.
 
@@ -38,6 +38,8 @@ def draw_splits(
     ``pids`` and ``camids`` [n]: identities and cameras of the pool. ``num``: splits to draw. ``fraction``: share of the
     identities to test; ConfigError if it leaves none. ``cross_camera``: the match must be from another camera than the
     query, as evaluation with ``camera_aware`` demands; identities of one camera then have no possible match.
+    ``asking``: the camera that all queries of a split are from; with several, so many splits in a row have the same
+    people, whom all of them saw, and each camera asks in one of them. None: drawn for each identity.
     """
     if num < 1:
         raise ConfigError(f"num: {num} is less than 1")
@@ -45,6 +47,7 @@ def draw_splits(
         raise ConfigError(f"fraction: {fraction} is not above 0 and at most 1")
     groups = [np.flatnonzero(pids == pid) for pid in np.unique(pids[pids > 0])]
     possible = [g for g in groups if len(g) >= _MINIMUM and not (cross_camera and len(np.unique(camids[g])) < _MINIMUM)]
+    possible = [g for g in possible if np.isin(asking, camids[g]).all()]
     count = round(fraction * len(possible))
     if not 0 < count <= len(possible):
         raise ConfigError(
@@ -54,19 +57,23 @@ def draw_splits(
     always = np.setdiff1d(np.arange(len(pids)), np.concatenate(possible))
     splits = []
     for number in range(num):
-        rng = numpy_generator("splits", number)
+        half, turn = divmod(number, max(1, len(asking)))
+        rng = numpy_generator("splits", half)
         tested = [possible[i] for i in np.sort(rng.permutation(len(possible))[:count])]
-        pairs = [_draw(group, camids[group], style, cross_camera, rng) for group in tested]
+        first = asking[turn] if asking else None
+        pairs = [_draw(group, camids[group], style, cross_camera, rng, first) for group in tested]
         query = np.array([q for q, _ in pairs], dtype=np.int64)
         splits.append(GallerySplit(query, np.sort(np.concatenate([always, *(g for _, g in pairs)]))))
     return splits
 
 
 def _draw(
-    group: Index, camids: Index, style: SplitStyle, cross_camera: bool, rng: np.random.Generator
+    group: Index, camids: Index, style: SplitStyle, cross_camera: bool, rng: np.random.Generator, first: int | None
 ) -> tuple[int, Index]:
-    """Return one identity's query and gallery positions."""
+    """Return one identity's query, from camera ``first`` unless that is None, and its gallery positions."""
     order = rng.permutation(len(group))
+    if first is not None:
+        order = order[np.argsort(camids[order] != first, kind="stable")]
     query, rest = order[0], order[1:]
     if style == "one_query":
         return int(group[query]), group[rest]
@@ -75,17 +82,19 @@ def _draw(
 
 
 def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -> list[GallerySplit]:
-    """Read GRID's ten official partitions (``features_and_partitions.mat``, variable ``trainIdAll``).
+    """Read GRID's ten official partitions (``features_and_partitions.mat``, variable ``trainIdxAll``).
 
-    Each cell holds the 125 training identities of 250. The probe images of the others are queries; their gallery images
-    and the 775 images of identity 0 are the gallery. The pool is all probe and gallery images, with ``pids`` [n] and
+    The variable is a row of ten cells; each is a structure whose field ``personIdx`` has the 125 training identities of
+    250 (the others, ``probeImIdx`` and ``galleryImIdx``, are rows of a table of features). Source: ``sample.m`` beside
+    the file, and torchreid's grid.py. The probe images of the other identities are queries; their gallery images and
+    the 775 images of identity 0 are the gallery. The pool is all probe and gallery images, with ``pids`` [n] and
     ``is_probe`` [n]. Raises DataError if the file has other content.
     """
     from scipy.io import loadmat
 
     try:
-        cells = loadmat(path)["trainIdAll"].ravel()
-        trained = [np.unique(np.asarray(cell).astype(np.int64)) for cell in cells]
+        cells = loadmat(path, variable_names=["trainIdxAll"])["trainIdxAll"].ravel()
+        trained = [np.unique(np.asarray(cell["personIdx"].item()).astype(np.int64)) for cell in cells]
     except Exception as error:  # whatever scipy makes of a damaged file
         why = f"is not GRID's file of partitions ({error})"
         raise DataError(f"{path}: {why}; get features_and_partitions.mat") from error

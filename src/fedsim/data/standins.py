@@ -198,7 +198,7 @@ def _numbered(folder: str, suffix: str, images: int, shots: int = 0) -> Layout:
 
 def _3dpes(people: int) -> Iterator[_Picture]:
     for pid, image in product(range(1, people + 1), range(4)):
-        yield _Picture(f"RGB/{pid}_{image}_rgb.bmp", pid, image % 2, image)
+        yield _Picture(f"RGB/{pid}_{image // 2 + 1}_FRAME_{image}_RGB.bmp", pid, image % 2, image)
 
 
 def _grid(people: int) -> Iterator[_Picture]:
@@ -210,15 +210,18 @@ def _grid(people: int) -> Iterator[_Picture]:
 
 
 def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
-    """GRID's ten partitions: half of the people train."""
+    """GRID's ten partitions, as the owners' file has them: half of the people train. Its features are left out."""
     from scipy.io import savemat
 
-    people = sum(picture.path.startswith("probe") for picture in pictures)
-    cells = np.empty((1, 10), dtype=object)
+    people = np.arange(1, 1 + sum(picture.path.startswith("probe") for picture in pictures))
+    parts = {"trainIdxAll": np.empty((1, 10), dtype=object), "testIdxAll": np.empty((1, 10), dtype=object)}
     for number in range(10):
-        chosen = np.random.Generator(np.random.Philox(number)).permutation(people)[: people // 2] + 1
-        cells[0, number] = np.sort(chosen).reshape(-1, 1)
-    savemat(folder / "features_and_partitions.mat", {"trainIdAll": cells})
+        order = np.random.Generator(np.random.Philox(number)).permutation(people)
+        halves = np.sort(order[: len(people) // 2]), np.sort(order[len(people) // 2 :])
+        for cells, chosen in zip(parts.values(), halves, strict=True):
+            rows = {"probeImIdx": 2 * chosen, "galleryImIdx": 2 * chosen - 1, "personIdx": chosen}
+            cells[0, number] = {name: row[None].astype(np.float64) for name, row in rows.items()}
+    savemat(folder / "features_and_partitions.mat", parts)
 
 
 _PEOPLE = {"VIPeR": 128, "CUHK01": 64, "ThreeDPeS": 64, "ILIDS": 64}  # few images per person, and half of them train

@@ -47,10 +47,16 @@ def summarise(
 
     The result has ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several trials, the
     random splits of one data set. ``domain`` is also ``seen`` and ``unseen``, the means over those; ``unseen`` domains
-    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. The federation has
+    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. Where several
+    clients' own models are scored on an unseen domain, ``split/kind/domain`` is their mean, and
+    ``split/kind/domain/client`` has each, as long as these are at most ``MAX_NAMES``. The federation has
     ``num_clients``; ``names`` are those of the metrics.
     """
     metrics: dict[str, float] = {}
+    alone = [i for i, row in enumerate(rows) if row.client is not None and row.domain in unseen]
+    for i in alone if len(alone) <= MAX_NAMES else ():
+        row = rows[i]
+        metrics |= _named(f"{split}/{row.kind}/{row.domain}/{row.client}", values[i].mean(axis=0), names)
     for kind in get_args(Kind):
         clients = {row.client for row in rows if row.kind == kind}
         means: dict[str, NDArray[np.float64]] = {}

@@ -140,12 +140,12 @@ class BackboneLadder(Axis):
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
                 parts.archs.assign(name, new)
                 moved = True
-                if name in parts.hosted:
+                if name in parts.hosting.own:
                     _move(parts.clients[name], parts.models[new], parts.method, parts.server)
                 elif name in parts.clients:
                     parts.clients[name].model = parts.models[new]
-        if moved and parts.machine is not None:  # another rank may train a client before its own has moved it
-            parts.machine.meet()
+        if moved and parts.hosting.machine is not None:  # another rank may train a client before its own has moved it
+            parts.hosting.machine.meet()
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""

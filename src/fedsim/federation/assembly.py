@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from fedsim.core.placement import place
-from fedsim.core.store import ClientStore, FileStore, MemoryStore, Place, make_store
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
+from fedsim.federation.hosting import make_hosting
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
 from fedsim.federation.requirements import check_image_sizes, check_settings, settings_of
-from fedsim.federation.schedule import Schedule
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
@@ -25,7 +23,6 @@ from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
-from fedsim.training.snapshots import Snapshots
 from fedsim.training.statistics import BatchNormStatistics, shared_names
 
 
@@ -49,42 +46,27 @@ def assemble(
     check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
-    placement = place(costs, world_size, len(machine.ranks) if machine else 1)
-    hosted = placement.hosted_by(rank)
-    near = placement.shared_by(machine.ranks) if machine else hosted
     check_image_sizes(models, data)
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
-    store, snapshots = _make_stores(how.client_store, near, models, device, machine)
-    own = set(near)
+    largest = max(model.flat.buffer.nbytes for model in models.values())
+    hosting = make_hosting(costs, rank, world_size, machine, how.client_store, device, largest)
+    near = set(hosting.near)
     clients = {
         mine.name: Client(
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            model=models[archs[mine.name]], store=store, seed=how.seed,
+            model=models[archs[mine.name]], store=hosting.states, seed=how.seed,
         ).to(device)
-        for mine in federated.clients if mine.name in own
+        for mine in federated.clients if mine.name in near
     }  # fmt: skip
-    for name in hosted:  # now, so that out-of-memory shows before round 1
+    for name in hosting.own:  # now, so that out-of-memory shows before round 1
         clients[name].start(how.method.initial_state(models[archs[name]]).client)
     return Parts(
-        method=how.method, federated=federated, models=models, archs=archs, costs=costs, placement=placement,
+        method=how.method, federated=federated, models=models, archs=archs, costs=costs, hosting=hosting,
         statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
-        store=store, snapshots=snapshots, clients=clients, hosted=hosted, machine=machine,
-        schedule=Schedule(costs, near, machine),
+        clients=clients,
     )  # fmt: skip
-
-
-def _make_stores(
-    place: Place, clients: Sequence[str], models: Mapping[str, FlatModel], device: torch.device, machine: Machine | None
-) -> tuple[ClientStore, Snapshots]:
-    """Return empty stores of private states and of local models, for ``clients``."""
-    if machine is None:
-        return make_store(place, device, clients), Snapshots(MemoryStore(torch.device("cpu")))
-    size = max(model.flat.buffer.nbytes for model in models.values()) * len(clients)
-    with machine.folder(2 * size, in_memory=place != "disk") as folder:
-        states = FileStore(folder / "states", clients)
-        return states, Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(clients))))
 
 
 def _build_models(

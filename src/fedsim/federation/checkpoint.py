@@ -30,11 +30,11 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
         "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models},
         "complete": {arch: model.is_complete for arch, model in models},
         "clients": dict(parts.num_classes),
-        "hosts": dict(parts.placement.ranks),
+        "hosts": dict(parts.hosting.placement.ranks),
         "threads": threads,
     }
     states = {axis.key: axis.state_dict() for axis in axes if axis.key}
-    private = ((name, parts.store.read(name)) for name in parts.hosted)
+    private = ((name, parts.hosting.states.read(name)) for name in parts.hosting.own)
     return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
 
 
@@ -52,7 +52,7 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], t
         raise ConfigError(OTHER_LADDER)
     for axis in axes:  # before the clients' states, whose layout a ladder decides
         axis.load_state_dict(content.get(axis.key, {}))
-    for name, state in read_states(Path(content["path"]), content, parts.hosted).items():
+    for name, state in read_states(Path(content["path"]), content, parts.hosting.own).items():
         parts.clients[name].load_private_state(state)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if content["threads"] != threads:

@@ -167,7 +167,7 @@ class Federation(LightningModule):
                 machine = machine_of(strategy) if self.settings.reduction == "exact" else None
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device, machine)
                 for callback in round_callbacks(self.trainer):
-                    callback.on_placed(self.parts.placement)
+                    callback.on_placed(self.parts.hosting.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
             self.round = round_of(self.settings, self.parts, self.axes, self.trainer)

@@ -43,10 +43,10 @@ class Host:
         ``work``: client -> share of its work that gets done. ``keep_snapshots`` keeps local models for an evaluation.
         Returns the error, if there was one: the other ranks must hear of it.
         """
-        schedule = self.parts.schedule
+        schedule = self.parts.hosting.schedule
         order = schedule.order(called, work)
         if keep_snapshots:
-            self.parts.snapshots.begin(order)
+            self.parts.hosting.snapshots.begin(order)
         try:
             for callback in self.callbacks:
                 callback.on_round_start(round_, order)
@@ -92,7 +92,7 @@ class Host:
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit)
         if keep_snapshot:
-            self.parts.snapshots.keep(client.client_name, client.model.flat.buffer)
+            self.parts.hosting.snapshots.keep(client.client_name, client.model.flat.buffer)
         self.aggregator.add(client.client_name, contribution)
         traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, sent), strict=True)
         row = {**outcome.facts, **numbers, **dict(traffic)}

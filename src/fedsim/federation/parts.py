@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import nn
 
-from fedsim.core.placement import Placement
-from fedsim.core.store import ClientStore
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
+from fedsim.federation.hosting import Hosting
 from fedsim.federation.ledger import Ledger
-from fedsim.federation.schedule import Schedule
 from fedsim.methods.base import Method
-from fedsim.strategy.machine import Machine
 from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.source import FACTS
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
-from fedsim.training.snapshots import Snapshots
 from fedsim.training.statistics import BatchNormStatistics
 
 
@@ -43,24 +39,14 @@ class Parts:
     """architecture -> what happens to running statistics"""
     costs: Mapping[str, float]
     """client -> predicted work of a round: images times local epochs"""
-    placement: Placement
-    """which rank hosts which client"""
+    hosting: Hosting
+    """which clients this rank may train, and what it shares with the ranks of its machine"""
     server: Server
     """the global models"""
     ledger: Ledger
     """counts the bytes"""
-    store: ClientStore
-    """where private states wait"""
-    snapshots: Snapshots
-    """local models of the last round, if an evaluation follows"""
     clients: Mapping[str, Client]
-    """clients that this rank may train: its own, or all of its machine"""
-    hosted: Sequence[str]
-    """its own: this rank makes and saves their states"""
-    machine: Machine | None
-    """the ranks that share clients with this one; None: there are none"""
-    schedule: Schedule
-    """who trains whom in a round"""
+    """clients that this rank may train"""
 
     @cached_property
     def names(self) -> list[str]:
@@ -91,21 +77,21 @@ class Parts:
             stage: Lightning's name.
             tests: whether a fit scores the test sets, too.
         """
-        if self.machine is None:
+        if (machine := self.hosting.machine) is None:
             self._read(data, evaluator, stage, tests, near=False)
             return
         images = sum(self.data_of[name].num_images for name in self.clients)
         images += sum(len(sets.query) + len(sets.gallery) for sets in self.federated.tests.values())
-        with self.machine.folder(3 * data.size[0] * data.size[1] * images) as data.shared_folder:
+        with machine.folder(3 * data.size[0] * data.size[1] * images) as data.shared_folder:
             self._read(data, evaluator, stage, tests, near=False)
-            self.machine.meet()
+            machine.meet()
             self._read(data, evaluator, stage, tests, near=True)
         data.shared_folder = None
 
     def _read(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool, near: bool) -> None:
         """Read this rank's own images, or those that other ranks of the machine have read (``near``)."""
         if stage == "fit":
-            for name in [n for n in self.clients if n not in self.hosted] if near else self.hosted:
+            for name in [n for n in self.hosting.near if n not in self.hosting.own] if near else self.hosting.own:
                 self.clients[name].images.open(data.open_train)
             if self.federated.public is not None and not near:
                 images = data.decode(self.federated.public.images, "public images")

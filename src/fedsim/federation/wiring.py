@@ -34,7 +34,7 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if how.aggregation is not None:
         how.aggregation.check(how.method, parts.server, how.bn_stats, how.privacy)
-    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy, parts.schedule]
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy, parts.hosting.schedule]
 
 
 def round_of(how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer) -> Round:
@@ -55,10 +55,11 @@ def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer
         for callback in round_callbacks(trainer):
             callback.on_scoring(what)
 
+    hosting = parts.hosting
     return evaluator_for(how.evaluation)(
-        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients,
-        models=parts.models, archs=parts.archs, federated=parts.federated, placement=parts.placement,
-        machine=parts.machine, snapshots=parts.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
+        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients, models=parts.models,
+        archs=parts.archs, federated=parts.federated, placement=hosting.placement, machine=hosting.machine,
+        snapshots=hosting.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
     )  # fmt: skip
 
 

@@ -231,6 +231,15 @@ class WeightingChoice:
         return weigh(self.weighting, reports)
 
 
+class HoldsModels(ABC):
+    """Of methods that hold models beside the resident one: ``fedsim describe`` counts their memory."""
+
+    @property
+    @abstractmethod
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """By role; see :meth:`FlatModel.replica`."""
+
+
 def message_to(method: Method, server: Server, arch: str) -> Download:
     """Return the server's message to the clients of an architecture: the model, and what the method declares."""
     payload = method.payload(server, arch, server.round)

@@ -43,6 +43,7 @@ Deviations and silences:
   network, and those of the clients fit their own backbones. So before its first round every client trains one on the
   frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
   the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
+  At small scale the expert costs (docs/results.md): plain :class:`Local` from the same weights is ahead.
 - The log counts the local client model.
 """
 
@@ -51,7 +52,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import Method, Need, PartSharing, Signal, Weights, weigh
+from fedsim.methods.base import HoldsModels, Method, Need, PartSharing, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -70,7 +71,7 @@ _EXPERT = "expert"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReID(PartSharing, Method):
+class FedReID(PartSharing, HoldsModels, Method):
     """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
 
     expert: bool = True
@@ -98,6 +99,11 @@ class FedReID(PartSharing, Method):
     def requires(self) -> frozenset[Need]:
         """Identities, for soft labels: the expert's clusters are not the client model's."""
         return frozenset({"identities"} if self.expert else ())
+
+    @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """The local expert."""
+        return {_EXPERT: "trained"} if self.expert else {}
 
     @property
     def measures(self) -> Mapping[str, Signal]:
@@ -152,11 +158,12 @@ class FedReID(PartSharing, Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReIDFineTune(Method):
+class FedReIDFineTune(HoldsModels, Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
     requires = frozenset({"identities"})  # for soft labels
     shared_groups = frozenset[Group]()
+    replicas: ClassVar[Mapping[str, Literal["trained", "frozen"]]] = {_EXPERT: "frozen"}
 
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""

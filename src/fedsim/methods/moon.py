@@ -22,20 +22,22 @@ Deviations and silences:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import Method, PartSharing, WeightingChoice
+from fedsim.methods.base import HoldsModels, Method, PartSharing, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(PartSharing, WeightingChoice, Method):
+class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
     """Averaging of clients whose features stay near the global model's, and leave their own previous ones."""
 
     mu: float = 1.0
@@ -46,6 +48,11 @@ class MOON(PartSharing, WeightingChoice, Method):
     def __post_init__(self) -> None:
         not_negative("model.method", mu=self.mu)
         positive("model.method", tau=self.tau)
+
+    @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """Both references."""
+        return {"global": "frozen", "previous": "frozen"}
 
     def train(self, client: Client) -> None:
         """Load both references, and train."""

@@ -18,15 +18,19 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 
 Deviations and silences:
 
+- Where the paper is silent, the authors' code decides: github.com/SunTongtongtong/FedReid, branch
+  Onehead_FedBN_AN_dual. It saves the last round, and drops the rates to a tenth in rounds 40 and 80.
 - ls and lg are whole models of the same start; each has a neck and a head, which never leave the client. lg's head
-  begins as a copy of ls's; the paper does not say.
+  begins as a copy of ls's (the authors' code).
 - The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and lg's
   draws from torch's global stream are undone: ls has the same bits with and without lg; Table 4 prints equal numbers.
   The log counts ls.
 - A normalisation layer is affine parameters and running statistics, decided by the module's class, also in ResNet's
-  shortcuts. Attention modules (``attn``; Table 5: SE, CBAM) count as such with ``attn_local: true``: in attentive
-  normalisation they are part of the layer. The paper does not say whether SE's and CBAM's are local.
-- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions: ``personal: after``. With
+  shortcuts. The attention of attentive normalisation is part of the layer. SE's and CBAM's modules (Table 5) are
+  averaged, as in the authors' code, which knows normalisation layers by "bn" in their names; ``attn_local: true`` has
+  them as normalisation layers.
+- Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions, and the authors' code scores it
+  there: ``personal: after``. With
   ``before_aggregation`` it is the trained model; the client then keeps a whole backbone.
 - In the paper all clients take part. A client that does not keeps its normalisation layers, at first the initial ones.
 - ``avg`` is the plain mean over the clients of a round, every ``avg_every`` rounds; before the first mean, unseen
@@ -50,7 +54,17 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Delivered, InitialState, Method, Need, Payload, Weights, has_server_step, weigh
+from fedsim.methods.base import (
+    Delivered,
+    HoldsModels,
+    InitialState,
+    Method,
+    Need,
+    Payload,
+    Weights,
+    has_server_step,
+    weigh,
+)
 from fedsim.models.groups import TRUNK, Group
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -61,13 +75,13 @@ _LG = "generalised"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SKA(Method):
+class SKA(HoldsModels, Method):
     """Averaging of trunks whose normalisation layers are a client's own, and of others that are trained beside them."""
 
     dual: bool = True
     """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
-    attn_local: bool = True
-    """treat attention modules as normalisation layers; false: as convolutions"""
+    attn_local: bool = False
+    """treat SE's and CBAM's modules as normalisation layers; false: as convolutions (the authors' code)"""
     personal: Literal["after", "before_aggregation"] = "after"
     """convolutions of a client's own model: the server's, or those that it has trained"""
     unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
@@ -96,6 +110,11 @@ class SKA(Method):
     def requires(self) -> frozenset[Need]:
         """Identities for lg: a memory of clusters is of the features of one model."""
         return frozenset({"identities"} if self.dual else ())
+
+    @property
+    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+        """The generalised model."""
+        return {_LG: "trained"} if self.dual else {}
 
     @property
     def shared_groups(self) -> frozenset[Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # it imports torch
@@ -28,6 +28,8 @@ class TestSet:
     """number of images"""
     one_match: bool = False
     """whether every query has exactly one match"""
+    digits: int | None = None
+    """decimals of its numbers; None: as many as the paper's others"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,10 @@ class Row:
     scores: Scores
     model: str = "global"
     """whose scores: of the global, local or personalised models, or of their ensemble"""
+    client: str = ""
+    """whose own model alone; none: the mean over clients"""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """test set -> the spread that is printed beside its first number"""
     status: Status = "ok"
     note: str = ""
     settings: Mapping[str, Any]

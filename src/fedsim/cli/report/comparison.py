@@ -234,8 +234,10 @@ class _Comparison:
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
-            scores = row.scores.get(name, {})
-            texts = [f"{scores[m]:.{self.paper.content['digits']}f}" if m in scores else "-" for m in numbers]
+            scores, digits = row.scores.get(name, {}), self._digits(name)
+            texts = [f"{scores[m]:.{digits}f}" if m in scores else "-" for m in numbers]
+            if name in row.spread:
+                texts[0] += f" ± {row.spread[name]:.{digits}f}"
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
         return _Line(label, row.model, "published", cells)
 
@@ -243,19 +245,31 @@ class _Comparison:
         is_loud = any(not_comparable(group.runs[0]))
         paper, names = self.paper.content, self.table.test_sets
         metrics = [paper["mAP"] if metric == "mAP" else metric for metric in numbers]
-        for kind in self._kinds(group):
+        for kind, client in self._models(group):
             for rule in self.rules[group]:
-                cells = [group.cell(f"test/{kind}/{name}", metrics, rule, paper["digits"]) for name in names]
-                yield _Line(group.label, kind, rule.name, cells, is_loud)
+                below = f"/{client}" if client else ""
+                cells = [group.cell(f"test/{kind}/{n}{below}", metrics, rule, self._digits(n)) for n in names]
+                yield _Line(group.label, client or kind, rule.name, cells, is_loud)
 
-    def _kinds(self, group: Group) -> list[str]:
-        """The table's kinds of models that the group has; a model whose scores are the global one's stands once."""
-        wanted = {group.runs[0].primary, *(row.model for row in self.table.rows)}
-        columns: dict[str, str] = {}
-        for kind in (kind for kind in group.kinds(Rule()) if kind in wanted):
-            scores = [group.values(f"test/{kind}/{name}/rank1", Rule()).tolist() for name in self.table.test_sets]
-            columns.setdefault(repr(scores), kind)
-        return list(columns.values())
+    def _digits(self, name: str) -> int:
+        digits = self.paper.test_sets[name].digits
+        return int(self.paper.content["digits"]) if digits is None else digits
+
+    def _models(self, group: Group) -> list[tuple[str, str]]:
+        """The table's models that the group has, by kind and client; one whose scores are the global one's stands once.
+
+        Where the table's rows of a kind are of single clients, the mean over clients is none of them.
+        """
+        kinds, rows = group.kinds(Rule()), [(row.model, row.client) for row in self.table.rows]
+        wanted = [of for of in dict.fromkeys([(group.runs[0].primary, ""), *rows]) if of[0] in kinds]
+        columns: dict[str, tuple[str, str]] = {}
+        for kind, client in sorted(wanted, key=lambda of: kinds.index(of[0])):
+            paths = [f"test/{kind}/{name}/{client}/rank1".replace("//", "/") for name in self.table.test_sets]
+            scores = [group.values(path, Rule()).tolist() for path in paths]
+            if any(scores) or not client:
+                columns.setdefault(repr(scores), (kind, client))
+        alone = {kind for kind, client in columns.values() if client} - {kind for kind, client in rows if not client}
+        return [of for of in columns.values() if of[1] or of[0] not in alone]
 
     def _figures_only(self) -> Iterator[str]:
         for row in self.table.rows:

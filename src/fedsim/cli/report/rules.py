@@ -138,7 +138,8 @@ def best_of_each(
 
 
 def _scores_below(scores: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+    found = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if "/" not in name}  # not those of single clients
 
 
 def mean_over_rounds(log: Mapping[int, Mapping[str, float]], rounds: Sequence[int]) -> dict[str, float]:

@@ -25,7 +25,8 @@ class DataSet(ReIDSource):
     """One data set on disk. A subclass names its folder and reads its files.
 
     Args:
-        root: its folder, or one that contains it under one of its usual names.
+        root: its folder, or one that contains it under one of its usual names, or a folder further down, as torchreid
+            has it (``viper/VIPeR``).
     """
 
     name: str
@@ -54,7 +55,8 @@ class DataSet(ReIDSource):
 
     def find(self) -> Path:
         """Return its folder; raise DataError if it is not there."""
-        for folder in (*(self.root / name for name in self.folders), self.root):
+        below = (path for name in self.folders for path in sorted(self.root.glob(f"*/{name}")))
+        for folder in (*(self.root / name for name in self.folders), self.root, *below):
             if folder.is_dir() and all((folder / part).exists() for part in self.holds):
                 return folder
         raise DataError(

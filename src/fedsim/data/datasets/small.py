@@ -46,6 +46,11 @@ class SmallDataSet(DataSet):
     per_camera: int | None = None
     """images of a person in each camera, by their numbers; None: names do not tell the camera, so a person's images
     are dealt to two made-up cameras in turn, and a query has matches in the other one"""
+    asking: tuple[int, ...] = ()
+    """of ``splits``: see :func:`draw_splits`"""
+    any_pair = False
+    """whether ``splits`` pair any two images of a person, whatever their cameras; each is then a camera of its own, so
+    that evaluation by camera leaves the match in"""
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
@@ -59,7 +64,9 @@ class SmallDataSet(DataSet):
     def _read(self, folder: Path) -> Domain:
         images = self._images(folder)
         if self.protocol == "splits":
-            return self._test_only(images, draw_splits(images.pids, images.camids, style="pairs"))
+            images = replace(images, camids=turns(images.pids)) if self.any_pair else images
+            drawn = draw_splits(images.pids, images.camids, style="pairs", asking=self.asking)
+            return self._test_only(images, drawn)
         paired = [pid for pid in images.identities if len(np.unique(images.camids[images.pids == pid])) > 1]
         return self._half(images, ~np.isin(images.pids, paired))
 
@@ -159,6 +166,7 @@ class PRID2011(SmallDataSet):
     official: Counts | None = Counts(100, 200, 100, 649)
     ask = "ask the Graz University of Technology"
     num_train = 100
+    asking = (0,)  # as torchreid and the code of papers 000 and 001
 
     def __init__(
         self, root: str, protocol: Protocol = "half", seed: int = 0, shots: Literal["single", "multi"] = "single"
@@ -193,7 +201,8 @@ class PRID2011(SmallDataSet):
 class VIPeR(SmallDataSet):
     """VIPeR (Gray et al., PETS 2007): 632 people, 2 cameras, one image each; 316 train, 316 queries, gallery 316.
 
-    Names like ``cam_a/000_45.bmp``: identity and angle.
+    Names like ``cam_a/000_45.bmp``: identity and angle. ``splits``: five halves, each asked by camera a, then by camera
+    b: the first ten of torchreid's twenty splits, which the code of papers 000 and 001 takes.
     """
 
     name = "viper"
@@ -202,6 +211,7 @@ class VIPeR(SmallDataSet):
     official: Counts | None = Counts(316, 632, 316, 316)
     ask = "ask the University of California, Santa Cruz"
     num_train = 316
+    asking = (0, 1)
 
     def _images(self, folder: Path) -> Split:
         images = Split.concatenate(_two_cameras(folder, r"(?P<pid>\d+)_", "000_45.bmp"))
@@ -211,8 +221,9 @@ class VIPeR(SmallDataSet):
 class ThreeDPeS(SmallDataSet):
     """3DPeS (Baltieri et al., ACM J-HGBU 2011): 192 people, 1,011 images, 8 cameras that names do not tell.
 
-    A person's images are dealt to two made-up cameras in turn, so that a query has matches in the other; paper 003 has
-    two made-up cameras, too. Names like ``RGB/1_2_3_...bmp``: the identity comes first.
+    Names like ``RGB/1_16_FRAME_25_RGB.bmp``: identity, then view; images of a view are frames of one walk. A person's
+    views are dealt to two made-up cameras in turn, so that a query has matches in another view, as in the code of
+    Domain Guided Dropout (Xiao et al., CVPR 2016), whose layout paper 003 has. ``splits`` pair any two images.
     """
 
     name = "3dpes"
@@ -220,7 +231,17 @@ class ThreeDPeS(SmallDataSet):
     holds: tuple[str, ...] = ("RGB",)
     ask = "ask the University of Modena and Reggio Emilia"
     num_train = 93
-    part, pattern, example = "RGB", r"(?P<pid>\d+)_", "1_2.bmp"
+    part, pattern, example = "RGB", r"(?P<pid>\d+)_\d+_", "1_16_FRAME_25_RGB.bmp"
+    any_pair = True
+
+    def _images(self, folder: Path) -> Split:
+        images = read_folder(folder / self.part, self.pattern, self.example)
+        views = np.array([int(path.name.split("_")[1]) for path in images.images.locations() if path is not None])
+        cameras = np.empty_like(images.pids)
+        for pid in images.identities:
+            own = images.pids == pid
+            cameras[own] = (np.unique(views[own], return_inverse=True)[1] + 1) % 2  # an odd one is in the gallery
+        return replace(images, camids=cameras)
 
 
 class ILIDS(SmallDataSet):
@@ -228,6 +249,7 @@ class ILIDS(SmallDataSet):
 
     A folder of that name is read with a warning if it holds these images, and refused if it holds the videos. Names
     like ``0001001.jpg`` give identity and number, no camera: images are dealt to two made-up cameras in turn.
+    ``splits`` pair any two images of a person, as torchreid and the code of papers 000 and 001 do.
     """
 
     name = "ilids"
@@ -238,6 +260,7 @@ class ILIDS(SmallDataSet):
     ask = "ask Queen Mary University of London"
     num_train = 59
     part, pattern, example = "Persons", r"(?P<pid>\d{4})\d{3}\.", "0001001.jpg"
+    any_pair = True
 
     def find(self) -> Path:
         """Return its folder; see :meth:`DataSet.find`."""
@@ -288,15 +311,17 @@ class CAVIAR4REID(SmallDataSet):
     """CAVIAR4REID (Cheng et al., BMVC 2011): 72 people, 1,220 images, 50 of them seen by two cameras.
 
     Names like ``0001001.jpg``: identity and number; numbers 1 to 10 are the first camera's, 11 to 20 the second's.
+    ``splits`` pair any two images of a person: so paper 001 has 36 queries and a gallery of 36.
     """
 
     name = "caviar4reid"
-    folders = ("CAVIAR4REID", "caviar4reid")
+    folders = ("CAVIAR4REID", "caviar4reid", "CAVIAR4REID/CAVIARa", "CAVIARa")
     holds: tuple[str, ...] = ("0001001.jpg",)
     ask = "ask its authors, Dong Seon Cheng et al."
     num_train = 25
     part, pattern, example = "", r"(?P<pid>\d{4})(?P<cam>\d{3})\.", "0001001.jpg"
     per_camera = 10
+    any_pair = True
 
 
 def _two_cameras(folder: Path, pattern: str, expected: str) -> list[Split]:
