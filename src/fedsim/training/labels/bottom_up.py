@@ -25,8 +25,8 @@ def merge_clusters(
     """Merge the nearest pairs of clusters, one after the other, in memory that grows with n.
 
     The distance of two clusters is the squared one of their nearest images, by features of unit length, plus a penalty
-    on their sizes: ``min |f_a - f_b|^2 + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a merged
-    cluster goes on to merge through any of its parts.
+    on their sizes: ``min |f_a - f_b|^2 + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a
+    merged cluster goes on to merge through any of its parts.
 
     Each cluster looks at its ``candidates`` nearest ones. The result is exact unless more clusters than these become
     one: farther clusters come after all candidates have joined.

@@ -58,7 +58,8 @@ class BottomUp:
     """
 
     merge: float = 0.05
-    """pairs of clusters that merge before each round of the client but its first, as a share of its images, rounded down"""
+    """pairs of clusters that merge before each of the client's rounds but the first, as a share of its images (rounded
+    down)"""
     size_penalty: float = 0.003
     """lambda: added to the squared distance of two clusters for each image in them"""
     momentum: float = 0.5
