@@ -20,7 +20,7 @@ from fedsim.models import Neck
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
-from plain_loops import Federation, Layers, assert_close, play, sgd, slow_rank1
+from plain_loops import Federation, Layers, assert_close, play, sgd, slow_retrieval
 from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
 from small import fit, make_data, make_model, receive, vector
 
@@ -283,7 +283,7 @@ def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
 
 
 @pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("measure", ["rank1", "centroids", "classifier"])
+@pytest.mark.parametrize("measure", ["mAP", "rank1", "centroids", "classifier"])
 def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     method = FedKLPR()
     client = begin(method, clustering=CLUSTERING)
@@ -300,8 +300,8 @@ def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     own = [int(pseudo.proxies.clusters[p]) if p >= 0 else -1 for p in pseudo.labels.tolist()][: len(x)]
     cameras = client.data.train.camids.tolist()
     assert len(pseudo.labels) == 2 * len(x)
-    if measure == "rank1":
-        expected = slow_rank1(x.tolist(), own, cameras)
+    if measure in ("mAP", "rank1"):
+        expected = slow_retrieval(x.tolist(), own, cameras)[measure == "rank1"]
     else:
         kinds = sorted({(g, c) for g, c in zip(own, cameras, strict=True) if g >= 0})
         of_kind = [[i for i in range(len(x)) if (own[i], cameras[i]) == kind] for kind in kinds]
@@ -318,7 +318,7 @@ def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     assert 0 < found <= 1
 
 
-@pytest.mark.parametrize("measure", ["rank1", "centroids"])
+@pytest.mark.parametrize("measure", ["mAP", "rank1", "centroids"])
 def test_the_measure_is_of_the_model_at_hand(measure):
     """Of one that tells nobody apart, though the memory that was trained with the other one still does."""
     method = FedKLPR()
@@ -489,7 +489,7 @@ def _vector_of(options, found={}):  # noqa: B006 - the usual model is trained on
         ({"lam": -1.0}, "lam"), ({"target": 1.0}, "target"), ({"step": 0.0}, "step"), ({"trials": 0}, "trials"),
         ({"alpha": 1.5}, "alpha"), ({"temperature": 0.0}, "temperature"), ({"reg_from": 0}, "reg_from"),
         ({"floor": 2.0}, "floor"), ({"prune": False}, "weighting: klpwa weighs by pruning"),
-        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: rank1"),
+        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: mAP"),
         ({"accuracy_images": 0, "accuracy": "classifier"}, "accuracy_images"), ({"prune_from": 0}, "prune_from"),
     ],
     ids=str,

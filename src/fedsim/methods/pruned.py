@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import zero_pruned_
-from fedsim.functional.retrieval import leave_one_out_rank1
+from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.labels.proxies import make_proxies
 from fedsim.training.labels.source import Clusters, PseudoLabels
@@ -100,7 +100,7 @@ def upload_masked(client: Client, signals: Mapping[str, float] | None = None, ze
     return Upload(client.model.shared, signals=signals or {}, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
-Measure = Literal["rank1", "centroids", "classifier"]
+Measure = Literal["mAP", "rank1", "centroids", "classifier"]
 """How a client measures its model on its training images, without augmentation; see :func:`own_accuracy`"""
 
 
@@ -108,23 +108,24 @@ Measure = Literal["rank1", "centroids", "classifier"]
 def own_accuracy(client: Client, num_images: int | None = None, measure: Measure | None = None) -> float:
     """Return an accuracy of the client's model on its training images, in evaluation mode; no test image is used.
 
-    ``rank1``: the share of images whose most similar image, without those of its own group in its own camera, is of its
-    group. ``centroids``: the share nearest to a centroid of their own group, of which there is one in each camera.
-    ``classifier``: the share that the head classifies right, of ``num_images`` random images, drawn anew in each round;
-    None: of all. Of clusters it is the share nearest to a proxy of their own, as the last batch has left the proxies.
+    ``mAP`` and ``rank1``: each image searches for its group among the others, see
+    :func:`~fedsim.functional.retrieval.leave_one_out`. ``centroids``: the share nearest to a centroid of their own
+    group, of which there is one in each camera. ``classifier``: the share that the head classifies right, of
+    ``num_images`` random images, drawn anew in each round; None: of all. Of clusters it is the share nearest to a proxy
+    of their own, as the last batch has left the proxies.
 
     Groups are people, or clusters: those of the current local epoch, found for it before the first. Images outside
-    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``rank1``.
+    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``mAP``.
     """
     clusters = client.training_settings.clusters
-    measure = measure or ("rank1" if clusters else "classifier")
+    measure = measure or ("mAP" if clusters else "classifier")
     if measure == "classifier" and not clusters:
         return _head_accuracy(client, num_images)
     groups, cameras, features = _groups(client), client.images.cameras, client.plain_features()
     if not (groups >= 0).any():
         return 0.0
-    if measure == "rank1":
-        return leave_one_out_rank1(features, groups, cameras)
+    if measure in ("mAP", "rank1"):
+        return float(getattr(leave_one_out(features, groups, cameras), measure))
     proxies = _pseudo(client).proxies if measure == "classifier" else make_proxies(features, groups, cameras)[0]
     guesses = proxies.clusters[(F.normalize(features) @ proxies.memory.T).argmax(1)].cpu()
     return float((guesses == groups)[groups >= 0].double().mean())
