@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from fedsim.training.flat_model import FlatModel
 
 
+_PRUNABLE = (
+    ((nn.Conv2d, nn.Linear), ("weight",)),
+    ((nn.MultiheadAttention,), ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")),
+)
+"""types of modules, and the names of their weights"""
+
+
 class OwnMask:
     """Hooks of a method whose clients prune: client k trains, sends and uses theta_k * M_k, where M_k begins as ones.
 
@@ -71,10 +78,16 @@ def prunable_entries(model: FlatModel) -> list[Entry]:
     """Return the shared weights of convolutions and linear layers, by module type, in the order of the buffer.
 
     Names and numbers of dimensions do not tell: in ConvNeXt 93 % of the weights belong to linear layers, and its
-    three-dimensional ``layer_scale`` does not. Norms, biases and private heads are never pruned.
+    three-dimensional ``layer_scale`` does not. Self-attention's projections of queries, keys and values are linear
+    layers, too. Norms, biases, embeddings of classes and positions, and private heads are never pruned.
     """
-    modules = model.network.named_modules()
-    names = {f"{path}.weight" for path, module in modules if isinstance(module, nn.Conv2d | nn.Linear)}
+    names = {
+        f"{path}.{name}"
+        for path, module in model.network.named_modules()
+        for types, weights in _PRUNABLE
+        if isinstance(module, types)
+        for name in weights
+    }
     return [entry for entry in model.flat.shared_parameters if entry.name in names]
 
 
