@@ -21,7 +21,7 @@ from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd, slow_retrieval
-from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
+from plain_pruning import accuracy, apply, flags_of, fraction, full, halve, masked_mean
 from small import fit, make_data, make_model, receive, vector
 
 SIZE = (16, 8)
@@ -336,26 +336,6 @@ COMMON = {"floor": 0.0, "plateau": 1.0, "lam": 0.5, "alpha": 0.3}
 HEAD = {"accuracy": "classifier", "prune_from": 3}
 
 
-def halve(model, mask, step, parts, is_good, verdicts):
-    """Prune the most parts of a step that are good: all of them first, then halves. Return the model and its mask."""
-    start, passed, failed, best = fraction(mask), 0, parts + 1, (model, mask)
-    while failed - passed > 1:
-        k = parts if failed > parts else (passed + failed) // 2
-        trial = copy.deepcopy(model)
-        new = prune_all_layers(trial, mask, start + step * k / parts)
-        apply(trial, new)
-        if new == mask:
-            verdicts.add("done")
-            passed = k
-        elif is_good(trial):
-            verdicts.add("pruned")
-            passed, best = k, (trial, new)
-        else:
-            verdicts.add("reverted")
-            failed = k
-    return best
-
-
 def reference(step, target, trials, threshold, tolerance, sas):
     """Section III in float64: the federation, every client's mask, and what became of each trial."""
     federation = Federation(backbone=Layers)
@@ -489,7 +469,7 @@ def _vector_of(options, found={}):  # noqa: B006 - the usual model is trained on
         ({"lam": -1.0}, "lam"), ({"target": 1.0}, "target"), ({"step": 0.0}, "step"), ({"trials": 0}, "trials"),
         ({"alpha": 1.5}, "alpha"), ({"temperature": 0.0}, "temperature"), ({"reg_from": 0}, "reg_from"),
         ({"floor": 2.0}, "floor"), ({"prune": False}, "weighting: klpwa weighs by pruning"),
-        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: mAP"),
+        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: rank1"),
         ({"accuracy_images": 0, "accuracy": "classifier"}, "accuracy_images"), ({"prune_from": 0}, "prune_from"),
     ],
     ids=str,

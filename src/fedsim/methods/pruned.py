@@ -128,10 +128,10 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
     of their own, as the last batch has left the proxies.
 
     Groups are people, or clusters: those of the current local epoch, found for it before the first. Images outside
-    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``mAP``.
+    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``rank1``.
     """
     clusters = client.training_settings.clusters
-    measure = measure or ("mAP" if clusters else "classifier")
+    measure = measure or ("rank1" if clusters else "classifier")
     if measure == "classifier" and not clusters:
         return _head_accuracy(client, num_images)
     groups, cameras, features = _groups(client), client.images.cameras, client.plain_features()
