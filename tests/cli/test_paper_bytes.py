@@ -76,6 +76,13 @@ def test_nothing_pruned_is_the_tables_baseline():
     assert sent("table5_fedcapr", rules=Accounting()) == pytest.approx(sent("table5_fedcapr") * 40 / 39)
 
 
+def test_describe_promises_what_is_counted_with_nothing_pruned():
+    ledger = assembled("table3_fedklpr").parts.ledger
+    bound = sum(t.down + t.up for r in range(ROUNDS) for t in ledger.at_most(r, ["viper"]).values()) / GIB
+    assert bound == pytest.approx(sent("table3_fedklpr", nothing))
+    assert round(bound, 4) == 3.4787
+
+
 @pytest.mark.slow  # 40 masks of whole networks
 def test_feddip_sends_what_the_tables_print():
     """Table III: 2.64 GB at 70.52 %, where the row has the text's target, 70 %. Table IV: 2.40 GB at 69.99 %."""

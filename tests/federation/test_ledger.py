@@ -184,6 +184,9 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
                 last[name] = mask
             assert row[f"comm/{name}/up_bytes"] == up
             assert row[f"comm/{name}/down_bytes"] == (down if name in chosen and t > 0 else 0)
+            most = model.parts.ledger.at_most(t, [name])[name]  # what describe predicts
+            assert up <= most.up
+            assert row[f"comm/{name}/down_bytes"] <= most.down
             downloads.append(name in chosen and mask is None)
             if name in last:
                 assert row[f"comm/{name}/density"] == (n - int((~last[name]).sum())) / n
@@ -204,6 +207,8 @@ def test_bytes_of_a_server_that_prunes_are_those_of_a_loop():
         pruned = int(s * prunable + 1e-9)
         assert row["comm/town0/up_bytes"] == 4 * (rest + n)
         assert row["comm/town0/down_bytes"] == 4 * rest + 4 * (n - pruned) + -(-n // 8)
+        most = model.parts.ledger.at_most(t, ["town0"])["town0"]
+        assert (most.down, most.up) == (4 * (rest + n) + -(-n // 8), 4 * (rest + n))
 
 
 # -- rounds, against plain loops ---------------------------------------------------------------------------------------
