@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # it imports torch
@@ -40,6 +40,8 @@ class Row:
     """whose scores: of the global, local or personalised models, or of their ensemble"""
     status: Status = "ok"
     note: str = ""
+    costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """test set -> percent of its client's weights that are pruned in the end, and maybe the GiB that it got and sent"""
     settings: Mapping[str, Any]
     """dotted name -> value, as the paper, or its authors' code, has it"""
     alternative: Mapping[str, Any] | None = None
