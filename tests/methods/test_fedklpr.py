@@ -318,17 +318,6 @@ def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     assert 0 < found <= 1
 
 
-@pytest.mark.parametrize("measure", ["mAP", "rank1", "centroids"])
-def test_the_measure_is_of_the_model_at_hand(measure):
-    """Of one that tells nobody apart, though the memory that was trained with the other one still does."""
-    method = FedKLPR()
-    client = begin(method, clustering=CLUSTERING, epochs=3)
-    method.train(client)
-    usual = own_accuracy(client, None, measure)
-    shared(client)[prunable_layers(client.model)[-1]] = 0.0
-    assert own_accuracy(client, None, measure) < usual
-
-
 # -- whole rounds ------------------------------------------------------------------------------------------------------
 
 ROUNDS, EPOCHS = 4, 2
