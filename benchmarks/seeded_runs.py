@@ -38,4 +38,4 @@ def score(run: Run, kind: str, domain: str, metric: str = "mAP") -> float:
 
 def show(values: NDArray[np.float64]) -> str:
     """Return mean and standard deviation over seeds."""
-    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" if len(values) > 1 else f"{values.mean():.1f}"

@@ -1,6 +1,7 @@
 """Federations as plain loops over torch modules in float64: what the equations of methods are compared with."""
 
 import copy
+import math
 from functools import partial
 
 import torch
@@ -140,3 +141,25 @@ def vector_of(model, resident):
     """A plain model's state in the order of a flat buffer's shared entries, name -> tensor."""
     state = model.state_dict()
     return {entry.name: state[entry.name] for entry in resident.flat.shared_entries}
+
+
+def slow_retrieval(features, groups, cameras):
+    """Every image searches for its group, and who counts is decided pair by pair; mAP and rank-1."""
+    n, right, precisions = len(groups), [], []
+    cameras_of = {g: {cameras[i] for i in range(n) if groups[i] == g} for g in groups}
+    for i in range(n):
+        if groups[i] < 0 or groups.count(groups[i]) < 2:
+            continue
+        ranked = []
+        for j in range(n):
+            alike = groups[j] == groups[i] and cameras[j] == cameras[i] and len(cameras_of[groups[i]]) > 1
+            if groups[j] < 0 or j == i or alike:
+                continue
+            a, b = features[i], features[j]
+            cosine = sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+            ranked.append((-cosine, j, groups[j] == groups[i]))
+        hits = [hit for _, _, hit in sorted(ranked)]
+        right.append(hits[0])
+        found = [sum(hits[: rank + 1]) / (rank + 1) for rank, hit in enumerate(hits) if hit]
+        precisions.append(sum(found) / len(found))
+    return (sum(precisions) / len(right), sum(right) / len(right)) if right else (0.0, 0.0)

@@ -1,5 +1,6 @@
 """Pruning as plain loops over the elements of named tensors: what masks and methods are compared with."""
 
+import copy
 import math
 
 import torch
@@ -59,6 +60,26 @@ def prune_all_layers(model, mask, share):
     for _, _, name, i in alive[: max(missing, 0)]:
         result[name][i] = False
     return result
+
+
+def halve(model, mask, step, parts, is_good, verdicts):
+    """Prune the most parts of a step that are good: all of them first, then halves. Return the model and its mask."""
+    start, passed, failed, best = fraction(mask), 0, parts + 1, (model, mask)
+    while failed - passed > 1:
+        k = parts if failed > parts else (passed + failed) // 2
+        trial = copy.deepcopy(model)
+        new = prune_all_layers(trial, mask, start + step * k / parts)
+        apply(trial, new)
+        if new == mask:
+            verdicts.add("done")
+            passed = k
+        elif is_good(trial):
+            verdicts.add("pruned")
+            passed, best = k, (trial, new)
+        else:
+            verdicts.add("reverted")
+            failed = k
+    return best
 
 
 def difference(a, b):

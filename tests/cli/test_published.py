@@ -7,7 +7,7 @@ from fedsim.__main__ import main
 from fedsim.cli.papers.files import list_papers, read_paper
 from fedsim.cli.report.comparison import doubts_about
 from fedsim.cli.report.runs import KINDS
-from run_dirs import scores_of, write_run
+from run_dirs import scores_of, write_log, write_run
 from small import refuse
 
 NINE = ["msmt17", "dukemtmc", "market1501", "cuhk03np", "prid2011", "cuhk01", "viper", "3dpes", "ilids"]
@@ -82,7 +82,19 @@ def test_every_row_is_complete():
             assert test_set.status == "ok" or test_set.note, f"{key} {name} has no reason"
 
 
-ROW_FIELDS = {"alternative", "client", "spread", "name", "scores", "model", "status", "note", "settings", "clients"}
+ROW_FIELDS = {
+    "alternative",
+    "client",
+    "costs",
+    "spread",
+    "name",
+    "scores",
+    "model",
+    "status",
+    "note",
+    "settings",
+    "clients",
+}
 TABLE_FIELDS = {"title", "columns", "add", "notes", "settings", "clients", "rows"}
 
 
@@ -428,6 +440,38 @@ def test_runs_with_and_without_generated_images_stand_beside_their_rows(generate
     assert published[0] in line_of(text, "market1501")
     assert published[1] in line_of(text, "grid")
     assert "\ntable5: " in compare(capsys, folder, "002")  # a run without a table stands beside the global model
+
+
+def test_what_clients_prune_and_send_stands_beside_what_is_printed(tmp_path, capsys):
+    """Of two runs: 2 GiB in a round of three, and half as much; all downloads and uploads of a client."""
+    gib = 2.0**30
+    folders = []
+    for seed, share in ((0, 1.0), (1, 0.5)):
+        folder = tmp_path / str(seed)
+        config = {"model": {"method": {"class_path": "fedsim.methods.FedKLPR", "init_args": {"prune": True}}}}
+        rows = scores_of({"viper": 0.6}, "local")
+        write_run(folder, {3: rows}, config=config, method="FedKLPR", primary="local", fingerprint="same", seed=seed)
+        bytes_ = {"comm/viper/up_bytes": share * gib, "comm/viper/down_bytes": share * gib / 2}
+        lines = [(t, bytes_ | {"comm/viper/density": 1 - 0.1 * t}) for t in (1, 2, 3)] + [(3, rows)]
+        write_log(folder / "metrics.csv", lines)
+        folders.append(str(folder))
+    text = compare(capsys, folders[0], "004/table3", folders[1])
+    costs = text[text.index("table3: pruned, percent") :]
+    header, row = costs[: costs.index("---")], line_of(costs, "viper")
+    assert [name in header for name in ("LotteryFL", "SubFedAvg", "FedDIP", "FedKLPR")] == [True] * 4
+    assert "12.03 / 2.99" in row
+    assert "70.52 / 2.64" in row
+    assert "65.00 / 2.29" in row
+    assert "30.00+-0.00 / 3.38+-1.59" in row
+    assert line_of(costs, "cuhk01").rstrip().endswith("-")  # no such client
+
+
+def test_printed_costs_are_of_the_rows_own_clients():
+    rows = [row for table in read_paper("004").tables for row in table.rows if row.costs]
+    assert len(rows) == 14
+    for row in rows:
+        assert row.costs.keys() == row.scores.keys()
+        assert all(0 <= numbers[0] < 100 and len(numbers) <= 2 for numbers in row.costs.values())
 
 
 def test_figures_have_no_numbers(run, capsys):

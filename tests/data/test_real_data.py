@@ -32,6 +32,7 @@ def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
         scores[rounds] = final_scores(run)
     clients = {key.split("/")[2] for key in scores[6] if key.startswith("test/global/")} - {"seen", "unseen"}
     assert len(clients) == 8
+    # seeds 0, 1, 2, one thread: the gain is 0.315 +- 0.022
     assert scores[6]["test/global/unseen/mAP"] > scores[1]["test/global/unseen/mAP"] + 0.1
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from lightning import Callback
-from torch import nn
 
 from failing import finish, fit, resume
 from fedsim.cli.describe import describe_federation
@@ -144,77 +143,6 @@ def test_more_than_all_elements_is_a_mistake(encode):
         encode(4, 5)
 
 
-# -- pruned models: paper 004's figures --------------------------------------------------------------------------------
-
-PAPER_004 = Accounting(masks="every_upload", first_download=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheduled(Sharing):
-    """A server that prunes on a cubic schedule, of all that is sent: so many elements of the state dict."""
-
-    target: float
-
-    def payload(self, server, arch, round_):
-        return Payload(mask="mask")
-
-    def initial_state(self, model):
-        return InitialState(server={"mask": torch.ones(model.flat.num_shared_parameters, dtype=torch.bool)})
-
-    def server_step(self, server):
-        for arch, model in server.models.items():
-            everything = sum(entry.numel for entry in model.flat.shared_entries)
-            mask = torch.ones(model.flat.num_shared_parameters, dtype=torch.bool)
-            mask[: round(self.target * (1 - (1 - server.round / 20) ** 3) * everything)] = False
-            server.keep(arch, "mask", mask)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Masked(Sharing):
-    """Clients with masks."""
-
-    requires = frozenset({"masks"})
-
-
-def gib_of_a_client(method, depth, accounting=PAPER_004):
-    """What a client sends and receives in 20 rounds, its own masks pruning nothing, in GiB.
-
-    The paper's sums hold the networks' counters of batches, too, four bytes for each norm; fedsim never sends them.
-    """
-    model = make_model(method, backbone=ResNet(depth=depth), neck=Neck(kind="none"), accounting=accounting)
-    model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    ledger, size = model.parts.ledger, model.parts.models["resnet"].flat.num_shared_elements
-    traffic = {"unpruned": float(size), "new mask": 0.0} if "masks" in method.requires else {}
-    for round_ in range(20):
-        model.server.round = round_
-        method.server_step(model.server)
-        ledger.observe(RoundRecord(round_, 0, ["town0"], {"town0": Report(1, {}, images=1.0, traffic=traffic)}))
-    norms = sum(isinstance(module, nn.BatchNorm2d) for module in model.parts.models["resnet"].network.modules())
-    return (ledger.total + (39 + accounting.first_download) * 4 * norms) / 2**30
-
-
-@pytest.mark.parametrize(
-    ("method", "depth", "published"),
-    [
-        (Sharing(groups=TRUNK), 50, 3.4231),
-        (Sharing(groups=TRUNK), 34, 3.0949),
-        (Masked(groups=TRUNK), 34, 3.1444),  # LotteryFL at 0 %
-        (Scheduled(groups=TRUNK, target=0.7052), 50, 2.6430),  # FedDIP
-        (Scheduled(groups=TRUNK, target=0.70), 34, 2.3952),
-    ],
-    ids=["ResNet-50", "ResNet-34", "ResNet-34 LotteryFL", "ResNet-50 FedDIP", "ResNet-34 FedDIP"],
-)
-def test_figures_of_paper_004_follow_from_parameter_counts(method, depth, published):
-    assert round(gib_of_a_client(method, depth), 4) == published
-
-
-def test_paper_004_s_figures_leave_the_first_download_out():
-    plain = Sharing(groups=TRUNK)
-    assert round(gib_of_a_client(plain, 50, Accounting()), 4) == round(3.4231 * 40 / 39, 4)
-    masked = gib_of_a_client(Masked(groups=TRUNK), 34, Accounting(first_download=False))
-    assert round(masked, 4) == 3.0949  # a mask that prunes nothing is no news
-
-
 # -- pruned models, against plain loops --------------------------------------------------------------------------------
 
 
@@ -256,6 +184,9 @@ def test_bytes_of_clients_that_prune_are_those_of_a_loop(encoding, when):
                 last[name] = mask
             assert row[f"comm/{name}/up_bytes"] == up
             assert row[f"comm/{name}/down_bytes"] == (down if name in chosen and t > 0 else 0)
+            most = model.parts.ledger.at_most(t, [name])[name]  # what describe predicts
+            assert up <= most.up
+            assert row[f"comm/{name}/down_bytes"] <= most.down
             downloads.append(name in chosen and mask is None)
             if name in last:
                 assert row[f"comm/{name}/density"] == (n - int((~last[name]).sum())) / n
@@ -276,6 +207,8 @@ def test_bytes_of_a_server_that_prunes_are_those_of_a_loop():
         pruned = int(s * prunable + 1e-9)
         assert row["comm/town0/up_bytes"] == 4 * (rest + n)
         assert row["comm/town0/down_bytes"] == 4 * rest + 4 * (n - pruned) + -(-n // 8)
+        most = model.parts.ledger.at_most(t, ["town0"])["town0"]
+        assert (most.down, most.up) == (4 * (rest + n) + -(-n // 8), 4 * (rest + n))
 
 
 # -- rounds, against plain loops ---------------------------------------------------------------------------------------

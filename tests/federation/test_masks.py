@@ -18,6 +18,7 @@ from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg
 from fedsim.methods.base import InitialState, Method, Weights
 from fedsim.methods.pruned import full_mask, own_accuracy, prunable_entries
 from fedsim.models import BODY, Neck, ResNet, SmallCNN
+from fedsim.models.groups import Group, group_names
 from fedsim.training.messages import Report, Upload
 from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -294,6 +295,36 @@ def test_modules_types_tell_what_may_be_pruned():
     model = assembled(backbone=Odd(), neck=Neck(kind="linear", dim=6)).parts.models["odd"]
     names = [entry.name for entry in prunable_entries(model)]
     assert sorted(names) == ["backbone.bn.weight", "backbone.norm.0.weight", "neck.0.weight"]
+
+
+class Transformer(nn.Module):
+    """A small vision transformer: class token, position embeddings, and torch's encoder layers."""
+
+    out_channels = 8
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 8, stride=8)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.positions = nn.Parameter(torch.zeros(1, 9, 8))
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).mT
+        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.layers(x)[:, 0, :, None, None]
+
+
+def test_self_attention_is_pruned_and_embeddings_are_not():
+    model = assembled(backbone=Transformer(), neck=Neck(kind="none")).parts.models["transformer"]
+    names = {entry.name.removeprefix("backbone.layers.layers.0.") for entry in prunable_entries(model)}
+    assert names == {
+        "backbone.patches.weight", "self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight",
+        "linear2.weight",
+    }  # fmt: skip
+    kinds = group_names(model.network)
+    assert kinds["backbone.class_token"] == kinds["backbone.positions"] == Group.CONV
+    assert kinds["backbone.layers.layers.0.self_attn.in_proj_weight"] == Group.CONV
 
 
 def test_resnet_s_convolutions_are_what_paper_004_prunes():

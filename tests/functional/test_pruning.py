@@ -182,47 +182,45 @@ def test_eq_13_weights():
 NOT_YET, PLATEAU = [0.30, 0.50, 0.60], [0.59, 0.61, 0.60]
 
 
-@pytest.mark.parametrize(
-    ("history", "after", "accepted"),
-    [
-        (NOT_YET, [0.595], 0),  # waits
-        (NOT_YET, [0.40], 0),
-        (PLATEAU, [0.40], 0),  # reverted
-        (PLATEAU, [0.595, 0.585], 1),
-        (PLATEAU, [0.595, 0.595, 0.58], 2),
-        (PLATEAU, [0.61, 0.60, 0.60], 3),
-    ],
-)
-def test_truth_table_of_the_two_stages(history, after, accepted):
-    weights, mask = case(0)
-    zero_pruned_(weights, mask)
-    weights[7], weights[8] = -0.0, 1e-42  # a sign and a number that arithmetic would lose
-    before, asked = weights.clone(), []
-    masks = [mask]
-    for fraction in (0.5, 0.6, 0.7):
-        masks.append(global_magnitude_mask(weights, masks[-1], LAYERS, fraction))
+@pytest.mark.parametrize("parts", [1, 2, 3, 10])
+@pytest.mark.parametrize("history", [NOT_YET, PLATEAU], ids=["waits", "plateau"])
+def test_stages_prune_as_many_parts_as_one_after_another_would(history, parts):
+    for good in range(parts + 1):  # the accuracy falls beyond so many parts
+        weights, mask = case(0)
+        zero_pruned_(weights, mask)
+        weights[7], weights[8] = -0.0, 1e-42  # a sign and a number that arithmetic would lose
+        before, asked = weights.clone(), []
+        deeper = [global_magnitude_mask(weights, mask, LAYERS, 0.4 + 0.5 * k / parts) for k in range(1, parts + 1)]
+        steps = [mask, *deeper]
+        seen_as = [torch.where(step, before, torch.zeros(())).view(torch.int32) for step in steps]
 
-    def measure():
-        asked.append(weights.clone())
-        return after[len(asked) - 1]
+        def measure(seen_as=seen_as, weights=weights, asked=asked, good=good):
+            asked.append(next(k for k, seen in enumerate(seen_as) if torch.equal(seen, weights.view(torch.int32))))
+            return 0.595 if asked[-1] <= good else 0.58
 
-    def propose(current):
-        return masks[next(i for i, mask in enumerate(masks) if mask is current) + 1]
+        def propose(share, steps=steps):
+            return steps[round(share * parts)]
 
-    found = prune_in_trials(weights, mask, propose, measure, history, trials=3)
-    assert found is masks[accepted]
-    expected = torch.where(found, before, torch.zeros(())) if accepted else before
-    assert torch.equal(weights.view(torch.int32), expected.view(torch.int32))
-    assert len(asked) == (0 if history is NOT_YET else min(accepted + 1, 3))
-    for seen, trial in zip(asked, masks[1:], strict=False):
-        assert torch.equal(seen, torch.where(trial, before, torch.zeros(())))  # stage 2 looks at the pruned model
+        found = prune_in_trials(weights, mask, propose, measure, history, trials=parts)
+        expected = 0
+        while history is PLATEAU and expected < parts and expected + 1 <= good:  # one after another
+            expected += 1
+        assert found.mask is (steps[expected] if expected else mask)
+        assert torch.equal(weights.view(torch.int32), seen_as[expected] if expected else before.view(torch.int32))
+        assert found.stage == (1 if history is NOT_YET else 3 if expected else 2)
+        assert found.trials == len(asked) <= 2 + math.log2(parts)
+        assert asked[:1] == ([] if history is NOT_YET else [parts])  # the whole step first
+        assert len(asked) == 1 or expected < parts
 
 
 def test_trials_end_where_there_is_no_more_to_prune():
     weights, mask = case(0)
     asked = []
-    found = prune_in_trials(weights, mask, torch.clone, lambda: asked.append(1) or 1.0, PLATEAU, trials=3)
-    assert found is mask
+    found = prune_in_trials(
+        weights, mask, lambda share: mask.clone(), lambda: asked.append(1) or 1.0, PLATEAU, trials=3
+    )
+    assert torch.equal(found.mask, mask)
+    assert (found.stage, found.trials) == (3, 0)
     assert not asked
 
 
@@ -240,10 +238,10 @@ def test_stage_2_tolerates_less_than_its_limit():
     for after, passes in ((0.6, True), (0.7, True), (0.5, False), (0.4, False)):
         weights, mask = case(1)
         found = prune_in_trials(
-            weights, torch.ones_like(mask), lambda _, mask=mask: mask, lambda a=after: a, [0.6, 0.6, 0.6], trials=1,
+            weights, torch.ones_like(mask), lambda share, mask=mask: mask, lambda a=after: a, [0.6, 0.6, 0.6], trials=1,
             tolerance=0.6 - 0.5,
         )  # fmt: skip
-        assert found.equal(mask) == passes
+        assert found.mask.equal(mask) == passes
 
 
 def test_a_bad_trial_is_taken_back():

@@ -14,14 +14,14 @@ from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.pruning import pruned_fraction, zero_pruned_
 from fedsim.methods import FedAvg, FedCAPR, FedKLPR, FedPav, fedklpr
-from fedsim.methods.pruned import proxy_accuracy, prunable_layers, upload_masked
+from fedsim.methods.pruned import own_accuracy, prunable_layers, upload_masked
 from fedsim.methods.reference import remember_received
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
-from plain_loops import Federation, Layers, assert_close, play, sgd
-from plain_pruning import accuracy, apply, flags_of, fraction, full, masked_mean, prune_all_layers
+from plain_loops import Federation, Layers, assert_close, play, sgd, slow_retrieval
+from plain_pruning import accuracy, apply, flags_of, fraction, full, halve, masked_mean
 from small import fit, make_data, make_model, receive, vector
 
 SIZE = (16, 8)
@@ -123,7 +123,8 @@ def test_eq9_adds_the_divergence_from_the_received_model(options):
 def test_eq10_looks_at_the_first_images_before_pruning(weighting):
     found = {}
     for prune in (False, True):
-        method = FedKLPR(prune=prune, weighting=weighting if prune else weighting.replace("klpwa", "klaw"), crr=False)
+        weighting_ = weighting if prune else weighting.replace("klpwa", "klaw")
+        method = FedKLPR(prune=prune, weighting=weighting_, crr=False, prune_from=1)
         client = begin(method, epochs=2)
         received = copy.deepcopy(client.model.network).eval()
         method.train(client)
@@ -182,7 +183,7 @@ def test_eq13_mixes_both_once_somebody_has_pruned():
 def scripted(monkeypatch, values):
     """Let the accuracies be these, one after another."""
     left = list(values)
-    monkeypatch.setattr(fedklpr, "own_accuracy", lambda client, num_images: left.pop(0))
+    monkeypatch.setattr(fedklpr, "own_accuracy", lambda client, num_images, measure: left.pop(0))
     return left
 
 
@@ -199,25 +200,28 @@ PLATEAU = [0.62, 0.61]
         ([0.30, 0.40], [0.60], 0.0),  # stage 1: still rising
         ([0.30, 0.30], [0.30], 0.0),  # stage 1: too low
         ([0.61], [0.60], 0.0),  # stage 1: too early
-        (PLATEAU, [0.60, 0.595], 0.1),  # a trial of one passes
-        (PLATEAU, [0.60, 0.58], 0.0),  # stage 2: reverted
-        (PLATEAU, [0.60, 0.595, 0.592], 0.2),
-        (PLATEAU, [0.60, 0.595, 0.585], 0.1),  # the second is reverted
-        (PLATEAU, [0.60, 0.70, 0.65, 0.60], 0.3),
+        (PLATEAU, [0.60, 0.595], 0.4),  # the whole step passes
+        (PLATEAU, [0.60, 0.58, 0.58, 0.58], 0.0),  # stage 2: a half and a quarter are reverted, too
+        (PLATEAU, [0.60, 0.58, 0.592, 0.58], 0.2),  # a half passes, three quarters do not
+        (PLATEAU, [0.60, 0.58, 0.592, 0.595], 0.3),
+        (PLATEAU, [0.60, 0.58, 0.58, 0.592], 0.1),
+        (PLATEAU, [0.60, 0.70], 0.4),
     ],
 )
 def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, monkeypatch):
-    asked_for = 3 if share == 0.3 else max(len(accuracies) - 1, 1)
-    method = FedKLPR(step=0.1 * asked_for, trials=asked_for, floor=0.0, reg_from=9)
+    method = FedKLPR(step=0.4, trials=4, floor=0.0, reg_from=9, prune_from=1)
     client = begin(method)
     client.keep("accuracies", torch.tensor(before))
     left = scripted(monkeypatch, accuracies)
     method.train(client)
-    method.upload(client)
+    signals = method.upload(client).signals
     assert left == []  # as many looks at the model as expected
     assert client.kept["accuracies"].tolist() == pytest.approx([*before, accuracies[0]])
     mask = client.kept["mask"]
     assert pruned_of(client) == pytest.approx(share, abs=0.01)
+    stage = 1 if len(accuracies) == 1 else 3 if share else 2
+    shown = {"crr_accuracy": accuracies[0], "crr_stage": stage, "crr_trials": len(accuracies) - 1}
+    assert {name: signals[name] for name in shown} == pytest.approx(shown)
     unpruned = FedKLPR(prune=False, weighting="klaw", reg_from=9)
     plain = begin(unpruned)
     unpruned.train(plain)
@@ -225,10 +229,12 @@ def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, mon
     assert torch.equal(shared(client).view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize(("crr", "trials"), [(True, 3), (True, 1), (False, 3)])
-def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
-    monkeypatch.setattr(fedklpr, "own_accuracy", lambda client, num_images: 0.9)
-    method = FedKLPR(step=0.3, trials=trials, target=0.5, floor=0.0, crr=crr)
+@pytest.mark.parametrize(
+    ("crr", "trials", "cap"), [(True, 3, True), (True, 1, True), (False, 3, True), (True, 3, False)]
+)
+def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, cap, monkeypatch):
+    monkeypatch.setattr(fedklpr, "own_accuracy", lambda client, num_images, measure: 0.9)
+    method = FedKLPR(step=0.3, trials=trials, target=0.5, floor=0.0, crr=crr, cap=cap, prune_from=1)
     client = begin(method)
     found, masks = [], []
     for _ in range(5):
@@ -237,17 +243,17 @@ def test_a_round_prunes_a_step_and_the_target_is_held(crr, trials, monkeypatch):
         found.append(pruned_of(client))
         masks.append(client.kept["mask"])
         assert (shared(client)[~masks[-1]] == 0).all()
-    expected = [0.3, 0.5, 0.5, 0.5, 0.5]
+    expected = [0.3, 0.5, 0.5, 0.5, 0.5] if cap else [0.3, 0.6, 0.6, 0.6, 0.6]  # Table VII: 8 steps of 9 are 72 %
     expected = [0.0, 0.0, *expected[:3]] if crr else expected  # three accuracies first
     assert found == pytest.approx(expected, abs=0.01)
-    assert max(found) <= 0.5
+    assert max(found) <= (0.5 if cap else 0.6)
     for earlier, later in pairwise(masks):
         assert not (later & ~earlier).any()  # nothing comes back
     assert torch.equal(masks[-1], masks[-2])
 
 
 def test_each_layer_keeps_its_floor():
-    method = FedKLPR(crr=False, step=0.9, target=0.9, floor=0.25)
+    method = FedKLPR(crr=False, step=0.9, target=0.9, floor=0.25, prune_from=1)
     client = begin(method)
     layers = prunable_layers(client.model)
     shared(client)[layers[0]] *= 1e-3  # else all of it would go
@@ -273,11 +279,12 @@ def test_pruned_weights_stay_zero_under_adam_with_weight_decay():
         assert (shared(client)[mask] != 0).any()
 
 
-# -- proxies as a measure ----------------------------------------------------------------------------------------------
+# -- the accuracy that decides -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
+@pytest.mark.parametrize("measure", ["mAP", "rank1", "centroids", "classifier"])
+def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     method = FedKLPR()
     client = begin(method, clustering=CLUSTERING)
     if trained:
@@ -285,27 +292,37 @@ def test_accuracy_of_proxies_is_that_of_a_loop_over_copies(trained):
     else:  # clusters are found for it
         client.visit.source.find()
     pseudo = client.visit.pseudo
-    found = proxy_accuracy(client)
+    found = own_accuracy(client, None, measure)
     assert client.model.network.training
     model = copy.deepcopy(client.model.network).eval().double()
     with torch.no_grad():
-        features = model(normalise_images(client.data.train.images.decode(SIZE)).double()).neck
-    memory, clusters = pseudo.proxies.memory.double(), pseudo.proxies.clusters.tolist()
-    assert len(pseudo.labels) == 2 * len(features)
-    right = []
-    for copy_, label in enumerate(pseudo.labels.tolist()):
-        if label >= 0:
-            f = features[copy_ % len(features)]
-            scores = [float(f @ proxy) for proxy in memory]
-            right.append(clusters[scores.index(max(scores))] == clusters[label])
-    assert found == pytest.approx(sum(right) / len(right))
-    assert 0 < found < 1 or not trained
+        x = F.normalize(model(normalise_images(client.data.train.images.decode(SIZE)).double()).neck)
+    own = [int(pseudo.proxies.clusters[p]) if p >= 0 else -1 for p in pseudo.labels.tolist()][: len(x)]
+    cameras = client.data.train.camids.tolist()
+    assert len(pseudo.labels) == 2 * len(x)
+    if measure in ("mAP", "rank1"):
+        expected = slow_retrieval(x.tolist(), own, cameras)[measure == "rank1"]
+    else:
+        kinds = sorted({(g, c) for g, c in zip(own, cameras, strict=True) if g >= 0})
+        of_kind = [[i for i in range(len(x)) if (own[i], cameras[i]) == kind] for kind in kinds]
+        memory = [x[rows].mean(0) / x[rows].mean(0).norm() for rows in of_kind]
+        if measure == "classifier":  # as the last batch has left it
+            memory = list(pseudo.proxies.memory.double())
+        right = []
+        for i, group in enumerate(own):
+            if group >= 0:
+                scores = [float(x[i] @ proxy) for proxy in memory]
+                right.append(kinds[scores.index(max(scores))][0] == group)
+        expected = sum(right) / len(right)
+    assert found == pytest.approx(expected)
+    assert 0 < found <= 1
 
 
 # -- whole rounds ------------------------------------------------------------------------------------------------------
 
 ROUNDS, EPOCHS = 4, 2
 COMMON = {"floor": 0.0, "plateau": 1.0, "lam": 0.5, "alpha": 0.3}
+HEAD = {"accuracy": "classifier", "prune_from": 3}
 
 
 def reference(step, target, trials, threshold, tolerance, sas):
@@ -335,19 +352,14 @@ def reference(step, target, trials, threshold, tolerance, sas):
             if visits[client.name] < 3 or before < threshold:
                 verdicts.add("waits")
             else:
-                for _ in range(trials):
-                    share = min(step / trials, target - fraction(mask))
-                    trial = copy.deepcopy(model)
-                    new = prune_all_layers(trial, mask, fraction(mask) + max(share, 0.0))
-                    if new == mask:
-                        verdicts.add("done")
-                        break
-                    apply(trial, new)
-                    if before - accuracy(trial, client.head, client.x, client.y) >= tolerance:
-                        verdicts.add("reverted")
-                        break
-                    verdicts.add("pruned")
-                    model, mask = trial, new
+
+                def loss(trial, client=client, before=before):
+                    return before - accuracy(trial, client.head, client.x, client.y)
+
+                whole = min(step, max(target - fraction(mask), 0.0))
+                model, mask = halve(
+                    model, mask, whole, trials, lambda trial, loss=loss: loss(trial) < tolerance, verdicts
+                )
                 masks[client.name] = mask
             states.append(model.state_dict())
         pr = [fraction(mask) for mask in masks.values()]
@@ -364,7 +376,7 @@ def reference(step, target, trials, threshold, tolerance, sas):
 @pytest.mark.parametrize(
     ("step", "target", "trials", "threshold", "tolerance", "expected"),
     [
-        (0.4, 0.5, 4, 0.0, 1.0, {"waits", "pruned", "done"}),
+        (0.4, 0.4, 4, 0.0, 1.0, {"waits", "pruned", "done"}),
         (0.6, 0.9, 3, 0.2, 0.05, {"waits", "pruned", "reverted"}),
     ],
 )
@@ -373,7 +385,7 @@ def test_whole_rounds(step, target, trials, threshold, tolerance, expected, sas)
     assert expected <= verdicts
     assert len({str(mask) for mask in masks.values()}) == len(masks)
     settings = {"step": step, "target": target, "trials": trials, "min_accuracy": threshold, "tolerance": tolerance}
-    model = play(FedKLPR(**COMMON, **settings, sas=sas), ROUNDS, backbone=Layers, epochs=EPOCHS)
+    model = play(FedKLPR(**COMMON, **HEAD, **settings, sas=sas), ROUNDS, backbone=Layers, epochs=EPOCHS)
     for name, client in model.parts.clients.items():
         state = client.private_state()
         assert state.keys() == {"state", "kept.mask", "kept.accuracies"}
@@ -383,7 +395,7 @@ def test_whole_rounds(step, target, trials, threshold, tolerance, expected, sas)
 
 def test_without_sas_pruned_elements_count_as_zeros():
     for sas in (True, False):
-        method = FedKLPR(sas=sas, crr=False, step=0.3)
+        method = FedKLPR(sas=sas, crr=False, step=0.3, prune_from=1)
         client = begin(method)
         method.train(client)
         upload = method.upload(client)
@@ -424,12 +436,12 @@ def test_switched_off_it_is_another_method_to_the_bit(method, other, clustering)
         {"regulariser": "none"}, {"regulariser": "cosine"}, {"reverse": True}, {"temperature": 0.5},
         {"unit_features": True}, {"reg_from": 2}, {"weighting": "klaw"}, {"weighting": "praw"}, {"weighting": "cdw"},
         {"weighting": "size"}, {"alpha": 0.9}, {"prune": False, "weighting": "klaw"}, {"sas": False}, {"crr": True},
-        {"target": 0.1}, {"step": 0.1}, {"floor": 0.9},
+        {"target": 0.1}, {"step": 0.1}, {"floor": 0.9}, {"prune_from": 2},
     ],
     ids=str,
 )  # fmt: skip
 def test_every_switch_changes_the_model(switch):
-    common = {"crr": False, "step": 0.3, "reg_from": 1, "lam": 1.0}
+    common = {"crr": False, "step": 0.3, "reg_from": 1, "lam": 1.0, "prune_from": 1}
     usual = _vector_of(tuple(common.items()))
     assert not torch.equal(_vector_of(tuple((common | switch).items())), usual)
 
@@ -446,7 +458,8 @@ def _vector_of(options, found={}):  # noqa: B006 - the usual model is trained on
         ({"lam": -1.0}, "lam"), ({"target": 1.0}, "target"), ({"step": 0.0}, "step"), ({"trials": 0}, "trials"),
         ({"alpha": 1.5}, "alpha"), ({"temperature": 0.0}, "temperature"), ({"reg_from": 0}, "reg_from"),
         ({"floor": 2.0}, "floor"), ({"prune": False}, "weighting: klpwa weighs by pruning"),
-        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 0}, "accuracy_images"),
+        ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: rank1"),
+        ({"accuracy_images": 0, "accuracy": "classifier"}, "accuracy_images"), ({"prune_from": 0}, "prune_from"),
     ],
     ids=str,
 )  # fmt: skip

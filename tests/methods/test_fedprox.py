@@ -34,6 +34,7 @@ def test_a_strong_pull_keeps_clients_at_home():
         theta = start.model.state_dict()["backbone.conv.weight"]
         entry = next(e for e in model.parts.models["smooth"].flat.entries if e.name == "backbone.conv.weight")
         distances.append((model.server.vector("smooth")[entry.span].view(entry.shape) - theta).norm())
+    # five initialisations, one thread and two: 0.245 +- 0.054, so the bound is 4.7 standard deviations off
     assert distances[1] < 0.5 * distances[0]
 
 

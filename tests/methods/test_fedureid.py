@@ -54,6 +54,7 @@ def finish(model, client):
 def test_clusters_merge_before_each_round_by_the_received_models_features():
     model, client = assembled(FedUReID(dynamic=False), epochs=2)
     num = client.data.num_images
+    assert int(0.3 * num) != round(0.3 * num)  # EasyFL's code rounds down
     labels = torch.arange(num)
     for round_ in range(3):
         begin(model, client, round_)
@@ -61,12 +62,12 @@ def test_clusters_merge_before_each_round_by_the_received_models_features():
             client.model.network.eval()
             with torch.no_grad():
                 plain = normalise_images(client.data.train.images.decode(SIZE))
-                features = client.model.network(plain).neck
+                features = client.model.network(plain).pool
             client.model.network.train()
-            labels = merge_clusters(features, labels, round(0.3 * num), 0.003)
+            labels = merge_clusters(features, labels, int(0.3 * num), 0.003)
         model.settings.method.train(client)
         assert torch.equal(client.visit.pseudo.labels, labels)
-        assert client.visit.pseudo.num_clusters == max(num - round_ * round(0.3 * num), 1)
+        assert client.visit.pseudo.num_clusters == num - round_ * int(0.3 * num) > 1
         assert client.visit.pseudo.share == 1.0
         finish(model, client)
         assert torch.equal(client.private_state()["kept.bottom_up"], labels)
@@ -100,15 +101,16 @@ def test_the_loss_is_exclusive_and_the_memory_begins_empty():
 # -- personalised epochs and updates -----------------------------------------------------------------------------------
 
 
-def count_batches(method, epochs=3):
+def count_batches(method, epochs=3, round_=1):
     model, client = assembled(method, epochs=epochs)
     reports = []
-    begin(model, client, 0, reports)
+    begin(model, client, round_, reports)
     model.settings.method.train(client)
     return len(reports), client
 
 
-def test_local_training_ends_when_the_clusters_are_known():
+def test_local_training_ends_with_an_epoch_in_which_the_clusters_were_known():
+    """As in EasyFL, applications/fedureid/reid/{trainers,bottomup}.py: never in mid-epoch, never in the first round."""
     everything, client = count_batches(FedUReID(dynamic=False))
     per_epoch = everything // 3
     # what the same batches say of precision: a batch that is right, or the epoch's share
@@ -122,10 +124,11 @@ def test_local_training_ends_when_the_clusters_are_known():
             ]
             seen = [len(z) for z in labels[start : batch + 1]]
             if right[-1] == seen[-1] or sum(right) / sum(seen) > threshold:
-                expected = batch + 1
+                expected = start + per_epoch
                 break
         assert count_batches(FedUReID(precision=threshold))[0] == expected
     assert count_batches(FedUReID(precision=0.0))[0] < everything
+    assert count_batches(FedUReID(precision=0.0), round_=0)[0] == everything
 
 
 def test_the_download_mixes_the_clients_last_model_with_the_global_one():
@@ -150,7 +153,7 @@ def test_without_what_sets_it_apart_it_is_fedavg(bottom_up):
     plain = play(FedAvg(share_head=False))
     assert torch.equal(play(FedUReID(dynamic=False)), plain)
     assert not torch.equal(play(FedUReID(dynamic=False, update=0.5)), plain)
-    assert not torch.equal(play(FedUReID(precision=0.0)), plain)
+    assert torch.equal(play(FedUReID(precision=0.0)), plain)  # one local epoch: it is trained to its end
 
 
 def test_settings():

@@ -73,8 +73,10 @@ METHODS = {
     "SubFedAvg": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
     "FedDIP": FedDIP(rounds=3, initial=0.3, reconfig_interval=2, lam=0.01, lam_steps=3),
     "FedCAPR": FedCAPR(reg_last_camera_only=True),
-    "FedKLPR": FedKLPR(reg_from=1, crr=False, step=0.3),
-    "FedKLPR-zeros-clusters": FedKLPR(reg_from=1, sas=False, min_accuracy=0.0, plateau=1.0, tolerance=1.0),
+    "FedKLPR": FedKLPR(reg_from=1, crr=False, step=0.3, prune_from=1),
+    "FedKLPR-zeros-clusters": FedKLPR(
+        reg_from=1, sas=False, min_accuracy=0.0, plateau=1.0, tolerance=1.0, prune_from=1
+    ),
     "FedAvg-clusters": FedAvg(),
     "LotteryFL-clusters": LotteryFL(start_accuracy=0.0, step=0.3),
     "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.methods import FedAvg, SubFedAvg
+from fedsim.functional.pruning import pruned_fraction
+from fedsim.methods import FedAvg, SubFedAvg, subfedavg
+from fedsim.methods.pruned import prunable_layers
+from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd
 from plain_pruning import accuracy, apply, difference, flags_of, fraction, full, masked_mean, prune_each_layer
+from small import make_data, make_model, receive
 
 ROUNDS, EPOCHS = 4, 3
 
@@ -23,20 +27,22 @@ def reference(target, step, distance, threshold):
         for client in federation.clients:
             model, mask = copy.deepcopy(federation.model), masks[client.name]
             apply(model, mask)
-            share = min(step, 0.05) if fraction(mask) + step * (1 - fraction(mask)) > target else step
             batches = client.batches(t, EPOCHS)
             per_epoch = len(batches) // EPOCHS
             for number, batch in enumerate(batches):
                 sgd(model, client.head, [batch])
                 apply(model, mask)
                 if number == per_epoch - 1:
-                    first = prune_each_layer(model, mask, share)
-            last = prune_each_layer(model, mask, share)
+                    first = prune_each_layer(model, mask, step)
+            last = prune_each_layer(model, mask, step)
             if fraction(mask) >= target:
                 verdicts.append("done")
             elif difference(first, last) <= distance:
                 verdicts.append("still")
             else:
+                if target - fraction(mask) < step:
+                    missing = (target - fraction(mask)) / (1 - fraction(mask))
+                    last = prune_each_layer(model, mask, min(missing, 0.05))
                 trial = copy.deepcopy(model)
                 apply(trial, last)
                 good = accuracy(trial, client.head, client.x, client.y) > threshold
@@ -69,6 +75,27 @@ def test_algorithm_1(target, step, distance, threshold, expected):
         assert state.keys() == {"state", "kept.mask"}
         assert flags_of(state["kept.mask"], model.parts.models["layers"]) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
+
+
+def test_seventy_percent_takes_the_authors_fourteen_steps(monkeypatch):
+    """src/client/client_u.py of MMorafah/Sub-FedAvg: 10 % of what is left, then up to 5 %, at last just enough."""
+    monkeypatch.setattr(subfedavg, "own_accuracy", lambda client, num_images: 1.0)
+    monkeypatch.setattr(subfedavg, "run_epoch", lambda method, client, epoch: None)
+    method = SubFedAvg(min_distance=-1.0)
+    model = make_model(method, client=LocalTraining(local_epochs=2))
+    model.assemble(data := make_data(), 0, 1, torch.device("cpu"))
+    client = model.parts.clients["town0"]
+    client.images.open(data.open_train)
+    client.begin_round(0, 1.0, "32-true", lambda report: None)
+    receive(client, method, model.server)
+    found, left = [], 1.0
+    while len(found) < 2 or found[-1] > found[-2]:
+        method.train(client)
+        found.append(pruned_fraction(client.kept["mask"], prunable_layers(client.model)))
+    for step, value in enumerate(found[:14]):
+        left -= left * (0.1 if step < 9 else min(0.05, (left - 0.3) / left))
+        assert value == pytest.approx(1 - left, abs=0.002)  # whole elements of small layers, rounded up
+    assert 0.7 <= found[13] == found[14] == found[-1]
 
 
 def test_a_trial_that_fails_leaves_no_trace():

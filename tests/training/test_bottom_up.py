@@ -20,7 +20,7 @@ def slow_merge(features, labels, num_merges, size_penalty):
     clusters = [[i for i, label in enumerate(labels) if label == c] for c in range(max(labels) + 1)]
     pairs = []
     for a, b in itertools.combinations(range(len(clusters)), 2):
-        nearest = min(float((x[i] - x[j]).norm()) for i in clusters[a] for j in clusters[b])
+        nearest = min(float((x[i] - x[j]).square().sum()) for i in clusters[a] for j in clusters[b])
         pairs.append((nearest + size_penalty * (len(clusters[a]) + len(clusters[b])), a, b))
     groups = [{c} for c in range(len(clusters))]
     for _, a, b in sorted(pairs):

@@ -15,6 +15,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
+from fedsim.federation.masked import clients_prune
 from fedsim.methods.base import HoldsModels
 from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
@@ -35,7 +36,7 @@ def describe_federation(
             parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
     parts += ["\nWho holds what", _client_table(model, placement)]
     called = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
-    traffic = [model.parts.ledger.expected(t, chosen) for t, chosen in enumerate(called)]  # if all of them answer
+    traffic = [model.parts.ledger.at_most(t, chosen) for t, chosen in enumerate(called)]  # if all of them answer
     if model.settings.selection.learns:
         parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
     if len(model.parts.archs) <= MAX_NAMES:
@@ -107,6 +108,8 @@ def _cost_table(
     models = "model, gradient, two optimizer moments"
     models += f", of {trained} models" * (trained > 1) + f", and {frozen} frozen" * (frozen > 0)
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
+    if clients_prune(how.method):  # a byte of each parameter's mask waits beside it
+        per_client = {name: size + size // 4 for name, size in per_client.items()}
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
     spent = how.privacy.metrics(rounds - 1, ()) if rounds else {}
@@ -132,7 +135,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
     run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
-    prunes = " and pruning" if any(model.parts.ledger.prunes(arch) for arch in model.parts.models) else ""
+    prunes = " or pruning, with masks" if any(model.parts.ledger.prunes(arch) for arch in model.parts.models) else ""
     rows = [
         ["bytes down per round, at most", f"{max(down, default=0):,}"],
         ["bytes up per round, at most", f"{max(up, default=0):,}"],

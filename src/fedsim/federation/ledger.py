@@ -84,6 +84,12 @@ class Ledger(Axis):
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
         return {name: of_arch[self._archs[name]] for name in clients}
 
+    def at_most(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
+        """Return an upper bound of the clients' traffic in round ``round_``: :meth:`expected`, and all masks."""
+        whole = self.expected(round_, clients)
+        bounds = {name: self.pruned.at_most(self._archs[name], t.down, t.up) for name, t in whole.items()}
+        return {name: whole[name]._replace(down=down, up=up) for name, (down, up) in bounds.items()}
+
     def _of_arch(self, arch: str, round_: int) -> Traffic:
         size, method, server = self._model_bytes[arch], self._method, self._server
         flat, payload = server.models[arch].flat, method.payload(server, arch, round_)

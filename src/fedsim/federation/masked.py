@@ -125,6 +125,17 @@ class PrunedTraffic:
         saved = dense_bytes(size)
         return down and down - saved + pruned_down, up - saved + pruned_up
 
+    def at_most(self, arch: str, down: int, up: int) -> tuple[int, int]:
+        """Return an upper bound of the bytes of a download and an upload, given those of whole models: with masks."""
+        if not self.occurs(arch):
+            return down, up
+        size, always = self._sizes[arch], self._rules.masks == "every_upload"
+        is_own = clients_prune(self._method)
+        masked, known = (sparse_bytes(size, size, self._rules.encoding, is_known) for is_known in (False, True))
+        saved = dense_bytes(size)
+        most_down = known if always or is_own else masked
+        return down and down - saved + most_down, up - saved + (masked if always or is_own else saved)
+
     def observe(self, reports: Mapping[str, Report]) -> None:
         """Learn how much is left after a round."""
         told = {name: report.traffic for name, report in reports.items()}

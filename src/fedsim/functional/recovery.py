@@ -7,6 +7,7 @@ should not use test images for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,10 +45,21 @@ def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> boo
     return False
 
 
+class Trials(NamedTuple):
+    """What became of a round's pruning."""
+
+    mask: Tensor
+    """[n] bool, of the weights now"""
+    stage: int
+    """1: the accuracy has not recovered; 2: nothing that was tried was good enough; 3: pruned, or nothing to prune"""
+    trials: int
+    """masks that were tried"""
+
+
 def prune_in_trials(
     weights: Tensor,
     mask: Tensor,
-    propose: Callable[[Tensor], Tensor],
+    propose: Callable[[float], Tensor],
     accuracy: Callable[[], float],
     history: Sequence[float],
     *,
@@ -55,21 +67,35 @@ def prune_in_trials(
     target: float = 0.5,
     plateau: float = 0.02,
     tolerance: float = 0.01,
-) -> Tensor:
-    """Prune a recovered model (stage 1) step by step while the accuracy stays good (stage 2).
+) -> Trials:
+    """Prune a recovered model (stage 1) as far as its accuracy stays good (stage 2).
 
-    A step passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
-    the first step, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
+    A mask passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
+    the first trial, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
+
+    The whole step is tried first. If it does not pass, the number of ``trials``-ths that do is found by halving, as if
+    what is pruned further were never better: most rounds cost one look at the model, and none more than
+    ``2 + log2(trials)``.
 
     The ``weights`` [n] of the live model, which ``accuracy`` measures, change in place; their ``mask`` is [n] bool.
-    ``propose``: mask -> next mask to try, the same one if there is nothing left to prune. There are at most ``trials``
-    steps. Returns the mask of the weights now, from the last step that passed.
+    ``propose``: share of the step, in (0, 1] -> mask to try, the old one if there is nothing left to prune.
     """
     if not has_recovered(history, target, plateau):
-        return mask
-    for _ in range(trials):
-        trial = propose(mask)
-        if torch.equal(trial, mask) or not try_mask(weights, trial, lambda: history[-1] - accuracy() < tolerance):
-            break
-        mask = trial
-    return mask
+        return Trials(mask, 1, 0)
+    before, tried = weights.clone(), 0
+    passed, failed, best = 0, trials + 1, mask
+    while failed - passed > 1:
+        part = trials if failed > trials else (passed + failed) // 2
+        trial = propose(part / trials)
+        if torch.equal(trial, mask):  # too little to be a whole element
+            passed = part
+            continue
+        tried += 1
+        if try_mask(weights, trial, lambda: history[-1] - accuracy() < tolerance):
+            passed, best = part, trial
+            weights.copy_(before)
+        else:
+            failed = part
+    if passed:
+        zero_pruned_(weights, best)
+    return Trials(best, 3 if passed else 2, tried)

@@ -6,7 +6,7 @@ public code (EasyFL's application ``fedureid``) and what paper 004 says about it
 | hook     | code                                                                                        |
 |----------|---------------------------------------------------------------------------------------------|
 | download | personalised update: alpha times the client's last model + (1 - alpha) times the global one |
-| train    | personalised epoch: local training ends when it predicts its clusters well enough           |
+| train    | personalised epoch: no further local epoch after one that predicts its clusters well enough |
 | upload   | the model, which is kept for the next update                                                |
 | weights  | n_k / n                                                                                     |
 
@@ -16,11 +16,14 @@ which takes the number of identities from the labels; here it is a constant of t
 
 Deviations and silences:
 
-- Clusters merge before local training, by the features of the start model; in the code after it, by those of the
-  trained one. A client that is not called does not merge.
-- The code's first round has 20 local epochs at rate 0.1, the others one at 0.01: ``model.client.long_round`` and
-  ``schedule``. ``dynamic`` ends them early: at the first batch whose images all are nearest to their clusters, or with
-  which the epoch's share of such images exceeds 0.95.
+- Clusters merge before local training, by the features of the received model, as in the code with ``--relabel
+  global``. Its default is after local training, by those of the trained model. A client that is not called does not
+  merge.
+- The code's first round has 20 local epochs at rate 0.1, from the 17th on 0.01, the others one at 0.01:
+  ``model.client.long_round`` and ``schedule``. ``dynamic`` ends them early, but for those of the first round: after an
+  epoch with a batch whose images all are nearest to their clusters, or with which the epoch's share of such images so
+  far exceeds 0.95. With one local epoch, as after the first round, it does nothing.
+- The code's memory compares the output of an embedding layer of 2048 with dropout 0.5; the config has a bnneck.
 - alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
 """
 
@@ -43,9 +46,9 @@ class FedUReID(Method):
     has_own_models = True
 
     dynamic: bool = True
-    """whether local training may end early; waits for the device after each batch"""
+    """whether local training may end early, after the first round; waits for the device after batches"""
     precision: float = 0.95
-    """share of the epoch's images, nearest to their own clusters, that ends local training"""
+    """share of the epoch's images, nearest to their own clusters, after which no further epoch comes"""
     update: float = 0.0
     """alpha, weight of the client's own last model"""
 
@@ -59,13 +62,16 @@ class FedUReID(Method):
             client.model.shared.lerp_(client.kept["previous"], self.update)
 
     def train(self, client: Client) -> None:
-        """Train until the clusters are known, at most for all local epochs."""
-        tally = client.visit.tally
+        """Train to the end of an epoch in which the clusters were known, at most for all local epochs."""
+        tally, last = client.visit.tally, client.local_epochs - 1
         for epoch in range(client.local_epochs):
+            known = not self.dynamic or client.round == 0 or epoch == last  # then there is nothing to find out
+            may_end = not known
             for done, batch in enumerate(client.batches(epoch), start=1):
                 self.take_step(client, self.loss(client, batch))
-                if self.dynamic and (tally.precision(1) == 1.0 or tally.precision(done) > self.precision):
-                    return
+                known = known or tally.precision(1) == 1.0 or tally.precision(done) > self.precision
+            if may_end and known:
+                return
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""

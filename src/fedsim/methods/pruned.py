@@ -6,7 +6,7 @@ A client's mask is kept under the name ``mask``, bool [num_shared_parameters]; s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,23 @@ from torch import Tensor, nn
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import zero_pruned_
+from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
-from fedsim.training.features import PLAIN, extract_features
-from fedsim.training.labels.source import Clusters
+from fedsim.training.labels.proxies import make_proxies
+from fedsim.training.labels.source import Clusters, PseudoLabels
 from fedsim.training.messages import Report, Upload
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
     from fedsim.training.client import Client
     from fedsim.training.flat_model import FlatModel
+
+
+_PRUNABLE = (
+    ((nn.Conv2d, nn.Linear), ("weight",)),
+    ((nn.MultiheadAttention,), ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")),
+)
+"""types of modules, and the names of their weights"""
 
 
 class OwnMask:
@@ -70,10 +78,16 @@ def prunable_entries(model: FlatModel) -> list[Entry]:
     """Return the shared weights of convolutions and linear layers, by module type, in the order of the buffer.
 
     Names and numbers of dimensions do not tell: in ConvNeXt 93 % of the weights belong to linear layers, and its
-    three-dimensional ``layer_scale`` does not. Norms, biases and private heads are never pruned.
+    three-dimensional ``layer_scale`` does not. Self-attention's projections of queries, keys and values are linear
+    layers, too. Norms, biases, embeddings of classes and positions, and private heads are never pruned.
     """
-    modules = model.network.named_modules()
-    names = {f"{path}.weight" for path, module in modules if isinstance(module, nn.Conv2d | nn.Linear)}
+    names = {
+        f"{path}.{name}"
+        for path, module in model.network.named_modules()
+        for types, weights in _PRUNABLE
+        if isinstance(module, types)
+        for name in weights
+    }
     return [entry for entry in model.flat.shared_parameters if entry.name in names]
 
 
@@ -99,17 +113,38 @@ def upload_masked(client: Client, signals: Mapping[str, float] | None = None, ze
     return Upload(client.model.shared, signals=signals or {}, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
+Measure = Literal["mAP", "rank1", "centroids", "classifier"]
+"""How a client measures its model on its training images, without augmentation; see :func:`own_accuracy`"""
+
+
 @torch.no_grad()
-def own_accuracy(client: Client, num_images: int | None = None) -> float:
-    """Return the share of training images that the client's model classifies right, in evaluation mode.
+def own_accuracy(client: Client, num_images: int | None = None, measure: Measure | None = None) -> float:
+    """Return an accuracy of the client's model on its training images, in evaluation mode; no test image is used.
 
-    No test image is used, and images are not augmented. Where labels are clusters, it is the share of clustered images
-    whose nearest proxy belongs to their own cluster; before the first local epoch, clusters are found for it.
+    ``mAP`` and ``rank1``: each image searches for its group among the others, see
+    :func:`~fedsim.functional.retrieval.leave_one_out`. ``centroids``: the share nearest to a centroid of their own
+    group, of which there is one in each camera. ``classifier``: the share that the head classifies right, of
+    ``num_images`` random images, drawn anew in each round; None: of all. Of clusters it is the share nearest to a proxy
+    of their own, as the last batch has left the proxies.
 
-    ``num_images`` random images are drawn anew in each round; None: all. With clusters it is always all.
+    Groups are people, or clusters: those of the current local epoch, found for it before the first. Images outside
+    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``rank1``.
     """
-    if client.training_settings.clusters:
-        return proxy_accuracy(client)
+    clusters = client.training_settings.clusters
+    measure = measure or ("rank1" if clusters else "classifier")
+    if measure == "classifier" and not clusters:
+        return _head_accuracy(client, num_images)
+    groups, cameras, features = _groups(client), client.images.cameras, client.plain_features()
+    if not (groups >= 0).any():
+        return 0.0
+    if measure in ("mAP", "rank1"):
+        return float(getattr(leave_one_out(features, groups, cameras), measure))
+    proxies = _pseudo(client).proxies if measure == "classifier" else make_proxies(features, groups, cameras)[0]
+    guesses = proxies.clusters[(F.normalize(features) @ proxies.memory.T).argmax(1)].cpu()
+    return float((guesses == groups)[groups >= 0].double().mean())
+
+
+def _head_accuracy(client: Client, num_images: int | None) -> float:
     total = client.data.num_images
     order = torch.arange(total)
     if num_images is not None and num_images < total:
@@ -122,17 +157,17 @@ def own_accuracy(client: Client, num_images: int | None = None) -> float:
     return int(hits) / len(order)
 
 
-def proxy_accuracy(client: Client) -> float:
-    """Return the accuracy of the proxies of the current local epoch; 0 without clusters."""
-    model, source = client.model, client.visit.source
+def _pseudo(client: Client) -> PseudoLabels:
+    source = client.visit.source
     assert isinstance(source, Clusters)
-    pseudo = source.pseudo or source.find()
-    index = (pseudo.labels >= 0).nonzero().flatten()
-    if not len(index):
-        return 0.0
-    features = extract_features(model.network, client.images.pixels, PLAIN, model.device)
-    model.network.train()
-    nearest = (F.normalize(features) @ pseudo.proxies.memory.T).argmax(1)
-    guesses = pseudo.proxies.clusters[nearest][(index % client.data.num_images).to(nearest.device)]
-    truth = pseudo.proxies.clusters[pseudo.labels[index].to(nearest.device)]
-    return float((guesses == truth).double().mean())
+    return source.pseudo or source.find()
+
+
+def _groups(client: Client) -> Tensor:
+    """Return the person or cluster of each image [n] int64 on the CPU, -1: none. Of copies, the first one counts."""
+    if not client.training_settings.clusters:
+        return client.images.labels
+    pseudo = _pseudo(client)
+    labels = pseudo.labels[: client.data.num_images]
+    clusters = pseudo.proxies.clusters.cpu()
+    return torch.where(labels >= 0, clusters[labels], labels) if len(clusters) else labels

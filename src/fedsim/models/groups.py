@@ -20,7 +20,8 @@ class Group(StrEnum):
     """The role of a tensor in the model. A method shares whole groups."""
 
     CONV = "conv"
-    """trunk weights outside normalisation and attention modules"""
+    """trunk weights outside normalisation and attention modules: also a transformer's self-attention, class token and
+    position embeddings"""
     NORM = "norm"
     """affine parameters of the trunk's normalisation modules; of attentive normalisation all parameters"""
     STAT = "stat"

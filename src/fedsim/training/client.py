@@ -18,7 +18,7 @@ from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import limited
 from fedsim.data.federated import ClientData
 from fedsim.training.batch import Batch, ClientImages
-from fedsim.training.features import PLAIN, extract_features
+from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
 from fedsim.training.messages import Download
@@ -296,9 +296,9 @@ class Client(LightningModule):
         """E in this round."""
         return self.training_settings.epochs_in(self.round)
 
-    def plain_features(self) -> Tensor:
+    def plain_features(self, how: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
-        features = extract_features(self.model.network, self.images.pixels, PLAIN, self.device)
+        features = extract_features(self.model.network, self.images.pixels, how, self.device)
         self.model.network.train()
         if not features.isfinite().all():
             raise self._not_finite("features")

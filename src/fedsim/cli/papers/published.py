@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +46,8 @@ class Row:
     """test set -> the spread that is printed beside its first number"""
     status: Status = "ok"
     note: str = ""
+    costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """test set -> percent of its client's weights that are pruned in the end, and maybe the GiB that it got and sent"""
     settings: Mapping[str, Any]
     """dotted name -> value, as the paper, or its authors' code, has it"""
     alternative: Mapping[str, Any] | None = None

@@ -194,7 +194,21 @@ class _Comparison:
         arrange = self._side_by_side if len(self.groups) <= _FEW else self._one_below_another
         table = arrange(names, numbers)
         unit = f"{' / '.join(_LABELS.get(n, n) for n in numbers)} in percent"
-        return "\n".join([f"{title}; {unit}", "", table, "", *self._legend()])
+        return "\n".join([f"{title}; {unit}", "", table, "", *self._costs(), *self._legend()])
+
+    def _costs(self) -> Iterator[str]:
+        """What clients have pruned and sent: a column per row of the paper that prints it, and per group of runs."""
+        if not any(row.costs for row in self.table.rows):
+            return
+        names = self.table.test_sets
+        columns = [
+            (f"{row.name}\npublished", [" / ".join(f"{v:.2f}" for v in row.costs.get(n, ())) or "-" for n in names])
+            for row in self.table.rows
+            if row.costs
+        ]
+        runs = [(f"{group.label}\nlast round", [group.costs(name) for name in names]) for group in self.groups]
+        what = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
+        yield from (f"{self.table.name}: {what}", "", table_in_parts(names, columns, "client", always=runs), "")
 
     def _side_by_side(self, names: Sequence[str], numbers: Sequence[str]) -> str:
         """A column per row of the paper, and the runs' columns beside each."""

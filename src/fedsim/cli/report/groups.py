@@ -34,6 +34,19 @@ class Group:
         found = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
         return " / ".join(mean_and_spread(values, digits) for values in found) if len(found[0]) else "-"
 
+    def costs(self, client: str) -> str:
+        """Return what a client has pruned in the end, percent, and received and sent, GiB; ``-`` without traffic."""
+        pruned, sent = [], []
+        for run in self.runs:
+            rounds = [run.log[round_] for round_ in sorted(run.log)]
+            by_round = [[row.get(f"comm/{client}/{way}_bytes", 0.0) for way in _WAYS] for row in rounds]
+            densities = [row[f"comm/{client}/density"] for row in rounds if f"comm/{client}/density" in row]
+            pruned.append(100 * (1 - densities[-1]) if densities else 0.0)
+            sent.append(sum(map(sum, by_round)) / 2**30)
+        if not any(sent):
+            return "-"
+        return " / ".join(mean_and_spread(np.array(values), digits) for values, digits in ((pruned, 2), (sent, 2)))
+
     def kinds(self, rule: Rule) -> list[str]:
         """Return the models; local ones are left out where another has the same scores (Local, Centralised)."""
         metrics = rule.scores(self.runs[0])

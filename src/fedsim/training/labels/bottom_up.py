@@ -24,9 +24,9 @@ def merge_clusters(
 ) -> Tensor:
     """Merge the nearest pairs of clusters, one after the other, in memory that grows with n.
 
-    The distance of two clusters is that of their nearest images, by features of unit length, plus a penalty on their
-    sizes: ``min |f_a - f_b| + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a merged
-    cluster goes on to merge through any of its parts.
+    The distance of two clusters is the squared one of their nearest images, by features of unit length, plus a penalty
+    on their sizes: ``min |f_a - f_b|^2 + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a
+    merged cluster goes on to merge through any of its parts.
 
     Each cluster looks at its ``candidates`` nearest ones. The result is exact unless more clusters than these become
     one: farther clusters come after all candidates have joined.
@@ -82,7 +82,7 @@ def _nearest_clusters(features: Tensor, labels: Tensor, size_penalty: float, cou
         # of neighbours in memory: scatter_reduce, which takes any order, has no deterministic form on GPUs
         of_clusters = torch.segment_reduce(similarity.block(rows), "max", lengths=widths[clusters])
         between = torch.segment_reduce(of_clusters.T.contiguous(), "max", lengths=widths).T
-        far = (2 - 2 * between).clamp_min(0).sqrt() + penalties + penalties[own][:, None]
+        far = (2 - 2 * between).clamp_min(0) + penalties + penalties[own][:, None]
         far[own - clusters.start, own] = torch.inf
         index, values = top_of_block(-far, min(count, num - 1))
         near.append(torch.from_numpy(index))

@@ -53,13 +53,15 @@ class Clustering:
 class BottomUp:
     """Labels for clients that know no identities: at first every image is a cluster, then clusters merge (FedUReID).
 
-    Between rounds the client keeps the cluster of each image. Images are compared as for ``cluster``.
+    Between rounds the client keeps the cluster of each image. Images are compared by the trunk's pooled features of
+    unit length, without augmentation.
     """
 
     merge: float = 0.05
-    """pairs of clusters that merge before each round of the client but its first, as a share of its images"""
+    """pairs of clusters that merge before each of the client's rounds but the first, as a share of its images (rounded
+    down)"""
     size_penalty: float = 0.003
-    """lambda: added to the distance of two clusters for each image in them"""
+    """lambda: added to the squared distance of two clusters for each image in them"""
     momentum: float = 0.5
     """weight of the old proxy when an image moves it"""
     temperature: float = 0.1

@@ -13,6 +13,7 @@ from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, shuffled_batches
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.training.batch import Batch, ClientImages
+from fedsim.training.features import PLAIN, POOLED, Extraction
 from fedsim.training.flat_model import FlatModel, Output
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
@@ -106,7 +107,7 @@ class Labelled(Protocol):
     def keep(self, name: str, tensor: Tensor) -> None:
         """Keep a tensor between rounds."""
 
-    def plain_features(self) -> Tensor:
+    def plain_features(self, how: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images without augmentation."""
 
 
@@ -175,7 +176,7 @@ class Clusters(LabelSource):
         if CLUSTERS not in client.kept:
             return torch.arange(count)
         last = client.kept[CLUSTERS].cpu()
-        return merge_clusters(client.plain_features(), last, round(how.merge * count), how.size_penalty)
+        return merge_clusters(client.plain_features(POOLED), last, int(how.merge * count), how.size_penalty)
 
     def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
         """Return the proxies of all copies of all images, and batches of those that have one."""

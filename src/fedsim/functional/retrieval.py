@@ -1,0 +1,57 @@
+"""Retrieval among the images of one list: n images with D features, in groups (people, or clusters) and cameras."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsim.functional.similarity import Similarity
+
+
+class Retrieved(NamedTuple):
+    """How well images find their own group; both 0 if there was nothing to find."""
+
+    mAP: float  # noqa: N815 - its name everywhere
+    """mean average precision"""
+    rank1: float
+    """share of images whose most similar other image is of their group"""
+
+
+def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieved:
+    """Let every image search for the others of its group among all.
+
+    As on test sets, images of the query's group in the query's camera do not count. Of a group in a single camera only
+    the query does not count. Queries are the images of groups of at least two.
+
+    Args:
+        features: [n, D], of any length.
+        groups: [n] int64 on the CPU, -1: of none, and then neither query nor found.
+        cameras: [n] int64 on the CPU.
+
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.7]])
+    >>> leave_one_out(features, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    Retrieved(mAP=1.0, rank1=1.0)
+    >>> leave_one_out(features, torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 1]))
+    Retrieved(mAP=0.41666666666666663, rank1=0.0)
+    """
+    inside = (groups >= 0).nonzero().flatten()
+    groups, cameras, device = groups[inside], cameras[inside], features.device
+    in_cameras = torch.stack([groups, cameras], dim=1).unique(dim=0)[:, 0].bincount()
+    places = torch.where(in_cameras[groups] > 1, cameras, -1 - torch.arange(len(groups)))  # -1 - i: of image i alone
+    queries = (groups.bincount()[groups] > 1).nonzero().flatten().to(device)
+    if not len(queries):
+        return Retrieved(0.0, 0.0)
+    features, groups, places = features[inside.to(device)], groups.to(device), places.to(device)
+    ranks = torch.arange(1, len(groups) + 1, device=device)
+    first, precision = [], []
+    for rows, similarity in Similarity(features[queries], features):
+        at = queries[rows, None]
+        same = groups[at] == groups
+        left_out = same & (places[at] == places)
+        order = similarity.masked_fill_(left_out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+        hits = (same & ~left_out).gather(1, order).double()
+        first.append(hits[:, 0])
+        precision.append((hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1))
+    return Retrieved(float(torch.cat(precision).mean()), float(torch.cat(first).mean()))
