@@ -54,8 +54,9 @@ class FederatedDataModule(LightningDataModule):
     Args:
         source: SyntheticReID, MarketFolders, one of the papers' data sets, or your own ReIDSource; or a list of these.
         partition: by_dataset: each data set is a client; union: one client has all data sets (the centralised bound);
-            several clients per data set: by_camera, by_identity, iid, dirichlet, shards.
-        parts: clients per data set, for by_identity, iid, dirichlet and shards.
+            several clients per data set: by_camera, by_identity, iid, dirichlet, shards; stratified: each client has
+            an equal share of every identity of every data set.
+        parts: clients per data set, for by_identity, iid, dirichlet and shards; clients in all, for stratified.
         alpha: of dirichlet; small values give each identity to few clients.
         unseen: data sets that nobody trains on, in addition to those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
