@@ -18,12 +18,17 @@ import yaml
 
 from failing import is_of_a_launcher
 from fedsim.__main__ import main
+from fedsim.cli import describe
+from fedsim.cli.describe import describe_federation
 from fedsim.cli.papers.files import find_in_paper, list_papers, read_paper, with_paper
+from fedsim.cli.report.comparison import closest_table
+from fedsim.cli.report.runs import Run
 from fedsim.cli.sweep.file import command_of, draws, sweep_of
 from fedsim.cli.sweep.made import sweep_of_paper
 from fedsim.core.errors import ConfigError
-from fedsim.data import datamodule, write_generated
+from fedsim.data import datamodule, datasets, write_generated
 from fedsim.data.datasets import VIPeR
+from fedsim.evaluation.plan import Plan
 from small import refuse
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +137,11 @@ def flat(content, prefix=""):
     return dict(ChainMap(*(flat(value, f"{prefix}.{name}".lstrip(".")) for name, value in content.items())))
 
 
-LATER = {"model.aggregation": None}
+LATER = {
+    "model.aggregation": None,
+    "model.objective.unit_length": False,
+    "model.selection.init_args.among": "all",
+}
 """settings that came after the record -> the value with which nothing changes"""
 
 
@@ -370,9 +379,62 @@ def test_commands_in_the_comments_are_of_what_there_is(key):
 # -- rows run ----------------------------------------------------------------------------------------------------------
 
 
+def settings_of(row):
+    """The settings of a row with all names short, as a run's ``config.yaml`` has them."""
+    flat_settings = RESOLVED["bases"][row[:3]] | RESOLVED["rows"][row]
+    content = {}
+    for name, value in flat_settings.items():
+        if name == "gone" or name in flat_settings.get("gone", ()):
+            continue
+        section = content
+        *path, last = name.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return content
+
+
+def as_a_run(row):
+    """What ``--compare`` reads of a finished run of a row: its settings, and the test sets of its clients."""
+    config = settings_of(row)
+    sources = config["data"]["source"] if isinstance(config["data"]["source"], list) else [config["data"]["source"]]
+    names = [
+        getattr(datasets, source["class_path"].rpartition(".")[2]).name
+        for source in sources if source["init_args"].get("protocol") != "splits"
+    ]  # fmt: skip
+    seen = [name for name in names if name not in (config["data"]["unseen"] or ())]
+    run = Run(Path(row), {"final": {"metrics": {f"test/global/{name}/rank1": 0.5 for name in seen}}, "unseen": []})
+    run.__dict__["config"] = config
+    return run
+
+
+def compared_with(row):
+    """The printed row closest to a row's settings, in the table of its name or in the closest; and the row as a run."""
+    paper, name = find_in_paper(row)
+    run = as_a_run(row)
+    own = [table for table in paper.tables if table.name == name.partition("_")[0] and table.test_sets]
+    table = own[0] if own else closest_table(paper, run)
+    return min((printed for printed in table.rows if printed.scores), key=lambda printed: printed.distance(run)), run
+
+
+def kinds_of_models(model):
+    """The kinds that are scored on clients' own test sets, of a federation that is assembled."""
+    how, parts = model.settings.evaluation, model.parts
+    plan = Plan(
+        parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.placement, how.layer, False
+    )
+    return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_fits_the_data(row, tmp_path, capsys, monkeypatch):
+def test_every_row_fits_the_data_and_gives_the_kind_of_model_that_it_is_compared_with(
+    row, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(
+        describe, "describe_federation", lambda model, *rest: seen.append(model) or describe_federation(model, *rest)
+    )
     words = on_standins(row, tmp_path)
     if has_generated(row):
         write_few(tmp_path / "generated")
@@ -381,6 +443,22 @@ def test_every_row_fits_the_data(row, tmp_path, capsys, monkeypatch):
     output = capsys.readouterr()
     assert code == 0, output.err
     assert "What is shared" in output.out
+    if row in RESOLVED["rows"]:
+        printed, run = compared_with(row)
+        if {*run.seen, "seen"} & set(printed.scores):
+            assert printed.model in kinds_of_models(seen[0])
+
+
+@pytest.mark.parametrize("row", [row for row in RESOLVED["rows"] if row.startswith("002/table")])
+def test_a_row_of_paper_002_has_the_settings_of_its_printed_row_and_no_other_run_has(row):
+    """A run with three rounds and another network once had "the published settings, as far as listed"."""
+    printed, run = compared_with(row)
+    assert printed.differences(run) == []
+    run.config["model"]["backbone"] = {"class_path": "SmallCNN"}
+    run.config["trainer"]["max_epochs"] = 3
+    found = " ".join(printed.differences(run))
+    assert "trainer.max_epochs 3 (published: 20)" in found
+    assert "model.backbone.class_path SmallCNN (published: ResNet)" in found
 
 
 def test_every_sweep_is_tested():

@@ -54,7 +54,7 @@ def assemble(how: Settings, data: FederatedDataModule, rank: int, world_size: in
         method=how.method, federated=federated, models=models, archs=archs, costs=costs, placement=placement,
         statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
-        store=store, clients=clients,
+        store=store, clients=clients, objective=how.objective,
     )  # fmt: skip
 
 

@@ -235,7 +235,7 @@ class _Comparison:
         cells = []
         for name in self.table.test_sets:
             scores = row.scores.get(name, {})
-            texts = [f"{scores[m]:.{self.paper.content['digits']}f}" if m in scores else "-" for m in numbers]
+            texts = [f"{scores[m]:.{self.table.digits}f}" if m in scores else "-" for m in numbers]
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
         return _Line(label, row.model, "published", cells)
 
@@ -245,7 +245,7 @@ class _Comparison:
         metrics = [paper["mAP"] if metric == "mAP" else metric for metric in numbers]
         for kind in self._kinds(group):
             for rule in self.rules[group]:
-                cells = [group.cell(f"test/{kind}/{name}", metrics, rule, paper["digits"]) for name in names]
+                cells = [group.cell(f"test/{kind}/{name}", metrics, rule, self.table.digits) for name in names]
                 yield _Line(group.label, kind, rule.name, cells, is_loud)
 
     def _kinds(self, group: Group) -> list[str]:
