@@ -420,9 +420,8 @@ def compared_with(row):
 def kinds_of_models(model):
     """The kinds that are scored on clients' own test sets, of a federation that is assembled."""
     how, parts = model.settings.evaluation, model.parts
-    plan = Plan(
-        parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.placement, how.layer, False
-    )
+    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.placement)
+    plan = Plan(*of_parts, how.layer, False)
     return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
 
 
@@ -564,6 +563,73 @@ def test_backbones_of_single_clients_are_those_of_clients_that_there_are():
         assert {*overrides, *model.get("adaptive_backbones", {}).get("caps", {})} <= set(clients), name
         for override in overrides.values():
             assert set(override) == {"backbone"}
+
+
+OWN_BACKBONES = [row for row in ROWS if any("clients" in config.get("model", {}) for config in configs_of(row))]
+IN_SMALL = {
+    ("ConvNeXt", "large"): {"class_path": "ConvNeXt", "init_args": {"size": "micro", "fam": "mscam"}},
+    ("ConvNeXt", "tiny"): {"class_path": "SmallCNN", "init_args": {"width": 8, "fam": "mscam"}},
+    ("ResNet", 50): {"class_path": "ResNet", "init_args": {"depth": 18, "weights": "IMAGENET1K_V1", "fam": "mscam"}},
+}
+"""Class and size -> a small network in its place: those of the rows are too large for a test."""
+
+
+def in_small(content):
+    """A part of a config with small networks."""
+    if isinstance(content, list):
+        return [in_small(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    own = content.get("init_args") or {}
+    small = IN_SMALL.get((content.get("class_path"), own.get("size", own.get("depth"))))
+    return small or {name: in_small(part) for name, part in content.items()}
+
+
+@pytest.mark.parametrize("row", [row for row in OWN_BACKBONES if row.startswith("002")])
+def test_rows_with_backbones_of_single_clients_run_dry_without_a_network(row, tmp_path, monkeypatch, capsys):
+    """With the row's own clients, ladder and caps; ``ResNet`` still asks for weights, which nobody downloads."""
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)
+    words = []
+    for number, config in enumerate(configs_of(row)):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(in_small(config)))
+        words += ["--config", str(tmp_path / f"{number}.yaml")]
+    given = configs_of(row)[-1]["model"]
+    if "adaptive_backbones" in given:
+        words.append("--model.adaptive_backbones.every=1")
+    small = [word for word in SMALL if not word.startswith(("--model", "--data.size"))]
+    few = ["--data.size=[64, 32]", "--data.limit_client_batches=1", "--model.client.local_epochs=1",
+           "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=3"]  # fmt: skip
+    run = tmp_path / "run"
+    assert main(["fit", *words, *small, *few, f"--run_dir={run}"]) == 0, capsys.readouterr().err
+    summary = json.loads((run / "summary.json").read_text())
+    scores = summary["final"]["metrics"]
+    assert {key.split("/")[2] for key in scores if key.startswith("test/global/")} == {*summary["clients"], "seen"}
+    if "adaptive_backbones" in given:  # caps held, and somebody has stepped
+        log = Run(run, summary).log
+        rungs = [{n: r for n, r in log[t].items() if n.startswith("backbone/")} for t in (1, 3)]
+        assert all(rungs[1][f"backbone/{name}"] == 1 for name in given["adaptive_backbones"]["caps"])
+        assert rungs[0] != rungs[1]
+
+
+@pytest.mark.parametrize("row", ["002/table5_global", "003/table4_batch_32"])
+def test_no_description_needs_a_network(row, tmp_path, monkeypatch, capsys):
+    """Their full backbones, ResNet-50 and ConvNeXt Tiny, with weights of ImageNet."""
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)
+    source = ["--data.source=SyntheticReID", "--data.source.clients=2", "--data.source.scale=0.2"]
+    words = ["--paper", row, *source, f"--run_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+    tiny = configs_of(row)[-1].get("model", {}).get("clients", {}).get("viper", {}).get("backbone")
+    words.append(f"--model.clients={json.dumps({'town1': {'backbone': tiny}} if tiny else None)}")
+    assert main(["describe", *words]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert ("convnext" in text) == bool(tiny)
+    for wrong in ("IMAGENET1K_V9", str(tmp_path / "weights.pth")):  # names and files are still looked at
+        assert "backbone.weights: " in refuse(capsys, "describe", *words, f"--model.backbone.weights={wrong}")
+    said = refuse(capsys, "fit", *words)  # real images need real weights
+    assert "backbone.weights: cannot get" in said
+
+
+def no_network(url, **_):
+    raise OSError(f"there is no network to get {url}")
 
 
 def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, monkeypatch):

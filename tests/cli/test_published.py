@@ -174,7 +174,7 @@ def test_table_7_of_paper_002_is_of_another_protocol_than_its_table_5():
 
 
 def test_what_stands_twice_in_paper_002_is_the_same():
-    """Rank-1 of the global model stands in Tables 5, 6 and 13; Tables 11 and 14 have its means, cut after two digits."""
+    """Rank-1 of the global model stands in Tables 5, 6 and 13; Tables 11 and 14 have its means, cut after 2 digits."""
     (whole,) = table_of("002", "table5").values()
     for table, row in (("table6", "Global Model"), ("table13", "Proposed Framework")):
         scores = table_of("002", table)[row].scores
@@ -186,10 +186,8 @@ def test_what_stands_twice_in_paper_002_is_the_same():
 
 
 def test_a_row_of_paper_002_is_that_of_paper_003_but_for_two_cells():
-    ours, theirs = (
-        table_of("002", "table13")["FedReID Baseline"].scores,
-        table_of("003", "table8")["FedPav + CDW"].scores,
-    )
+    ours = table_of("002", "table13")["FedReID Baseline"].scores
+    theirs = table_of("003", "table8")["FedPav + CDW"].scores
     for name in ours.keys() & theirs.keys():
         assert ours[name]["rank1"] == pytest.approx(theirs[name]["rank1"], abs=0.0999), name  # cut after one digit
     assert ours.keys() - theirs.keys() == {"cuhk02", "grid"}  # which paper 003 has not

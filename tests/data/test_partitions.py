@@ -68,7 +68,7 @@ def test_stratified_clients_have_equally_many_samples_of_every_identity_of_all_d
     assert [client.name for client in federated.clients] == ["part1", "part2", "part3"]
     assert all(client.tests == ("large", "small") for client in federated.clients)
     held = [[tuple(c) for c in c.train.images.decode((1, 1)).flatten(1).tolist()] for c in federated.clients]
-    assert sorted(sum(held, [])) == sorted(
+    assert sorted(image for images in held for image in images) == sorted(
         (number, pid, shot) for number, counts in enumerate(shots.values())
         for pid, count in enumerate(counts, start=1) for shot in range(count)
     )  # fmt: skip

@@ -210,7 +210,7 @@ def of_two_architectures(distances, archs):
 
 
 def test_rewards_may_compare_within_an_architecture():
-    """One architecture moves ten times as far; among its own, ``b`` moves 1.5 times as far as the mean, ``d`` 1.2 times."""
+    """One architecture moves ten times as far; ``b`` moves 1.5 times as far as the mean of its own, ``d`` 1.2 times."""
     distances, archs = {"a": 1.0, "b": 3.0, "c": 24.0, "d": 36.0}, {"a": "cnn", "b": "cnn", "c": "net", "d": "net"}
     for reward, of_all, of_own in (("argmax", "d", "b"), ("argmin", "a", "a")):
         for among, expected in (("all", of_all), ("architecture", of_own)):

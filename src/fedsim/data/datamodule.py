@@ -78,8 +78,8 @@ class FederatedDataModule(LightningDataModule):
             memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
         on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
-        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, to try a config without
-            the data.
+        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, and load no pretrained
+            weights, to try a config without the data; your own data sets stay as they are.
         limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
             null trains on all.
     """

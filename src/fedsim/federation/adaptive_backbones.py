@@ -45,8 +45,8 @@ class AdaptiveBackbones:
     share: float = 1 / 3
     """share of the clients that may step up, and share that steps down"""
     rewarded: Literal["up", "down"] = "up"
-    """where clients with many rewards step. ``up``: to a larger backbone. ``down``: to a smaller one, as in Fig. 11, where
-    two clients with much data leave the largest backbone; clients with few rewards then step up"""
+    """where clients with many rewards step. ``up``: to a larger backbone. ``down``: to a smaller one, as in Fig. 11,
+    where two clients with much data leave the largest backbone; clients with few rewards then step up"""
     caps: dict[str, int] = field(default_factory=dict)
     """client -> highest rung that its hardware allows, from 1; other clients have no limit"""
 

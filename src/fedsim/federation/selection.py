@@ -185,9 +185,9 @@ class UCB(Selection):
     over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as if all
     clients had one architecture. Distances of parameters depend on the architecture more than on the data: one may win
     all rewards. ``among: architecture`` divides a weight by the mean of the selected clients of its architecture, so
-    that a client alone in its own has 1. With the paper's weights the literal rule rewards the client that moves most, and soon
-    includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global model. A
-    client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+    that a client alone in its own has 1. With the paper's weights the literal rule rewards the client that moves most,
+    and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global
+    model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
 
     Args:
         count: K; all clients, if there are no more.
