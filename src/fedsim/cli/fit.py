@@ -160,7 +160,7 @@ class FedSimCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are of use."""
-        with weights_for(self.subcommand, bool(self.config[self.subcommand]["data"]["dry_run"])):
+        with weights_for(self.command, bool(self.config[self.subcommand]["data"]["dry_run"])):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

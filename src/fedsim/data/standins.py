@@ -20,7 +20,6 @@ from fedsim.data.datasets.omniglot import Omniglot, alphabet_name
 from fedsim.data.images import ReIDSource, Size
 from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 
-
 log = logging.getLogger(__name__)
 
 

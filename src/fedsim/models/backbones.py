@@ -255,7 +255,9 @@ def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Ca
     name of the network. Raises ConfigError if the weights do not exist or do not fit.
     """
     state = None if weights is None else _read_weights(weights, name)
-    steps = [insert] if state is None else [partial(_load_state, backbone, state, str(weights), name), insert]
+    steps: list[Callable[[], None]] = [insert]
+    if state is not None:
+        steps.insert(0, partial(_load_state, backbone, state, str(weights), name))
     for step in reversed(steps) if state is not None and holds_attention(state) else steps:
         step()
 
