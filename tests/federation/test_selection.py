@@ -201,6 +201,10 @@ def test_rewards_compare_clients_of_all_architectures():
     model = fit(make_model(FedPav(), selection=selection, clients=own), rounds=1)
     size = {c.name: c.num_images for c in model.parts.federated.clients}
     assert selection.told == [pytest.approx({name: n / sum(size.values()) for name, n in size.items()})]
+    apart = UCB(3, reward="soft", among="architecture")
+    fit(make_model(FedPav(), selection=apart, clients=own), rounds=1)
+    mean = (size["town0"] + size["town2"]) / 2
+    assert apart.rewards == pytest.approx({"town0": size["town0"] / mean, "town1": 1.0, "town2": size["town2"] / mean})
 
 
 def of_two_architectures(distances, archs):
