@@ -6,8 +6,12 @@ paper shows neither selection nor weights alone; here all eight combinations run
 the mean over the four combinations of the other two, seed by seed.
 
 Beside them stands a random half of the clients in each round: what selection gains must be more than what a random one
-does, as both train half as much as all clients. With weights by size the reward goes to the largest of the selected
-clients (docs/selection.md), so selection then is by size; Eq. (11) is meant for distances.
+does, as both train half as much as all clients. Rows of equal work have twice the rounds, so as many client rounds as
+"all": UCB with each of its rewards (argmax of Eq. (11), argmin of the prose, soft) and the random half. One row has
+MS-CAM as it is shipped (norm_init: convert); AFF fuses residual sums or stages, which this small network has not.
+
+With weights by size the reward goes to the largest of the selected clients (docs/selection.md), so selection then is by
+size; Eq. (11) is meant for distances.
 
 Scores are those of the global model after the last round, on pooled features: embeddings stay with the clients, as in
 the paper. Everything else is unlike it: configs/quickstart.yaml's drawn people (six clients, two unseen) and
@@ -15,7 +19,8 @@ configs/omniglot.yaml (six alphabets, two unseen), a small network from nothing,
 one epoch, three of six clients selected, one architecture. Attention is MS-CAM on the last map and starts as published
 (norm_init: random), for there are no pretrained weights to spare. The paper has no unseen domains.
 
-    python benchmarks/selection.py --omniglot FOLDER    # tests' data, in Market-1501's layout
+    python benchmarks/selection.py                      # drawn people
+    python benchmarks/selection.py --omniglot FOLDER    # both; tests' data, in Market-1501's layout
 
 Runs go below --runs, and those that are there already are not repeated.
 """
@@ -40,7 +45,6 @@ METRICS = ("mAP", "rank1")
 DOMAINS = ("seen", "unseen")
 COMMON = (
     "--data.val", "none", "--trainer.accelerator", "cpu", "--trainer.devices", "1", "--model.evaluation.layer", "pool",
-    "--trainer.max_epochs", str(ROUNDS), "--trainer.check_val_every_n_epoch", str(ROUNDS),
 )  # fmt: skip
 
 Choice = dict[str, tuple[str, ...]]
@@ -50,6 +54,9 @@ SELECTIONS: Choice = {
     "all": ("--model.selection", "AllClients"),
     "UCB": ("--model.selection", "UCB", "--model.selection.count", str(SELECTED), "--model.selection.rho", "1.0"),
 }
+EQUAL_WORK = 2 * ROUNDS
+"""rounds in which half of the clients train as often as all do in ``ROUNDS``"""
+REWARDS = ("argmax", "argmin", "soft")
 RANDOM = ("--model.selection", "RandomFraction", "--model.selection.fraction", str(SELECTED / CLIENTS))
 WEIGHTINGS: Choice = {
     "size": ("--model.method", "FedAvg", "--model.method.share_head", "false", "--model.method.share_neck", "false",
@@ -68,19 +75,29 @@ Row = tuple[str, ...]
 PLAIN: Row = ("all", "size", "none")
 ADAPTIVE: Row = ("UCB", "cdw_param", "mscam")
 CONTROLS: tuple[Row, ...] = (("random", "size", "none"), ("random", *ADAPTIVE[1:]))
+EQUAL: tuple[Row, ...] = (
+    ("random, equal work", "cdw_param", "none"),
+    *((f"UCB {reward}, equal work", "cdw_param", "none") for reward in REWARDS),
+)
+SHIPPED: Row = ("all", "size", "mscam, convert")
 
 
 def rows() -> dict[Row, tuple[str, ...]]:
-    """Return the options of each row: all combinations, then the controls."""
-    found = {row: row_options(row) for row in itertools.product(*FACTORS.values())}
-    return found | {row: row_options(row) for row in CONTROLS}
+    """Return the options of each row: all combinations, then the others."""
+    return {row: row_options(row) for row in (*itertools.product(*FACTORS.values()), *CONTROLS, *EQUAL, SHIPPED)}
 
 
 def row_options(row: Row) -> tuple[str, ...]:
     """Return the options of one row."""
     selection, weighting, attention = row
-    chosen = RANDOM if selection == "random" else SELECTIONS[selection]
-    return (*WEIGHTINGS[weighting], *ATTENTIONS[attention], *chosen)
+    name, _, work = selection.partition(", ")
+    chosen = RANDOM if name == "random" else SELECTIONS[name.partition(" ")[0]]
+    if reward := name.partition(" ")[2]:
+        chosen = (*chosen, "--model.selection.reward", reward)
+    rounds = str(EQUAL_WORK if work else ROUNDS)
+    how = ("--model.backbone.fam", "mscam") if row == SHIPPED else ATTENTIONS[attention]
+    often = ("--trainer.max_epochs", rounds, "--trainer.check_val_every_n_epoch", rounds)
+    return (*WEIGHTINGS[weighting], *how, *chosen, *often)
 
 
 def run_all(setting: tuple[str, ...], folder: Path) -> dict[Row, list[Run]]:
@@ -89,7 +106,7 @@ def run_all(setting: tuple[str, ...], folder: Path) -> dict[Row, list[Run]]:
     for seed in SEEDS:
         for row, options in rows().items():
             how = (*setting, *COMMON, *options, "--seed_everything", str(seed))
-            found[row].append(fit(folder / f"{'-'.join(row)}-{seed}", *how))
+            found[row].append(fit(folder / f"{'-'.join(row).replace(', ', '-').replace(' ', '-')}-{seed}", *how))
     return found
 
 
@@ -102,7 +119,7 @@ def score_table(name: str, found: dict[Row, list[Run]]) -> str:
     """Return ``mAP / rank-1`` of each row over seeds, and how many client rounds it has trained."""
     table = []
     for row, runs in found.items():
-        trained = ROUNDS * (CLIENTS if row[0] == "all" else SELECTED)
+        trained = CLIENTS * ROUNDS if row[0] == "all" or row in EQUAL else SELECTED * ROUNDS
         cells = [" / ".join(show(scores(runs, domains, metric)) for metric in METRICS) for domains in DOMAINS]
         table.append([*row, trained, *cells])
     headers = [*FACTORS, "client rounds", f"{name}: clients' own domains, mAP / rank-1", "unseen domains"]
@@ -119,6 +136,10 @@ def change_table(found: dict[Row, list[Run]]) -> str:
     pairs["all three: adaptive, not plain"] = [(ADAPTIVE, PLAIN)]
     for control in CONTROLS:
         pairs[f"UCB, not random; {control[1]}, {control[2]}"] = [(("UCB", *control[1:]), control)]
+    for row in EQUAL[1:]:
+        pairs[f"{row[0]}, not random"] = [(row, EQUAL[0])]
+        pairs[f"{row[0]}, not all"] = [(row, ("all", *row[1:]))]
+    pairs["attention as shipped, not none"] = [(SHIPPED, PLAIN)]
     table = []
     for label, compared in pairs.items():
         gains = [mean_gain(found, compared, domains) for domains in DOMAINS]
@@ -139,12 +160,19 @@ def mean_gain(found: dict[Row, list[Run]], compared: list[tuple[Row, Row]], doma
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--omniglot", required=True, help="folder of Omniglot's alphabets in Market-1501's layout")
+    parser.add_argument("--omniglot", help="folder of Omniglot's alphabets in Market-1501's layout")
     parser.add_argument("--runs", type=Path, default=Path("runs/selection"))
     args = parser.parse_args()
     drawn = ("--config", str(ROOT / "configs" / "quickstart.yaml"))
-    omniglot = ("--config", str(ROOT / "configs" / "omniglot.yaml"), "--data.source.root", args.omniglot)
-    for name, setting in (("Omniglot", omniglot), ("drawn people", drawn)):
+    settings = {"drawn people": drawn}
+    if args.omniglot:
+        settings["Omniglot"] = (
+            "--config",
+            str(ROOT / "configs" / "omniglot.yaml"),
+            "--data.source.root",
+            args.omniglot,
+        )
+    for name, setting in settings.items():
         found = run_all(setting, args.runs / name)
         print(score_table(name, found), change_table(found), sep="\n\n", end="\n\n", flush=True)
 

@@ -54,7 +54,7 @@ def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree)
     if "root: data}" in path.read_text() or "root: data," in path.read_text():  # the papers' data sets
         options += ["--data.dry_run=true"]
     if "IMAGENET1K" in path.read_text():
-        options += ["--model.backbone.weights=null", "--model.client.batch_size=4"]
+        options += ["--model.client.batch_size=4"]
     options += ["--run_dir", str(tmp_path / "run"), "--trainer.accelerator=cpu"]
     code = main(["describe", "--config", str(path), *options])
     output = capsys.readouterr()

@@ -404,3 +404,24 @@ def test_a_damaged_image_stops_all_ranks_with_its_path(fedsim, tiny, market_tree
     assert result.returncode == 2, result.stderr
     assert str(victim) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_settings_of_a_client_need_no_client_in_the_config(tiny, tmp_path, capsys):
+    """What errors advise: ``model.clients.NAME.batch_size``; also after a run's own config, which says null."""
+    null, some = tmp_path / "null.yaml", tmp_path / "some.yaml"
+    null.write_text("model: {clients: null}")
+    some.write_text("model: {clients: {town0: {local_epochs: 3}, town1: {local_epochs: 2}}}")
+
+    def resolved(*words):
+        with pytest.raises(SystemExit):
+            main(["fit", "--config", str(tiny), *map(str, words), "--print_config"])
+        clients = yaml.safe_load(capsys.readouterr().out)["model"]["clients"]
+        return {name: {k: v for k, v in own.items() if v is not None} for name, own in clients.items()}
+
+    nested = ["--model.clients.town0.batch_size=8", "--model.clients.town1.grad_clip", "1.5"]
+    alone = {"town0": {"batch_size": 8}, "town1": {"grad_clip": 1.5}}
+    assert resolved(*nested) == alone
+    assert resolved("--config", null, *nested) == resolved(f"--config={some}", "--model.clients=null", *nested) == alone
+    both = {"town0": {"local_epochs": 3, "batch_size": 8}, "town1": {"local_epochs": 2, "grad_clip": 1.5}}
+    assert resolved(f"--config={some}", *nested) == both
+    assert resolved("--model.clients", "{town2: {accumulate: 2}}", *nested) == {"town2": {"accumulate": 2}, **alone}

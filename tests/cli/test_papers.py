@@ -18,12 +18,17 @@ import yaml
 
 from failing import is_of_a_launcher
 from fedsim.__main__ import main
+from fedsim.cli import describe
+from fedsim.cli.describe import describe_federation
 from fedsim.cli.papers.files import find_in_paper, list_papers, read_paper, with_paper
+from fedsim.cli.report.comparison import closest_table
+from fedsim.cli.report.runs import Run
 from fedsim.cli.sweep.file import command_of, draws, sweep_of
 from fedsim.cli.sweep.made import sweep_of_paper
 from fedsim.core.errors import ConfigError
-from fedsim.data import datamodule, write_generated
+from fedsim.data import datamodule, datasets, write_generated
 from fedsim.data.datasets import VIPeR
+from fedsim.evaluation.plan import Plan
 from small import refuse
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +140,11 @@ def flat(content, prefix=""):
     return dict(ChainMap(*(flat(value, f"{prefix}.{name}".lstrip(".")) for name, value in content.items())))
 
 
-LATER = {"model.aggregation": None}
+LATER = {
+    "model.aggregation": None,
+    "model.objective.unit_length": False,
+    "model.selection.init_args.among": "all",
+}
 """settings that came after the record -> the value with which nothing changes"""
 
 
@@ -373,9 +382,61 @@ def test_commands_in_the_comments_are_of_what_there_is(key):
 # -- rows run ----------------------------------------------------------------------------------------------------------
 
 
+def settings_of(row):
+    """The settings of a row with all names short, as a run's ``config.yaml`` has them."""
+    flat_settings = RESOLVED["bases"][row[:3]] | RESOLVED["rows"][row]
+    content = {}
+    for name, value in flat_settings.items():
+        if name == "gone" or name in flat_settings.get("gone", ()):
+            continue
+        section = content
+        *path, last = name.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return content
+
+
+def as_a_run(row):
+    """What ``--compare`` reads of a finished run of a row: its settings, and the test sets of its clients."""
+    config = settings_of(row)
+    sources = config["data"]["source"] if isinstance(config["data"]["source"], list) else [config["data"]["source"]]
+    names = [
+        getattr(datasets, source["class_path"].rpartition(".")[2]).name
+        for source in sources if source["init_args"].get("protocol") != "splits"
+    ]  # fmt: skip
+    seen = [name for name in names if name not in (config["data"]["unseen"] or ())]
+    run = Run(Path(row), {"final": {"metrics": {f"test/global/{name}/rank1": 0.5 for name in seen}}, "unseen": []})
+    run.__dict__["config"] = config
+    return run
+
+
+def compared_with(row):
+    """The printed row closest to a row's settings, in the table of its name or in the closest; and the row as a run."""
+    paper, name = find_in_paper(row)
+    run = as_a_run(row)
+    own = [table for table in paper.tables if table.name == name.partition("_")[0] and table.test_sets]
+    table = own[0] if own else closest_table(paper, run)
+    return min((printed for printed in table.rows if printed.scores), key=lambda printed: printed.distance(run)), run
+
+
+def kinds_of_models(model):
+    """The kinds that are scored on clients' own test sets, of a federation that is assembled."""
+    how, parts = model.settings.evaluation, model.parts
+    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.placement)
+    plan = Plan(*of_parts, how.layer, False)
+    return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_fits_the_data(row, tmp_path, capsys, monkeypatch):
+def test_every_row_fits_the_data_and_gives_the_kind_of_model_that_it_is_compared_with(
+    row, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(
+        describe, "describe_federation", lambda model, *rest: seen.append(model) or describe_federation(model, *rest)
+    )
     words = on_standins(row, tmp_path)
     if has_generated(row):
         write_few(tmp_path / "generated")
@@ -384,6 +445,22 @@ def test_every_row_fits_the_data(row, tmp_path, capsys, monkeypatch):
     output = capsys.readouterr()
     assert code == 0, output.err
     assert "What is shared" in output.out
+    if row in RESOLVED["rows"]:
+        printed, run = compared_with(row)
+        if {*run.seen, "seen"} & set(printed.scores):
+            assert printed.model in kinds_of_models(seen[0])
+
+
+@pytest.mark.parametrize("row", [row for row in RESOLVED["rows"] if row.startswith("002/table")])
+def test_a_row_of_paper_002_has_the_settings_of_its_printed_row_and_no_other_run_has(row):
+    """A run with three rounds and another network once had "the published settings, as far as listed"."""
+    printed, run = compared_with(row)
+    assert printed.differences(run) == []
+    run.config["model"]["backbone"] = {"class_path": "SmallCNN"}
+    run.config["trainer"]["max_epochs"] = 3
+    found = " ".join(printed.differences(run))
+    assert "trainer.max_epochs 3 (published: 20)" in found
+    assert "model.backbone.class_path SmallCNN (published: ResNet)" in found
 
 
 def test_every_sweep_is_tested():
@@ -489,6 +566,73 @@ def test_backbones_of_single_clients_are_those_of_clients_that_there_are():
         assert {*overrides, *model.get("adaptive_backbones", {}).get("caps", {})} <= set(clients), name
         for override in overrides.values():
             assert set(override) == {"backbone"}
+
+
+OWN_BACKBONES = [row for row in ROWS if any("clients" in config.get("model", {}) for config in configs_of(row))]
+IN_SMALL = {
+    ("ConvNeXt", "large"): {"class_path": "ConvNeXt", "init_args": {"size": "micro", "fam": "mscam"}},
+    ("ConvNeXt", "tiny"): {"class_path": "SmallCNN", "init_args": {"width": 8, "fam": "mscam"}},
+    ("ResNet", 50): {"class_path": "ResNet", "init_args": {"depth": 18, "weights": "IMAGENET1K_V1", "fam": "mscam"}},
+}
+"""Class and size -> a small network in its place: those of the rows are too large for a test."""
+
+
+def in_small(content):
+    """A part of a config with small networks."""
+    if isinstance(content, list):
+        return [in_small(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    own = content.get("init_args") or {}
+    small = IN_SMALL.get((content.get("class_path"), own.get("size", own.get("depth"))))
+    return small or {name: in_small(part) for name, part in content.items()}
+
+
+@pytest.mark.parametrize("row", [row for row in OWN_BACKBONES if row.startswith("002")])
+def test_rows_with_backbones_of_single_clients_run_dry_without_a_network(row, tmp_path, monkeypatch, capsys):
+    """With the row's own clients, ladder and caps; ``ResNet`` still asks for weights, which nobody downloads."""
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)
+    words = []
+    for number, config in enumerate(configs_of(row)):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(in_small(config)))
+        words += ["--config", str(tmp_path / f"{number}.yaml")]
+    given = configs_of(row)[-1]["model"]
+    if "adaptive_backbones" in given:
+        words.append("--model.adaptive_backbones.every=1")
+    small = [word for word in SMALL if not word.startswith(("--model", "--data.size"))]
+    few = ["--data.size=[64, 32]", "--data.limit_client_batches=1", "--model.client.local_epochs=1",
+           "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=3"]  # fmt: skip
+    run = tmp_path / "run"
+    assert main(["fit", *words, *small, *few, f"--run_dir={run}"]) == 0, capsys.readouterr().err
+    summary = json.loads((run / "summary.json").read_text())
+    scores = summary["final"]["metrics"]
+    assert {key.split("/")[2] for key in scores if key.startswith("test/global/")} == {*summary["clients"], "seen"}
+    if "adaptive_backbones" in given:  # caps held, and somebody has stepped
+        log = Run(run, summary).log
+        rungs = [{n: r for n, r in log[t].items() if n.startswith("backbone/")} for t in (1, 3)]
+        assert all(rungs[1][f"backbone/{name}"] == 1 for name in given["adaptive_backbones"]["caps"])
+        assert rungs[0] != rungs[1]
+
+
+@pytest.mark.parametrize("row", ["002/table5_global", "003/table4_batch_32"])
+def test_no_description_needs_a_network(row, tmp_path, monkeypatch, capsys):
+    """Their full backbones, ResNet-50 and ConvNeXt Tiny, with weights of ImageNet."""
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)
+    source = ["--data.source=SyntheticReID", "--data.source.clients=2", "--data.source.scale=0.2"]
+    words = ["--paper", row, *source, f"--run_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+    tiny = configs_of(row)[-1].get("model", {}).get("clients", {}).get("viper", {}).get("backbone")
+    words.append(f"--model.clients={json.dumps({'town1': {'backbone': tiny}} if tiny else None)}")
+    assert main(["describe", *words]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert ("convnext" in text) == bool(tiny)
+    for wrong in ("IMAGENET1K_V9", str(tmp_path / "weights.pth")):  # names and files are still looked at
+        assert "backbone.weights: " in refuse(capsys, "describe", *words, f"--model.backbone.weights={wrong}")
+    said = refuse(capsys, "fit", *words)  # real images need real weights
+    assert "backbone.weights: cannot get" in said
+
+
+def no_network(url, **_):
+    raise OSError(f"there is no network to get {url}")
 
 
 def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, monkeypatch):

@@ -95,7 +95,7 @@ ROW_FIELDS = {
     "settings",
     "clients",
 }
-TABLE_FIELDS = {"title", "columns", "add", "notes", "settings", "clients", "rows"}
+TABLE_FIELDS = {"title", "columns", "digits", "add", "notes", "settings", "clients", "rows"}
 
 
 def test_files_have_known_fields_only(root):
@@ -183,6 +183,26 @@ def test_table_7_of_paper_002_is_of_another_protocol_than_its_table_5():
         for name in ("market1501", "grid")
     ]
     assert gains == pytest.approx([8.4, 11.8])  # the text: "from 80.3% to 88.7%"
+
+
+def test_what_stands_twice_in_paper_002_is_the_same():
+    """Rank-1 of the global model stands in Tables 5, 6 and 13; Tables 11 and 14 have its means, cut after 2 digits."""
+    (whole,) = table_of("002", "table5").values()
+    for table, row in (("table6", "Global Model"), ("table13", "Proposed Framework")):
+        scores = table_of("002", table)[row].scores
+        assert {name: of["rank1"] for name, of in scores.items()} == {n: of["rank1"] for n, of in whole.scores.items()}
+    for metric, mean in table_of("002", "table11")["Proposed Framework"].scores["seen"].items():
+        assert sum(of[metric] for of in whole.scores.values()) / 9 == pytest.approx(mean, abs=0.0101)
+    proposed = [table_of("002", table)["Proposed Framework"].scores for table in ("table11", "table14")]
+    assert proposed[0] == proposed[1]
+
+
+def test_a_row_of_paper_002_is_that_of_paper_003_but_for_two_cells():
+    ours = table_of("002", "table13")["FedReID Baseline"].scores
+    theirs = table_of("003", "table8")["FedPav + CDW"].scores
+    for name in ours.keys() & theirs.keys():
+        assert ours[name]["rank1"] == pytest.approx(theirs[name]["rank1"], abs=0.0999), name  # cut after one digit
+    assert ours.keys() - theirs.keys() == {"cuhk02", "grid"}  # which paper 003 has not
 
 
 def test_the_bound_finds_exactly_the_rows_that_are_known_to_be_odd():
@@ -431,9 +451,10 @@ def test_many_runs_stand_below_the_rows_that_they_are_closest_to(tmp_path, capsy
     ("generated", "row"), [(None, "No Augmentation"), ({"root": "generated/002", "share": 0.25}, "With Augmentation")]
 )
 def test_runs_with_and_without_generated_images_stand_beside_their_rows(generated, row, tmp_path, capsys):
-    config = {"data": {"partition": "by_dataset", "dry_run": False, "generated": generated}}
+    protocol = yaml.safe_load(yaml.safe_dump(read_paper("002").content["protocol"]))
+    protocol["data"] |= {"partition": "by_dataset", "dry_run": False, "generated": generated}
     (clients,) = read_paper("002").tables[0].rows[0].clients
-    folder = write_run(tmp_path / "run", {20: scores_of(dict.fromkeys(sorted(clients), 0.4))}, config=config)
+    folder = write_run(tmp_path / "run", {20: scores_of(dict.fromkeys(sorted(clients), 0.4))}, config=protocol)
     text = compare(capsys, folder, "002/table7")
     assert f"is closest to '{row}' and has the published settings" in text
     published = {"No Augmentation": ("80.3", "47.5"), "With Augmentation": ("88.7", "59.3")}[row]

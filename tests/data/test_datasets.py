@@ -27,6 +27,7 @@ from fedsim.data.datasets import (
     ThreeDPeS,
     VIPeR,
 )
+from fedsim.data.images import ReIDSource
 from fedsim.data.market import MarketFolders
 from fedsim.data.standins import STANDINS, write_standin
 from fedsim.data.synthetic import SyntheticReID
@@ -326,12 +327,27 @@ def test_a_dry_run_leaves_nothing_behind():
     assert not folder.exists()
 
 
-def test_a_dry_run_keeps_drawn_people_and_refuses_other_folders(tmp_path):
+class OwnSource(ReIDSource):
+    """A data set of a user."""
+
+    def domains(self):
+        return SyntheticReID(clients=1, unseen=0, scale=0.2, seed=9).domains()
+
+
+def test_a_dry_run_keeps_drawn_people_and_sources_of_ones_own(caplog, market_tree):
     synthetic = SyntheticReID(clients=2, unseen=1, scale=0.2)
     domains = FederatedDataModule(synthetic, size=(32, 16), dry_run=True).list_domains()
     assert [domain.name for domain in domains] == ["town0", "town1", "new0"]
-    with pytest.raises(ConfigError, match=r"data\.dry_run: there is no stand-in for MarketFolders"):
-        FederatedDataModule(MarketFolders(str(tmp_path)), dry_run=True).list_domains()
+    caplog.set_level("INFO")
+    own = [OwnSource(), MarketFolders(str(market_tree)), VIPeR("nowhere")]
+    found = FederatedDataModule(own, val="none", dry_run=True).list_domains()
+    kept = FederatedDataModule(own[:2], val="none").list_domains()
+    assert [domain.name for domain in found] == [*(domain.name for domain in kept), "viper"]
+    assert [len(domain.gallery) for domain in found[:-1]] == [len(domain.gallery) for domain in kept]
+    said = " ".join(caplog.messages)
+    for name in ("OwnSource", "MarketFolders"):
+        assert f"data.dry_run: {name} has no stand-in, so its own images are read" in said
+    assert "SyntheticReID" not in said
 
 
 def test_an_unknown_standin_is_refused(tmp_path):

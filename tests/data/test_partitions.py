@@ -7,13 +7,13 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federations import build_federation
-from fedsim.data.images import Split
+from fedsim.data.images import Domain, ImageArray, Split
 from fedsim.data.partitions import divide
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.methods import FedPav
 from small import fit, make_model
 
-HOWS = ("by_camera", "by_identity", "iid", "dirichlet", "shards")
+HOWS = ("by_camera", "by_identity", "iid", "stratified", "dirichlet", "shards")
 
 
 def split_of(people=20, cameras=3, shots=4):
@@ -53,6 +53,34 @@ def test_iid_parts_have_equal_sizes_and_all_identities():
     for part in divide("town", train, "iid", parts=4):
         assert len(part.images) == len(train) // 4
         assert len(set(train.pids[part.images])) == 10
+
+
+def test_stratified_clients_have_equally_many_samples_of_every_identity_of_all_data_sets():
+    """Paper 002, Table 10: "evenly distributed across the three clients", of two sets with 93 and 59 identities."""
+    shots = {"large": [3 + pid % 4 for pid in range(93)], "small": [4] * 59}
+    domains = []
+    for number, (name, counts) in enumerate(shots.items()):
+        told = [(number, pid, shot) for pid, count in enumerate(counts, start=1) for shot in range(count)]
+        images = ImageArray(np.array(told, dtype=np.uint8).reshape(-1, 1, 1, 3))  # the colour says which image it is
+        split = Split(images, np.array([pid for _, pid, _ in told]), np.zeros(len(told), dtype=np.int64))
+        domains.append(Domain(name, split, split.take(np.arange(2)), split.take(np.arange(2, 4))))
+    federated = build_federation(domains, partition="stratified", parts=3, val="none")
+    assert [client.name for client in federated.clients] == ["part1", "part2", "part3"]
+    assert all(client.tests == ("large", "small") for client in federated.clients)
+    held = [[tuple(c) for c in c.train.images.decode((1, 1)).flatten(1).tolist()] for c in federated.clients]
+    assert sorted(image for images in held for image in images) == sorted(
+        (number, pid, shot) for number, counts in enumerate(shots.values())
+        for pid, count in enumerate(counts, start=1) for shot in range(count)
+    )  # fmt: skip
+    for number, counts in enumerate(shots.values()):
+        for pid, count in enumerate(counts, start=1):
+            own = sorted(sum(image[:2] == (number, pid) for image in images) for images in held)
+            assert own[-1] - own[0] <= 1, (number, pid)
+            assert sum(own) == count
+    assert max(map(len, held)) - min(map(len, held)) <= len(domains)
+    for client, images in zip(federated.clients, held, strict=True):  # a label is a person of one data set
+        assert client.num_classes == 93 + 59
+        assert len(set(zip(client.labels.tolist(), (image[:2] for image in images), strict=True))) == 93 + 59
 
 
 def concentration(alpha):

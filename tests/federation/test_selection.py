@@ -201,6 +201,45 @@ def test_rewards_compare_clients_of_all_architectures():
     model = fit(make_model(FedPav(), selection=selection, clients=own), rounds=1)
     size = {c.name: c.num_images for c in model.parts.federated.clients}
     assert selection.told == [pytest.approx({name: n / sum(size.values()) for name, n in size.items()})]
+    apart = UCB(3, reward="soft", among="architecture")
+    fit(make_model(FedPav(), selection=apart, clients=own), rounds=1)
+    mean = (size["town0"] + size["town2"]) / 2
+    assert apart.rewards == pytest.approx({"town0": size["town0"] / mean, "town1": 1.0, "town2": size["town2"] / mean})
+
+
+def of_two_architectures(distances, archs):
+    """The record of a round in which all clients took part."""
+    weights = {client: distance / sum(distances.values()) for client, distance in distances.items()}
+    return RoundRecord(0, 5, list(weights), {c: Report(1, {}) for c in weights}, weights, archs)
+
+
+def test_rewards_may_compare_within_an_architecture():
+    """One architecture moves ten times as far; ``b`` moves 1.5 times as far as the mean of its own, ``d`` 1.2 times."""
+    distances, archs = {"a": 1.0, "b": 3.0, "c": 24.0, "d": 36.0}, {"a": "cnn", "b": "cnn", "c": "net", "d": "net"}
+    for reward, of_all, of_own in (("argmax", "d", "b"), ("argmin", "a", "a")):
+        for among, expected in (("all", of_all), ("architecture", of_own)):
+            selection = UCB(4, reward=reward, among=among)
+            selection.observe(of_two_architectures(distances, archs))
+            assert [c for c, rewards in selection.rewards.items() if rewards] == [expected], (reward, among)
+    soft = UCB(4, reward="soft", among="architecture")
+    soft.observe(of_two_architectures(distances, archs))
+    assert soft.rewards == pytest.approx({"a": 0.5, "b": 1.5, "c": 0.8, "d": 1.2})
+    alone = UCB(4, reward="soft", among="architecture")
+    alone.observe(of_two_architectures({"a": 0.0, "b": 0.0, "c": 7.0}, {"a": "cnn", "b": "cnn", "c": "net"}))
+    assert alone.rewards == {"a": 0.0, "b": 0.0, "c": 1.0}
+
+
+def test_rewards_across_architectures_are_warned_of_once(caplog):
+    selection, own = UCB(4), UCB(4, among="architecture")
+    for _ in range(3):
+        for one in (selection, own):
+            one.observe(of_two_architectures({"a": 1.0, "b": 2.0}, {"a": "cnn", "b": "cnn"}))
+    assert not caplog.records
+    for _ in range(2):
+        for one in (selection, own):
+            one.observe(of_two_architectures({"a": 1.0, "b": 2.0}, {"a": "cnn", "b": "net"}))
+    (said,) = caplog.records
+    assert "model.selection.among: architecture" in said.getMessage()
 
 
 def test_drop_outs_are_told_as_such():

@@ -20,10 +20,33 @@ from fedsim.core.errors import DataError
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
     """Read a command line's config files by :func:`read_config`: the parser does not say which one is broken."""
     for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        if here in ("--config", "-c"):
-            read_config(following, sections)
-        elif here.startswith("--config="):
-            read_config(here.removeprefix("--config="), sections)
+        if path := _config_at(here, following):
+            read_config(path, sections)
+
+
+def _config_at(here: str, following: str) -> str | None:
+    """Return the config file that a word of a command line, with the one after it, names."""
+    if here in ("--config", "-c"):
+        return following
+    return here.removeprefix("--config=") if here.startswith("--config=") else None
+
+
+def with_clients(args: list[str]) -> list[str]:
+    """Let settings of single clients stand where no config names a client: the parser adds fields to none but those.
+
+    >>> with_clients(["--model.clients.viper.batch_size=8"])
+    ['--model.clients={}', '--model.clients.viper.batch_size=8']
+    """
+    named: Any = None
+    for position, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
+        if here.startswith("--model.clients."):
+            return args if named else [*args[:position], "--model.clients={}", *args[position:]]
+        if path := _config_at(here, following):
+            model = read_config(path).get("model")
+            named = model.get("clients", named) if isinstance(model, dict) else named
+        elif here.partition("=")[0] == "--model.clients":
+            named = (here.partition("=")[2] or following) not in ("null", "None")
+    return args
 
 
 def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:

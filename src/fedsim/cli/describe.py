@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from lightning import Trainer
@@ -17,6 +18,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
 from fedsim.federation.masked import clients_prune
 from fedsim.methods.base import HoldsModels
+from fedsim.models.backbones import without_downloads
 from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
 
@@ -152,6 +154,11 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def weights_for(command: str, is_dry: bool) -> AbstractContextManager[None]:
+    """Return the context to build networks in: a description, and a run on drawn images, need no pretrained weights."""
+    return without_downloads() if command == "describe" or is_dry else nullcontext()
 
 
 class FederatedTrainer(Trainer):

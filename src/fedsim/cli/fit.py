@@ -18,8 +18,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from fedsim.cli.config_files import check_config_files, normalise
-from fedsim.cli.describe import FederatedTrainer
+from fedsim.cli.config_files import check_config_files, normalise, with_clients
+from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.papers.files import OfAPaper, with_paper
 from fedsim.cli.report import group_runs, report, score_table, traffic
@@ -56,7 +56,7 @@ def run(command: str, args: list[str]) -> None:
     # configs of older runs name classes where they were; and the parser knows short names of loaded classes
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
-    FedSimCLI([command, *with_own_config(command, normalise(with_paper(args)))])
+    FedSimCLI([command, *with_clients(with_own_config(command, normalise(with_paper(args))))])
 
 
 class FedSimCLI(LightningCLI):
@@ -157,6 +157,11 @@ class FedSimCLI(LightningCLI):
             for logger in self.trainer.loggers:
                 if isinstance(logger, WandbLogger):
                     join_run(logger, self.run_dir)
+
+    def instantiate_classes(self) -> None:
+        """Build everything, with pretrained weights only where they are of use."""
+        with weights_for(self.command, bool(self.config[self.subcommand]["data"]["dry_run"])):
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""

@@ -55,8 +55,9 @@ class FederatedDataModule(LightningDataModule):
     Args:
         source: SyntheticReID, MarketFolders, one of the papers' data sets, or your own ReIDSource; or a list of these.
         partition: by_dataset: each data set is a client; union: one client has all data sets (the centralised bound);
-            several clients per data set: by_camera, by_identity, iid, dirichlet, shards.
-        parts: clients per data set, for by_identity, iid, dirichlet and shards.
+            several clients per data set: by_camera, by_identity, iid, dirichlet, shards; stratified: each client has
+            an equal share of every identity of every data set.
+        parts: clients per data set, for by_identity, iid, dirichlet and shards; clients in all, for stratified.
         alpha: of dirichlet; small values give each identity to few clients.
         unseen: data sets that nobody trains on, in addition to those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
@@ -78,8 +79,8 @@ class FederatedDataModule(LightningDataModule):
             memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
         on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
-        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, to try a config without
-            the data.
+        dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, and load no pretrained
+            weights, to try a config without the data; your own data sets stay as they are.
         limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
             null trains on all.
     """

@@ -65,7 +65,9 @@ def build_federation(
             for client in clients
         ]
     if partition == "union":
-        clients = [_unite(clients)]
+        clients = [_unite("union", clients)]
+    elif partition == "stratified":  # client i has the share i of every data set
+        clients = [_unite(f"part{i + 1}", clients[i::parts]) for i in range(parts)]
     tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
     return FederatedData(
         clients=tuple(clients),
@@ -106,7 +108,7 @@ def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fr
     return client if rest.pids.any() else client.without_identities()
 
 
-def _unite(clients: Sequence[ClientData]) -> ClientData:
+def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:
     """One client with all images; its validation set joins the members' sets."""
     train = Split.join([client.train for client in clients])
     held_out = [client.val for client in clients if client.val is not None]
@@ -114,7 +116,7 @@ def _unite(clients: Sequence[ClientData]) -> ClientData:
     val = _join_retrieval(held_out, apart=common is None) if held_out else None
     labels = train.pids if common is None else np.concatenate([client.labels for client in clients])
     tests = tuple(name for client in clients for name in client.tests)
-    return ClientData("union", train, labels, val, tests, common)
+    return ClientData(name, train, labels, val, tests, common)
 
 
 def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:

@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Index, Split, turns
 
-Partition = Literal["by_dataset", "union", "by_camera", "by_identity", "iid", "dirichlet", "shards"]
+Partition = Literal["by_dataset", "union", "by_camera", "by_identity", "iid", "stratified", "dirichlet", "shards"]
 
 _SHARDS = 2  # per client (McMahan et al., AISTATS 2017)
 
@@ -27,7 +27,8 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     """Divide training images; every image goes to one client.
 
     ``by_camera``: each camera is a client (paper 003). ``by_identity``: identities are dealt out in equal numbers
-    (paper 003). ``iid``: images are dealt out at random. ``dirichlet``: each identity's images are dealt out in
+    (paper 003). ``iid``: images are dealt out at random. ``stratified``: each client gets equally many images
+    of each identity, up to one (paper 002, Table 10). ``dirichlet``: each identity's images are dealt out in
     proportions drawn from a Dirichlet distribution (Hsu et al., 2019). ``shards``: images sorted by identity are cut
     into two shards per client (McMahan et al., 2017).
 
@@ -46,6 +47,9 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
         owner = of_identity[np.searchsorted(train.identities, train.pids)]
     elif how == "iid":
         owner = rng.permutation(np.arange(len(train)) % parts)
+    elif how == "stratified":  # in turn, from one identity to the next: what is left over is dealt evenly, too
+        order = rng.permutation(len(train))
+        owner[order[np.argsort(train.pids[order], kind="stable")]] = np.arange(len(train)) % parts
     elif how == "dirichlet":
         owner = _deal_by_dirichlet(train, parts, alpha, rng)
     elif how == "shards":

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -29,12 +29,12 @@ OTHER_LADDER = "ckpt_path: model.adaptive_backbones is not that of the run that 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveBackbones:
-    """Clients with many rewards step up to a larger backbone, clients with few step down (paper 002, Fig. 11).
+    """Backbones that follow the clients' rewards (paper 002, "Adaptive model selection strategy", Fig. 11).
 
     The paper only says: "based on the hardware constraints and then based on the reward accumulation". The rest is our
-    choice: every few rounds clients are ranked by their mean reward of ``selection: UCB``. The top third steps up, as
-    far as its hardware allows; the bottom third steps down. A client that switches gets the current global model of
-    the new architecture and a new embedding; it keeps its classifier, whose input has the same width.
+    choice: every few rounds clients are ranked by their mean reward of ``selection: UCB``. The top third steps one way,
+    the bottom third the other, up as far as its hardware allows. A client that switches gets the current global model
+    of the new architecture and a new embedding; it keeps its classifier, whose input has the same width.
     """
 
     ladder: list[Backbone | nn.Module]
@@ -44,6 +44,9 @@ class AdaptiveBackbones:
     """rounds between two rankings"""
     share: float = 1 / 3
     """share of the clients that may step up, and share that steps down"""
+    rewarded: Literal["up", "down"] = "up"
+    """where clients with many rewards step. ``up``: to a larger backbone. ``down``: to a smaller one, as in Fig. 11,
+    where two clients with much data leave the largest backbone; clients with few rewards then step up"""
     caps: dict[str, int] = field(default_factory=dict)
     """client -> highest rung that its hardware allows, from 1; other clients have no limit"""
 
@@ -62,7 +65,11 @@ class AdaptiveBackbones:
 
 
 def next_rungs(
-    rewards: Mapping[str, float], rungs: Mapping[str, int], caps: Mapping[str, int], share: float
+    rewards: Mapping[str, float],
+    rungs: Mapping[str, int],
+    caps: Mapping[str, int],
+    share: float,
+    rewarded: Literal["up", "down"] = "up",
 ) -> dict[str, int]:
     """Return the clients' new rungs.
 
@@ -73,6 +80,7 @@ def next_rungs(
         rungs: client -> 1 (smallest), 2, ...
         caps: client -> its highest rung; all clients.
         share: of the clients, for each direction.
+        rewarded: where clients with large rewards step.
 
     >>> next_rungs({"a": 0.0, "b": 0.5, "c": 1.0}, {"a": 2, "b": 2, "c": 2}, {"a": 3, "b": 3, "c": 3}, share=1 / 3)
     {'a': 1, 'b': 2, 'c': 3}
@@ -80,6 +88,7 @@ def next_rungs(
     count = math.floor(share * len(rewards) + 1e-9)
     if count == 0:
         return dict(rungs)
+    rewards = rewards if rewarded == "up" else {client: -reward for client, reward in rewards.items()}
     ranked = sorted(rewards.values())
     low, high = ranked[count - 1], ranked[-count]
     result = dict(rungs)
@@ -132,9 +141,9 @@ class BackboneLadder(Axis):
         """Let clients switch, if it is time."""
         if round_ == 0 or round_ % self._settings.every:
             return
-        parts, rewards = self._parts, self._selection.mean_rewards()
+        parts, how, rewards = self._parts, self._settings, self._selection.mean_rewards()
         moved = False
-        for name, rung in next_rungs(rewards, self.rungs, self._caps, self._settings.share).items():
+        for name, rung in next_rungs(rewards, self.rungs, self._caps, how.share, how.rewarded).items():
             old, new = parts.archs[name], self._archs[rung - 1]
             if new != old:
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)

@@ -65,7 +65,7 @@ def assemble(
         method=how.method, federated=federated, models=models, archs=archs, costs=costs, hosting=hosting,
         statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
-        clients=clients,
+        clients=clients, objective=how.objective,
     )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ class RoundRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     """client -> aggregation weight among all reports, as if all clients had one architecture; for a selection that
     learns, else empty"""
+    archs: Mapping[str, str] = field(default_factory=dict)
+    """client -> its architecture"""
 
 
 class Axis:

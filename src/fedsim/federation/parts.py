@@ -20,6 +20,7 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.source import FACTS
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
+from fedsim.training.settings import Objective
 from fedsim.training.statistics import BatchNormStatistics
 
 
@@ -45,6 +46,8 @@ class Parts:
     """the global models"""
     ledger: Ledger
     """counts the bytes"""
+    objective: Objective
+    """of the run"""
     clients: Mapping[str, Client]
     """clients that this rank may train"""
 
@@ -105,8 +108,8 @@ class Parts:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Names of the numbers that clients without identities report."""
-        return FACTS if self.federated.has_unlabelled else ()
+        """Names of the numbers about a visit that are logged for each client."""
+        return self.objective.parts + (FACTS if self.federated.has_unlabelled else ())
 
 
 def layout_of(backbone: nn.Module) -> tuple[str, ...]:

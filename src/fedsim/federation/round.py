@@ -84,9 +84,8 @@ class Round:
             self._step_server(means, weights, optimizer_step)
         # 8. The axes learn from the round.
         overall = method.weights(reports).clients if reports and how.selection.learns else {}
-        record = RoundRecord(
-            round_, how.seed, list(work), reports, {name: overall[name] for name in reports if overall}
-        )
+        shown = {name: overall[name] for name in reports if overall}
+        record = RoundRecord(round_, how.seed, list(work), reports, shown, dict(parts.archs))
         for axis in self.axes:
             axis.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}

@@ -183,26 +183,34 @@ class UCB(Selection):
 
     Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), normalised
     over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as if all
-    clients had one architecture. With the paper's weights the literal rule rewards the client that moves most, and soon
-    includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global model. A
-    client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+    clients had one architecture. Distances of parameters depend on the architecture more than on the data: one may win
+    all rewards. ``among: architecture`` divides a weight by the mean of the selected clients of its architecture, so
+    that a client alone in its own has 1. With the paper's weights the literal rule rewards the client that moves most,
+    and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global
+    model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
 
     Args:
         count: K; all clients, if there are no more.
         rho: weight of the exploration.
         reward: ``argmax``: 1 for the client with the largest aggregation weight, 0 for the others; ``argmin``: 1 for
             that with the smallest; ``soft``: the weight itself.
+        among: clients whose weights are compared: ``all``, or ``architecture``, relative to those of the same one.
     """
 
     learns = has_rewards = True
 
     def __init__(
-        self, count: int = 5, rho: float = 1.0, reward: Literal["argmax", "argmin", "soft"] = "argmax"
+        self,
+        count: int = 5,
+        rho: float = 1.0,
+        reward: Literal["argmax", "argmin", "soft"] = "argmax",
+        among: Literal["all", "architecture"] = "all",
     ) -> None:
         at_least("model.selection", 1, count=count)
         if not 0 <= rho < math.inf:
             raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
-        self.count, self.rho, self.reward = count, rho, reward
+        self.count, self.rho, self.reward, self.among = count, rho, reward, among
+        self._has_warned = False
         self.rewards: dict[str, float] = {}
         """client -> H_i, of those that have been selected"""
         self.num_selected: dict[str, int] = {}
@@ -226,8 +234,24 @@ class UCB(Selection):
         for client in record.selected:
             self.num_selected[client] = self.num_selected.get(client, 0) + 1
             self.rewards.setdefault(client, 0.0)
-        for client, reward in self._rewards(record.round_, record.weights, record.seed).items():
+        for client, reward in self._rewards(record.round_, self._compared(record), record.seed).items():
             self.rewards[client] += reward
+
+    def _compared(self, record: RoundRecord) -> Mapping[str, float]:
+        """Return the weights that compete for the reward."""
+        groups: dict[str, list[float]] = {}
+        for client, weight in record.weights.items():
+            groups.setdefault(record.archs.get(client, ""), []).append(weight)
+        if self.among == "all":
+            if len(groups) > 1 and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "rewards compare clients of several architectures, whose distances differ in scale; "
+                    "model.selection.among: architecture compares each with its own"
+                )
+            return record.weights
+        means = {arch: sum(weights) / len(weights) or 1.0 for arch, weights in groups.items()}  # all 0: compare zeros
+        return {client: weight / means[record.archs.get(client, "")] for client, weight in record.weights.items()}
 
     def _rewards(self, round_: int, weights: Mapping[str, float], seed: int) -> dict[str, float]:
         if self.reward == "soft" or not weights:

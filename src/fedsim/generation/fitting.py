@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,11 @@ from fedsim.generation.networks import Networks, check_backbone
 from fedsim.generation.sampling import check_identities
 from fedsim.generation.saved import CHECKPOINT, is_finished, write_losses, write_trained
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
+
+log = logging.getLogger(__name__)
+
+LINE_EVERY = 60.0
+"""seconds between two lines of progress where there is no terminal"""
 
 
 def new_training(
@@ -82,7 +89,7 @@ def fit_generator(
         devices=[device.index or 0] if device.type == "cuda" else 1,
         max_epochs=-(-settings.steps // settings.save_every),
         plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
-        callbacks=[_SaveTraining(folder), _Bar(settings.steps, row)],
+        callbacks=[_SaveTraining(folder), _Progress(settings.steps, row)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -129,28 +136,41 @@ class _SaveTraining(Checkpoint):
             trainer.save_checkpoint(partial)
 
 
-class _Bar(Callback):
-    """Progress bar: steps, time left, and the reconstruction error of the last epoch."""
+class _Progress(Callback):
+    """Steps, time left, and the reconstruction error of the last epoch: a bar, or lines where there is no terminal."""
 
     def __init__(self, steps: int, row: int) -> None:
         self.steps, self.row = steps, row
         self.bar: tqdm[NoReturn] | None = None
+        self.error = ""
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GeneratorTraining)
-        done = trainer.current_epoch * pl_module.training_settings.save_every
         if self.bar is None:
+            self.begun = self.done = trainer.current_epoch * pl_module.training_settings.save_every
+            self.started = self.said = time.monotonic()
             self.bar = tqdm(
-                total=self.steps, initial=done, desc=f"generator of {pl_module.client}", unit=" steps",
+                total=self.steps, initial=self.done, desc=f"generator of {pl_module.client}", unit=" steps",
                 position=self.row, disable=None, leave=False, file=sys.stderr,
             )  # fmt: skip
+            if self.bar.disable:
+                log.info("generator of %s: %d of %d steps", pl_module.client, self.done, self.steps)
         if pl_module.history:
-            self.bar.set_postfix({"error": f"{pl_module.history[-1]['self'] / 2:.3f}"}, refresh=False)
+            self.error = f"{pl_module.history[-1]['self'] / 2:.3f}"
+            self.bar.set_postfix({"error": self.error}, refresh=False)
 
-    def on_train_batch_end(self, *_: object) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:  # noqa: ARG002 - Lightning's
+        assert isinstance(pl_module, GeneratorTraining)
         assert self.bar is not None
-        if self.bar.n < self.steps:
-            self.bar.update()
+        self.done = min(self.done + 1, self.steps)  # the last epoch may be longer than what is left
+        self.bar.update(self.done - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self.said >= LINE_EVERY:
+            self.said = now
+            left = (self.steps - self.done) * (now - self.started) / (self.done - self.begun) / 60
+            error = f", error {self.error}" if self.error else ""
+            what = f"{self.done} of {self.steps} steps{error}, about {left:.0f} minutes left"
+            log.info("generator of %s: %s", pl_module.client, what)
 
     def teardown(self, *_: object, **__: object) -> None:
         if self.bar is not None:

@@ -9,6 +9,7 @@ Paper silent on how to measure the quality of generated images (Figure 5 shows s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from tabulate import tabulate
 from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
 
-from fedsim.generation.networks import LUMA
+from fedsim.generation.losses import realness_loss
+from fedsim.generation.networks import LUMA, Discriminator
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class SwapQuality:
     identity: float
     """share, in [0, 1], of swapped images that the teacher recognises as the person of the appearance source; chance is
     1 / identities"""
+    similarity: float = math.nan
+    """structural similarity of images and their self-reconstructions, in [-1, 1]; 1 is perfect (Wang et al., IEEE TIP
+    2004); NaN: not measured, as by versions before"""
+    told_apart: float = math.nan
+    """share, in [0, 1], of unseen images that a discriminator, trained anew, tells as real or swapped; 1/2 is perfect,
+    see :func:`told_apart`; NaN: not measured"""
 
 
 def edge_strength(images: Tensor) -> Tensor:
@@ -93,6 +102,46 @@ def _standardise(rows: Tensor) -> Tensor:
     constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
     centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)  # else rounding of the mean would count
     return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
+
+
+@torch.no_grad()
+def similarity(images: Tensor, others: Tensor) -> Tensor:
+    """Return the structural similarity of pairs of images, float [n, 3, H, W] in [0, 1] of at least 6 pixels: [n].
+
+    The window is Gaussian, of 11 x 11 pixels, at every pixel; borders are mirrored.
+    """
+    found = structural_similarity_index_measure(others, images, reduction="none", data_range=1.0)
+    assert isinstance(found, Tensor)
+    return found.view(-1)
+
+
+def told_apart(real: Tensor, made: Tensor, seed: int, steps: int = 200) -> float:
+    """Return how well a discriminator that starts anew tells real from made images that it has not seen, in [0, 1].
+
+    1/2: it cannot; 1: always. A discriminator that trained beside a generator says little: both may have gone astray.
+    This one learns from the first half of the images, in ``steps`` batches of 16 of each kind, and judges the other
+    half; an image's judgement is the mean over patches and scales.
+
+    ``real`` and ``made`` are uint8 [m, 3, H, W], m at least 4; what is made of a real image stands in its row.
+    """
+    half = len(real) // 2
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        judge = Discriminator(width=16, scales=2).to(real.device)
+        optimizer = torch.optim.Adam(judge.parameters(), lr=1e-3, betas=(0.5, 0.999))
+        for _ in range(steps):
+            rows = torch.randint(half, (min(16, half),)).to(real.device)
+            pairs = [part.index_select(0, rows) / 127.5 - 1 for part in (real, made)]
+            loss = realness_loss(judge(pairs[0]), 1.0) + realness_loss(judge(pairs[1]), 0.0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        scores = [
+            torch.cat([torch.stack([s.mean((1, 2, 3)) for s in judge(batch / 127.5 - 1)]).mean(0) for batch in part])
+            for part in (real[half:].split(64), made[half:].split(64))
+        ]
+    return float(torch.cat([scores[0] > 0.5, scores[1] < 0.5]).double().mean())
 
 
 class SwapMeter:
@@ -162,8 +211,10 @@ def quality_table(rows: Mapping[str, SwapQuality]) -> str:
     """Return a table with one line per client: client -> the quality of its generator's images."""
     lines = [
         [client, f"{quality.reconstruction:.3f}", f"{quality.edges:.2f} ({quality.edges_before:.2f})",
-         f"{quality.colours:.2f} ({quality.colours_before:.2f})", f"{100 * quality.identity:.1f} %"]
+         f"{quality.colours:.2f} ({quality.colours_before:.2f})", f"{100 * quality.identity:.1f} %",
+         f"{quality.similarity:.2f}".replace("nan", "-"), f"{100 * quality.told_apart:.0f} %".replace("nan %", "-")]
         for client, quality in rows.items()
     ]  # fmt: skip
     headers = ["client", "reconstruction error", "edges (before)", "colours (before)", "recognised"]
-    return tabulate(lines, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 4))
+    headers += ["SSIM", "told apart"]
+    return tabulate(lines, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 6))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +14,11 @@ from torch import Tensor
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Index
 from fedsim.generation.networks import AppearanceEncoder, Generator
-from fedsim.generation.quality import SwapMeter, SwapQuality
+from fedsim.generation.quality import SwapMeter, SwapQuality, similarity, told_apart
 from fedsim.generation.training import to_pixels, to_symmetric
 
 _BATCH = 64
+_JUDGED = 512  # images of each kind for told_apart: enough for two digits, and little work at any size
 
 
 class Pairs(NamedTuple):
@@ -82,14 +85,20 @@ def measure_swaps(
     See :func:`make_swaps` for the other arguments.
     """
     meter, device = SwapMeter(), next(generator.parameters()).device
+    alike, some = 0.0, list[Swaps]()
     for images in pixels.split(_BATCH):
         given = to_symmetric(images.to(device))
-        meter.add_reconstructions(images / 255, to_pixels(generator(given, given)).cpu() / 255)
+        again = to_pixels(generator(given, given)).cpu() / 255
+        meter.add_reconstructions(images / 255, again)
+        alike += float(similarity(images / 255, again).sum())
     wearers = torch.from_numpy(labels[pairs.appearance]).split(_BATCH)
     for batch, wearing in zip(make_swaps(generator, teacher, pixels, pairs), wearers, strict=True):
         recognised = batch.beliefs.argmax(1) == wearing
         meter.add_swaps(batch.images / 255, batch.structure / 255, batch.appearance / 255, recognised)
-    return meter.result()
+        some += [batch] if _BATCH * len(some) < _JUDGED else []
+    real, made = (torch.cat([getattr(batch, what) for batch in some]).to(device) for what in ("structure", "images"))
+    known = told_apart(real, made, seed=0) if len(real) >= 4 else math.nan
+    return replace(meter.result(), similarity=alike / len(pixels), told_apart=known)
 
 
 @torch.no_grad()

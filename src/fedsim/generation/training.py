@@ -54,7 +54,7 @@ class GeneratorSteps:
     """Adam's learning rate for the structure encoder and the decoder"""
     appearance_rate: float = 5e-4
     """Adam's learning rate for the appearance encoder and the teacher"""
-    discriminator_rate: float = 2e-4
+    discriminator_rate: float = 1e-3
     """Adam's learning rate for the discriminator"""
     momentum: float = 0.5
     """Adam's first beta; its second is 0.999"""

@@ -26,6 +26,8 @@ Deviations and silences:
   Eq. (10) is over the selected clients of an architecture. If there is none, its global model stays.
 - "Client-specific parts remain unchanged": the classifier, and the embedding before it, whose input differs between
   architectures. ``share_neck`` averages the embedding within an architecture.
+- The server "acting as the teacher model in the knowledge distillation process" is named once, without a loss: not
+  built.
 - Eq. (2), w_i = p_i h_i / sum of p_j h_j, is only in the problem statement; p_i is "based on local model performance
   metrics (e.g., loss, accuracy)", h_i "quantifies the client's hardware performance". ``weighting: performance`` is our
   reading: p_i is the accuracy on the round's training batches, h_i the ``images_per_second`` of ``model.hardware``.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +29,8 @@ from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 
+_may_download: ContextVar[bool] = ContextVar("may_download", default=True)
+"""false where weights are of no use, see :func:`without_downloads`"""
 _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 
@@ -250,9 +254,11 @@ def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Ca
     ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
     name of the network. Raises ConfigError if the weights do not exist or do not fit.
     """
-    state = {} if weights is None else _read_weights(weights, name)
-    steps = [insert] if weights is None else [lambda: _load_state(backbone, state, weights, name), insert]
-    for step in reversed(steps) if holds_attention(state) else steps:
+    state = None if weights is None else _read_weights(weights, name)
+    steps: list[Callable[[], None]] = [insert]
+    if state is not None:
+        steps.insert(0, partial(_load_state, backbone, state, str(weights), name))
+    for step in reversed(steps) if state is not None and holds_attention(state) else steps:
         step()
 
 
@@ -280,7 +286,7 @@ def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, nam
     backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
 
 
-def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
+def _read_weights(weights: str, name: str) -> dict[str, Tensor] | None:
     if not _is_file(weights):
         return _download(weights, name)
     path = Path(weights).expanduser()
@@ -295,11 +301,24 @@ def _read_weights(weights: str, name: str) -> dict[str, Tensor]:
     return state
 
 
-def _download(weights: str, name: str) -> dict[str, Tensor]:
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Let backbones be built without torchvision's weights, whose names are checked all the same."""
+    token = _may_download.set(False)
+    try:
+        yield
+    finally:
+        _may_download.reset(token)
+
+
+def _download(weights: str, name: str) -> dict[str, Tensor] | None:
+    """Return torchvision's weights; None where nothing shall be downloaded."""
     choices = tv.get_model_weights(name)
     if weights not in choices.__members__:
         known = ", ".join(choices.__members__)
         raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
+    if not _may_download.get():
+        return None
     try:
         return dict(choices[weights].get_state_dict(check_hash=True))
     except Exception as error:  # no network, or a damaged file in torch's cache: many types

@@ -147,10 +147,10 @@ class Client(LightningModule):
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
-        loss, guesses, truth = self.visit.source.score(output, batch)
+        scored = self.visit.source.score(output, batch)
         if counts:
-            self.visit.tally.add(loss.detach(), guesses, truth)
-        return loss
+            self.visit.tally.add(scored.loss.detach(), scored.guesses, scored.truth, scored.parts)
+        return scored.loss
 
     def step(
         self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None
@@ -200,7 +200,8 @@ class Client(LightningModule):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
         self.store_private(self.model.private, self.kept)
-        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, self.visit.source.facts)
+        facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts(), strict=False))}
+        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts)
 
     def leave(self) -> None:
         """Free the memory of the visit, whether it counts or not."""

@@ -75,8 +75,16 @@ class Objective:
     """of the triplet loss"""
     squared: bool = False
     """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
+    unit_length: bool = False
+    """scale the features of the triplet loss to length 1 first (FaceNet, Schroff et al., CVPR 2015): with ``squared``,
+    cross-entropy hardly counts otherwise"""
     triplet_on: Literal["neck", "pool"] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of the loss that are logged for each client, without their weights, if there are two."""
+        return ("cross_entropy", "triplet") if self.triplet > 0 else ()
 
     def __post_init__(self) -> None:
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)

@@ -40,12 +40,22 @@ class Tally:
         self._losses: list[Tensor] = []
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
+        self._parts: list[Tensor] = []
 
-    def add(self, loss: Tensor, guesses: Tensor, labels: Tensor) -> None:
-        """Count one batch: mean loss (scalar), guesses [B] and labels [B], of identities or of clusters."""
+    def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
+        """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
         self._losses.append(loss)
         self._guesses.append(guesses)
         self._labels.append(labels)
+        if parts:
+            self._parts.append(torch.stack([*parts]) * len(labels))
+
+    def parts(self) -> list[float]:
+        """Return the mean over images of each part of the loss; none if it has no parts. Waits for the device."""
+        if not self._parts:
+            return []
+        means: list[float] = (torch.stack(self._parts).double().sum(0) / sum(map(len, self._labels))).tolist()
+        return means
 
     def precision(self, batches: int) -> float:
         """Return the share of right guesses in the last ``batches`` batches; waits for the device."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,7 +114,7 @@ def fit(
             )
             fit_generator(module, client, folder, where, encoder, number)
             _measure(module, client, folder, where)
-    return _quality_of(root, chosen)
+    return _quality_of(root, chosen, clients)
 
 
 def _warn_of_pretrain(client: str) -> None:
@@ -140,12 +142,14 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
     write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 
-def _quality_of(root: Path, clients: Sequence[ClientData]) -> str:
-    """Return a table: how good the images of the generators in ``root`` are."""
+def _quality_of(root: Path, clients: Sequence[ClientData], given: list[str] | None) -> str:
+    """Return a table: how good the images of the generators in ``root`` are; ``given`` is the option ``--clients``."""
+    only = "" if given is None else f" --clients {shlex.quote(json.dumps(given))}"
     return (
         f"{quality_table({client.name: read_quality(root / client.name) for client in clients})}\n"
         "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
-        f"wrote {root}; to see what they make: fedsim augment preview --generators {root}, and the same --config"
+        f"wrote {root}; to see what they make, with the same --config: "
+        f"fedsim augment preview --generators {shlex.quote(str(root))}{only}"
     )
 
 

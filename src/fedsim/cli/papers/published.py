@@ -94,6 +94,8 @@ class Table:
     title: str
     notes: tuple[str, ...]
     rows: tuple[Row, ...]
+    digits: int
+    """after the point, as printed"""
 
     @property
     def test_sets(self) -> list[str]:
@@ -126,7 +128,8 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
             "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
         }
         rows.append(Row(**row | read))
-    return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows))
+    digits = table.get("digits", content["digits"])
+    return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows), digits=digits)
 
 
 def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:

@@ -267,7 +267,7 @@ class _Comparison:
 
     def _digits(self, name: str) -> int:
         digits = self.paper.test_sets[name].digits
-        return int(self.paper.content["digits"]) if digits is None else digits
+        return self.table.digits if digits is None else digits
 
     def _models(self, group: Group) -> list[tuple[str, str]]:
         """The table's models that the group has, by kind and client; one whose scores are the global one's stands once.

@@ -37,6 +37,8 @@ class ScoredBatch(NamedTuple):
     """[B] int64, identity of the largest logit, or cluster of the most similar proxy"""
     truth: Tensor
     """[B] int64, the own identity or cluster"""
+    parts: tuple[Tensor, ...] = ()
+    """scalars, the parts of the loss that ``Objective.parts`` names"""
 
 
 class PseudoLabels:
@@ -137,12 +139,15 @@ class LabelSource:
     def score(self, output: Output, batch: Batch) -> ScoredBatch:
         """Return the supervised loss of a batch: cross-entropy, and batch-hard triplet loss if it has a weight."""
         goal, labels = self._client.objective, batch.labels
-        loss = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
-        loss = loss if goal.cross_entropy == 1 else goal.cross_entropy * loss
-        if goal.triplet > 0:
-            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-            loss = loss + goal.triplet * batch_hard_triplet(features, labels, goal.margin, goal.squared)
-        return ScoredBatch(loss, output.logits.argmax(1), labels)
+        entropy = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
+        loss = entropy if goal.cross_entropy == 1 else goal.cross_entropy * entropy
+        if goal.triplet == 0:
+            return ScoredBatch(loss, output.logits.argmax(1), labels)
+        features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
+        features = torch.nn.functional.normalize(features) if goal.unit_length else features
+        triplet = batch_hard_triplet(features, labels, goal.margin, goal.squared)
+        parts = (entropy.detach(), triplet.detach())
+        return ScoredBatch(loss + goal.triplet * triplet, output.logits.argmax(1), labels, parts)
 
     @property
     def facts(self) -> dict[str, float]:
