@@ -29,7 +29,7 @@ WRONG_SETTINGS = [
     (["--model.nonsense=1"], "model.nonsense", "--help"),
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
-    (["--model.client.batch_size=30"], "model.client.batch_size", "model.clients.town3.batch_size to at most"),
+    (["--model.client.batch_size=1"], "model.client.batch_size", "what batch normalisation needs"),
     (["--model.client.local_epochs=0"], "model.client.local_epochs", "less than 1"),
     (["--model.client.local_steps=0"], "model.client.local_steps", "null for whole epochs"),
     (["--model.client.sampler=identity", "--model.client.num_instances=3"], "model.client.batch_size", "multiple"),
