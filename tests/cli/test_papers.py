@@ -132,7 +132,11 @@ def flat(content, prefix=""):
     return dict(ChainMap(*(flat(value, f"{prefix}.{name}".lstrip(".")) for name, value in content.items())))
 
 
-LATER = {"model.aggregation": None}
+LATER = {
+    "model.aggregation": None,
+    "model.client.optimizer_state": None,
+    "model.method.init_args.distillation.teacher_mode": "eval",
+}
 """settings that came after the record -> the value with which nothing changes"""
 
 
