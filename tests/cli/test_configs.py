@@ -67,6 +67,18 @@ def test_there_are_configs():
     assert len(CONFIGS) >= 20
 
 
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+def test_a_server_optimizer_alone_is_that_of_its_config(name, tmp_path, capsys):
+    config = ROOT / "configs" / "methods" / f"{name.lower()}.yaml"
+    resolved = []
+    for options in (("--config", str(config)), ("--model.method=FedPav", f"--model.server_optimizer={name}")):
+        rest = ["--model.backbone=SmallCNN", "--data.source=SyntheticReID", f"--run_dir={tmp_path}", "--print_config"]
+        with pytest.raises(SystemExit):
+            main(["fit", *options, *rest])
+        resolved.append(yaml.safe_load(capsys.readouterr().out)["model"]["server_optimizer"])
+    assert resolved[0] == resolved[1]
+
+
 EIGHT = ("msmt17", "market1501", "cuhk03np", "prid2011", "cuhk01", "viper", "3dpes", "ilids")
 FOUR = ("dukemtmc", "market1501", "cuhk03np", "msmt17")
 PRESETS = {  # clients, and unseen data sets
