@@ -30,8 +30,8 @@ class SmallDataSet(DataSet):
     Args:
         root: see :class:`DataSet`.
         protocol: ``half``: half of the identities train; of the others, images of camera 0 are queries and the rest is
-            the gallery (as clients in paper 003, whose split files are not public). ``splits``: test only; scores are
-            means over ten random half splits (papers 000 and 001).
+            the gallery (as clients in paper 003, whose authors send their own: see :class:`FedReIDBench`). ``splits``:
+            test only; scores are means over ten random half splits (papers 000 and 001).
         seed: of the half split.
     """
 
@@ -45,7 +45,8 @@ class SmallDataSet(DataSet):
     """of a name, for messages"""
     per_camera: int | None = None
     """images of a person in each camera, by their numbers; None: names do not tell the camera, so a person's images
-    are dealt to two made-up cameras in turn, and a query has matches in the other one"""
+    are dealt to two made-up cameras in turn, and a query has matches in the other one. The second camera, which is the
+    gallery of a half split, begins: it gets an odd image (as in i-LIDS's meta.json of paper 003's authors)"""
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
@@ -53,7 +54,7 @@ class SmallDataSet(DataSet):
 
     def _images(self, folder: Path) -> Split:
         split = read_folder(folder / self.part, self.pattern, self.example)
-        cameras = turns(split.pids) % 2 if self.per_camera is None else split.camids // self.per_camera
+        cameras = (turns(split.pids) + 1) % 2 if self.per_camera is None else split.camids // self.per_camera
         return replace(split, camids=cameras)
 
     def _read(self, folder: Path) -> Domain:
@@ -211,8 +212,9 @@ class VIPeR(SmallDataSet):
 class ThreeDPeS(SmallDataSet):
     """3DPeS (Baltieri et al., ACM J-HGBU 2011): 192 people, 1,011 images, 8 cameras that names do not tell.
 
-    A person's images are dealt to two made-up cameras in turn, so that a query has matches in the other; paper 003 has
-    two made-up cameras, too. Names like ``RGB/1_2_3_...bmp``: the identity comes first.
+    A person's images are dealt to two made-up cameras in turn, so that a query has matches in the other. Paper 003 has
+    two cameras, too (445 and 567 images), by another rule: 29 people are in one of them alone. Names like
+    ``RGB/1_2_3_...bmp``: the identity comes first.
     """
 
     name = "3dpes"
