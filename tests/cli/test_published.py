@@ -209,7 +209,7 @@ def test_a_run_with_the_published_settings_stands_beside_its_row(run, capsys):
     ]  # fmt: skip
     assert "52.58 / 48.10~" in line_of(text, "viper")
     assert "mAP 52.58, but with one match per query it lies in 52.80 to 60.99 (rectangles)" in text
-    assert "not comparable: the authors' split is not public" in text
+    assert "not comparable: the authors send their split on request (FedReIDBench)" in text
     assert "withdrawn by its owners in 2019" in text
     assert "has the published settings, as far as listed" in text
     assert "rounds 200, 290, 300" in text
