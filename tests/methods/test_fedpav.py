@@ -2,18 +2,20 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.data import Augmentation
+from fedsim.data import Augmentation, SyntheticReID
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Distillation, FedAvg, FedPav
 from fedsim.methods.base import Payload, Weights, has_server_step
 from fedsim.models import Neck
 from fedsim.training.messages import Report
+from fedsim.training.settings import ClientOverride, LocalTraining
 from plain_loops import Federation, assert_close, play, sgd, shares
 from small import Some, fit, make_data, make_model, vector
 
@@ -114,6 +116,26 @@ def test_scaling_all_distances_changes_nothing_and_none_at_all_is_uniform():
     assert weights(0.1, 0.3, 0.4) == pytest.approx({"a": 0.125, "b": 0.375, "c": 0.5})
     assert weights(0.01, 0.03, 0.04) == pytest.approx(weights(0.1, 0.3, 0.4))
     assert weights(0.0, 0.0, 0.0) == weights(0.0, 1e-9, 0.0) == dict.fromkeys("abc", 1 / 3)
+
+
+def test_distance_weights_follow_the_client_that_learns():
+    """The smallest of four towns trains; the others take one tiny step per round, and would keep 89 % of the model.
+
+    After 16 rounds its training loss was 0.21 to 0.36 times that under weights by size, with a mean of 0.29 and a standard
+    deviation of 0.06 over five seeds; the bar leaves half of the gap to 1. Its weight was 0.88 or more.
+    """
+    still = ClientOverride(local_steps=1, optimizer=partial(torch.optim.SGD, lr=5e-4, momentum=0.9))
+    training = LocalTraining(batch_size=16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True))
+    size, cdw = (
+        fit(
+            make_model(FedPav(weighting=w), client=training, clients={f"town{i}": still for i in range(3)}),
+            make_data(SyntheticReID(clients=4, unseen=0, scale=0.5), augmentation=Augmentation(pad=2, flip=0.5)),
+            rounds=16,
+        ).round_metrics
+        for w in ("size", "cdw")
+    )
+    assert cdw["train/town3/loss"] < 0.65 * size["train/town3/loss"]
+    assert cdw["train/town3/weight"] > 0.5
 
 
 # -- Algorithm 2: knowledge distillation -------------------------------------------------------------------------------
