@@ -211,6 +211,23 @@ def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_a_fit_without_test_scores_ends_well(capsys, tiny, tmp_path):
+    options = ["--model.evaluation.test_during_fit=false", "--trainer.devices=1", "--run_dir", str(tmp_path / "run")]
+    assert main(["fit", "--config", str(tiny), *options]) == 0
+    assert "no scores: see trainer.check_val_every_n_epoch" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["metrics"]
+    assert metrics  # of validation
+    assert not any(name.startswith("test/") for name in metrics)
+
+
+def test_small_clients_are_named_once(tiny, tmp_path, caplog):
+    caplog.set_level("INFO")
+    options = ["--model.client.batch_size=1000", "--trainer.devices=1", "--trainer.max_epochs=1"]
+    assert main(["fit", "--config", str(tiny), *options, "--run_dir", str(tmp_path / "run")]) == 0
+    [line] = [record.message for record in caplog.records if "fewer" in record.message]
+    assert all(f"{name} (" in line for name in ("town0", "town1", "town2", "town3"))
+
+
 def test_scoring_needs_a_checkpoint(capsys, tiny, tmp_path):
     for command in ("validate", "test", "predict"):
         line = refuse(capsys, command, "--config", tiny, "--run_dir", tmp_path / "run")

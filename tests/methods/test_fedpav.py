@@ -121,8 +121,8 @@ def test_scaling_all_distances_changes_nothing_and_none_at_all_is_uniform():
 def test_distance_weights_follow_the_client_that_learns():
     """The smallest of four towns trains; the others take one tiny step per round, and would keep 89 % of the model.
 
-    After 16 rounds its training loss was 0.21 to 0.36 times that under weights by size, with a mean of 0.29 and a standard
-    deviation of 0.06 over five seeds; the bar leaves half of the gap to 1. Its weight was 0.88 or more.
+    After 16 rounds its training loss was 0.21 to 0.36 times that under weights by size, with a mean of 0.29 and a
+    standard deviation of 0.06 over five seeds; the bar leaves half of the gap to 1. Its weight was 0.88 or more.
     """
     still = ClientOverride(local_steps=1, optimizer=partial(torch.optim.SGD, lr=5e-4, momentum=0.9))
     training = LocalTraining(batch_size=16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True))
