@@ -30,6 +30,13 @@ WRONG_SETTINGS = [
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
     (["--model.client.batch_size=1"], "model.client.batch_size", "what batch normalisation needs"),
+    (["--model.client.batch_size=null", "--model.client.sampler=identity"], "model.client.batch_size", "multiple"),
+    (
+        ["--data.max_identities=1", "--data.max_images=1", "--data.val=none"],
+        "data",
+        "fewer than the two training images of a batch",
+    ),
+    (["--model.client.optimizer_state=keep", "--model.client.optimizer=Adagrad"], "optimizer_state", "reset"),
     (["--model.client.local_epochs=0"], "model.client.local_epochs", "less than 1"),
     (["--model.client.local_steps=0"], "model.client.local_steps", "null for whole epochs"),
     (["--model.client.sampler=identity", "--model.client.num_instances=3"], "model.client.batch_size", "multiple"),
