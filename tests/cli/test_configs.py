@@ -67,6 +67,18 @@ def test_there_are_configs():
     assert len(CONFIGS) >= 20
 
 
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+def test_a_server_optimizer_alone_is_that_of_its_config(name, tmp_path, capsys):
+    config = ROOT / "configs" / "methods" / f"{name.lower()}.yaml"
+    resolved = []
+    for options in (("--config", str(config)), ("--model.method=FedPav", f"--model.server_optimizer={name}")):
+        rest = ["--model.backbone=SmallCNN", "--data.source=SyntheticReID", f"--run_dir={tmp_path}", "--print_config"]
+        with pytest.raises(SystemExit):
+            main(["fit", *options, *rest])
+        resolved.append(yaml.safe_load(capsys.readouterr().out)["model"]["server_optimizer"])
+    assert resolved[0] == resolved[1]
+
+
 EIGHT = ("msmt17", "market1501", "cuhk03np", "prid2011", "cuhk01", "viper", "3dpes", "ilids")
 FOUR = ("dukemtmc", "market1501", "cuhk03np", "msmt17")
 PRESETS = {  # clients, and unseen data sets
@@ -110,6 +122,31 @@ def test_presets_have_the_papers_clients_and_unseen_data_sets(name):
     assert all(client.val is None for client in federated.clients)
     for test in unseen:  # on ten random splits, where the data set has no test set of its own
         assert len(federated.tests[test].splits) == (0 if test == "cuhksysu" else 10)
+
+
+def test_dry_runs_are_as_unbalanced_as_the_paper_in_their_order():
+    """Table 1 has these nine in the order of their training images."""
+    _, federated = described([DATA / "fedreidbench.yaml"])
+    images = [client.num_images for client in federated.clients]
+    assert images == sorted(images, reverse=True)
+    assert images[0] > 10 * images[-1]
+
+
+def test_describe_needs_no_network(monkeypatch, tmp_path, capsys):
+    """Neither for the backbone of all nor for those of single clients."""
+
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    small = "{class_path: ResNet, init_args: {depth: 18, weights: IMAGENET1K_V1}}"
+    options = ["--model.method=FedPav", f"--model.backbone={small}", "--data.source=SyntheticReID",
+               "--model.clients", f"{{town1: {{backbone: {small.replace('18', '34')}}}}}",
+               "--run_dir", str(tmp_path / "run"), "--trainer.accelerator=cpu"]  # fmt: skip
+    assert main(["describe", *options]) == 0, capsys.readouterr().err
+    assert "What is shared: resnet2" in capsys.readouterr().out
+    assert "no network" in refuse(capsys, "fit", *options)
 
 
 def test_cuhk03np_is_a_federation_of_its_own():

@@ -29,7 +29,14 @@ WRONG_SETTINGS = [
     (["--model.nonsense=1"], "model.nonsense", "--help"),
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
-    (["--model.client.batch_size=30"], "model.client.batch_size", "model.clients.town3.batch_size to at most"),
+    (["--model.client.batch_size=1"], "model.client.batch_size", "what batch normalisation needs"),
+    (["--model.client.batch_size=null", "--model.client.sampler=identity"], "model.client.batch_size", "multiple"),
+    (
+        ["--data.max_identities=1", "--data.max_images=1", "--data.val=none"],
+        "data",
+        "fewer than the two training images of a batch",
+    ),
+    (["--model.client.optimizer_state=keep", "--model.client.optimizer=Adagrad"], "optimizer_state", "reset"),
     (["--model.client.local_epochs=0"], "model.client.local_epochs", "less than 1"),
     (["--model.client.local_steps=0"], "model.client.local_steps", "null for whole epochs"),
     (["--model.client.sampler=identity", "--model.client.num_instances=3"], "model.client.batch_size", "multiple"),
@@ -209,6 +216,23 @@ def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
     assert "client town1, round 1: loss or weights are not finite" in result.stderr
     assert "rank 1 stopped" in result.stderr  # town1 lives on the second rank
     assert "Traceback" not in result.stderr
+
+
+def test_a_fit_without_test_scores_ends_well(capsys, tiny, tmp_path):
+    options = ["--model.evaluation.test_during_fit=false", "--trainer.devices=1", "--run_dir", str(tmp_path / "run")]
+    assert main(["fit", "--config", str(tiny), *options]) == 0
+    assert "no scores: see trainer.check_val_every_n_epoch" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["metrics"]
+    assert metrics  # of validation
+    assert not any(name.startswith("test/") for name in metrics)
+
+
+def test_small_clients_are_named_once(tiny, tmp_path, caplog):
+    caplog.set_level("INFO")
+    options = ["--model.client.batch_size=1000", "--trainer.devices=1", "--trainer.max_epochs=1"]
+    assert main(["fit", "--config", str(tiny), *options, "--run_dir", str(tmp_path / "run")]) == 0
+    [line] = [record.message for record in caplog.records if "fewer" in record.message]
+    assert all(f"{name} (" in line for name in ("town0", "town1", "town2", "town3"))
 
 
 def test_scoring_needs_a_checkpoint(capsys, tiny, tmp_path):

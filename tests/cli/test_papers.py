@@ -142,6 +142,8 @@ def flat(content, prefix=""):
 
 LATER = {
     "model.aggregation": None,
+    "model.client.optimizer_state": None,
+    "model.method.init_args.distillation.teacher_mode": "eval",
     "model.objective.unit_length": False,
     "model.selection.init_args.among": "all",
 }

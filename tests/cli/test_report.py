@@ -1,11 +1,14 @@
 """Rules of reporting, convergence and fairness, against plain loops over the logged rounds."""
 
+import json
 import random
 
 import numpy as np
 import pytest
+import yaml
 
 from fedsim.__main__ import main
+from fedsim.cli.report import group_runs, report
 from fedsim.cli.report.convergence import first_reaching
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import read_run
@@ -55,6 +58,41 @@ def test_best3_is_the_plain_loop(seed, tmp_path):
             assert rule.chosen(run) == rounds
             found = rule.scores(run)
             assert {key: found[key] for key in means} == pytest.approx(means, abs=1e-15)
+
+
+def test_variants_of_a_method_have_names_of_their_own(tmp_path):
+    evaluations = draw_evaluations(0, (10, 20))
+    folders = []
+    for name, weighting, lr in (("a/x", "size", 1), ("b/x", "cdw", 1), ("c", "cdw", 2)):
+        folder = write_run(tmp_path / name, evaluations, rounds=20)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"method": "FedPav", "fingerprint": name}))
+        config = {"model": {"method": {"init_args": {"weighting": weighting}}, "client": {"lr": lr}}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        folders.append(folder)
+    assert [group.label for group in group_runs(folders[:1])] == ["FedPav"]
+    assert [group.label for group in group_runs(folders[:2])] == ["FedPav weighting size", "FedPav weighting cdw"]
+    assert [group.label for group in group_runs(folders)] == [
+        f"FedPav {folders[0]}",
+        f"FedPav {folders[1]}",
+        "FedPav c",
+    ]
+
+
+def test_curves_have_a_picture_per_test_set(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", draw_evaluations(0, (10, 20, 30)), rounds=30)
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, dpi: drawn.append((figure, path)))
+    assert "wrote" in report([str(folder)], curves=str(tmp_path / "curves.png"))
+    [(figure, path)] = drawn
+    assert path == tmp_path / "curves.png"
+    run = read_run(folder)
+    pictures = {axes.get_title(): axes.lines for axes in figure.axes if axes.lines}
+    assert list(pictures) == [*SETS, "mean seen", *(["mean unseen"] if "unseen" in run.test_sets else [])]
+    for name in SETS:
+        [line] = pictures[name]
+        expected = [100 * run.log[r][f"test/{run.primary}/{name}/mAP"] for r in (10, 20, 30)]
+        assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20, 30], pytest.approx(expected))
 
 
 def test_without_the_large_sets_all_seen_ones_choose(tmp_path):

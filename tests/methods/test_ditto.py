@@ -7,6 +7,7 @@ import torch
 
 from fedsim.core.errors import BadUpdateError, ConfigError
 from fedsim.methods import Ditto
+from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, assert_close, play, sgd, shares
 from small import fit, make_model, receive
 
@@ -63,6 +64,11 @@ def test_the_log_counts_the_global_task():
 def test_a_negative_pull_is_refused():
     with pytest.raises(ConfigError, match=r"model\.method\.lam"):
         Ditto(lam=-1.0)
+
+
+def test_two_models_cannot_keep_one_optimizer():
+    with pytest.raises(ConfigError, match=r"model\.client\.optimizer_state: Ditto"):
+        fit(make_model(Ditto(), client=LocalTraining(batch_size=8, optimizer_state="keep")), rounds=1)
 
 
 @pytest.mark.parametrize("how", ["stop", "skip_client"])

@@ -2,18 +2,20 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.data import Augmentation
+from fedsim.data import Augmentation, SyntheticReID
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Distillation, FedAvg, FedPav
 from fedsim.methods.base import Payload, Weights, has_server_step
 from fedsim.models import Neck
 from fedsim.training.messages import Report
+from fedsim.training.settings import ClientOverride, LocalTraining
 from plain_loops import Federation, assert_close, play, sgd, shares
 from small import Some, fit, make_data, make_model, vector
 
@@ -81,7 +83,7 @@ def test_algorithm_3(mode):
     seen.clear()
     model = play(Watched(weighting="cdw", cdw_mode=mode), 1)
     for client in Federation().clients:
-        index = torch.randperm(client.num_images, generator=torch_generator(0, 0, client.name, "cdw images"))[:32]
+        index = torch.randperm(client.num_images, generator=torch_generator(0, 0, client.name, "cdw images"))[:8]  # B
         old, new, m_k, _ = seen[client.name]
         expected = distance(old, new, client.x[index], mode == "train")
         assert expected > 1e-4
@@ -116,12 +118,34 @@ def test_scaling_all_distances_changes_nothing_and_none_at_all_is_uniform():
     assert weights(0.0, 0.0, 0.0) == weights(0.0, 1e-9, 0.0) == dict.fromkeys("abc", 1 / 3)
 
 
+def test_distance_weights_follow_the_client_that_learns():
+    """The smallest of four towns trains; the others take one tiny step per round, and would keep 89 % of the model.
+
+    After 16 rounds its training loss was 0.21 to 0.36 times that under weights by size, with a mean of 0.29 and a
+    standard deviation of 0.06 over five seeds; the bar leaves half of the gap to 1. Its weight was 0.88 or more.
+    """
+    still = ClientOverride(local_steps=1, optimizer=partial(torch.optim.SGD, lr=5e-4, momentum=0.9))
+    training = LocalTraining(batch_size=16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True))
+    size, cdw = (
+        fit(
+            make_model(FedPav(weighting=w), client=training, clients={f"town{i}": still for i in range(3)}),
+            make_data(SyntheticReID(clients=4, unseen=0, scale=0.5), augmentation=Augmentation(pad=2, flip=0.5)),
+            rounds=16,
+        ).round_metrics
+        for w in ("size", "cdw")
+    )
+    assert cdw["train/town3/loss"] < 0.65 * size["train/town3/loss"]
+    assert cdw["train/town3/weight"] > 0.5
+
+
 # -- Algorithm 2: knowledge distillation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target_norm", ["none", "teacher", "both"])
-def test_algorithm_2(target_norm):
-    how = Distillation(target_norm=target_norm, epochs=2, lr=0.05, batch_size=8)
+@pytest.mark.parametrize(
+    ("target_norm", "mode"), [("none", "eval"), ("teacher", "eval"), ("both", "eval"), ("teacher", "train")]
+)
+def test_algorithm_2(target_norm, mode):
+    how = Distillation(target_norm=target_norm, teacher_mode=mode, epochs=2, lr=0.05, batch_size=8)
     data = make_data(public="new0")
     federation = Federation(data)
     public = normalise_images(data.federated.public.images.decode(data.size)).double()
@@ -130,9 +154,11 @@ def test_algorithm_2(target_norm):
         model = copy.deepcopy(federation.model)
         sgd(model, client.head, client.batches(0))
         states.append(model.state_dict())
-        with torch.no_grad():
-            l_k = copy.deepcopy(model).eval()(public).neck
-        features.append(l_k if target_norm == "none" else l_k / l_k.norm(dim=1, keepdim=True))
+        teacher, l_k = copy.deepcopy(model).train(mode == "train"), torch.zeros(len(public), 6).double()
+        for index in torch.randperm(len(public), generator=torch_generator(0, 0, "public order")).split(8):
+            if len(index) > 1:
+                l_k[index] = teacher(public[index]).neck.detach()  # in training mode with statistics of the batch
+        features.append(l_k if target_norm == "none" else l_k / l_k.norm(dim=1, keepdim=True).clamp_min(1e-12))
     federation.move_to(states, shares(federation.clients))  # line 10
     targets = sum(features) / len(features)  # line 11
     student = federation.model.train()
@@ -144,7 +170,9 @@ def test_algorithm_2(target_norm):
             continue
         f = student(public[index]).neck
         f = f / f.norm(dim=1, keepdim=True) if target_norm == "both" else f
-        gradients = torch.autograd.grad(((f - targets[index]) ** 2).mean(), parameters)
+        squares = (f - targets[index]) ** 2
+        loss = squares.sum(1).mean() if target_norm == "both" else squares.mean()
+        gradients = torch.autograd.grad(loss, parameters)
         for p, v, g in zip(parameters, velocity, gradients, strict=True):
             with torch.no_grad():
                 g = g + 5e-4 * p
@@ -154,6 +182,26 @@ def test_algorithm_2(target_norm):
     assert_close(found, federation, tolerance=5e-6)
     plain = play(FedPav(), 1)
     assert not torch.allclose(vector(found, "smooth"), vector(plain, "smooth"), atol=1e-4)
+
+
+def test_distillation_moves_the_model_further_than_weight_decay():
+    """As the authors train it, with 512 features; moves are norms over all shared parameters of one round.
+
+    That of weight decay is of the same steps without a gradient. The quotient was 28.6 to 36.0 with five seeds, on one
+    thread and on two, with a standard deviation of 3.0; a mean over D of two unit vectors makes it 0.04 to 0.08.
+    """
+    neck, data = Neck(dim=512, dropout=0.5), make_data(public="new0")
+    plain, taught = (
+        fit(make_model(FedPav(distillation=how), neck=neck), data, rounds=1) for how in (None, Distillation())
+    )
+    length = plain.parts.models["smallcnn"].flat.num_shared_parameters
+    start, end = vector(plain)[:length], vector(taught)[:length]
+    decayed = torch.nn.Parameter(start.clone())
+    decay = torch.optim.SGD([decayed], lr=5e-4, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    for _ in range(-(-len(taught.server.public) // 32)):
+        decayed.grad = torch.zeros_like(start)
+        decay.step()
+    assert (end - decayed).norm() > 15 * (decayed - start).norm() > 0
 
 
 def test_rounds_between_two_distillations_send_nothing_more():

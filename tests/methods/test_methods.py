@@ -82,6 +82,8 @@ METHODS = {
     "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
     "FedProx-clusters": FedProx(mu=0.1),
     "FedCAPR-clusters": FedCAPR(),
+    "Local-keep": Local(),
+    "FedReID-keep": FedReID(),
     "FedUReID": FedUReID(precision=0.1, update=0.3),
     "FedUReID-bottom-up": FedUReID(update=0.3),
 }
@@ -121,9 +123,11 @@ def play(name, devices, rounds, ckpt_path=None):
     """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
     cluster = CLUSTERING if name.endswith("-clusters") else None
     bottom_up = BottomUp(merge=0.3) if name.endswith("-bottom-up") else None
+    keeps = name.endswith("-keep")
     training = LocalTraining(
-        batch_size=8, local_epochs=EPOCHS.get(name.removesuffix("-clusters"), 1),
-        optimizer=partial(torch.optim.SGD, lr=0.05), cluster=cluster, bottom_up=bottom_up,
+        batch_size=8, local_epochs=EPOCHS.get(name.removesuffix("-clusters"), 1), cluster=cluster, bottom_up=bottom_up,
+        optimizer=partial(torch.optim.NAdam, lr=1e-3) if keeps else partial(torch.optim.SGD, lr=0.05),
+        optimizer_state="keep" if keeps else None,
     )  # fmt: skip
     model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
     data = make_data(

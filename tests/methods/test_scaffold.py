@@ -14,8 +14,8 @@ from plain_loops import LR, Federation, assert_close, mean_of, play, sgd
 from small import fit, make_model
 
 
-@pytest.mark.parametrize("global_lr", [1.0, 0.5])
-def test_algorithm_1(global_lr):
+@pytest.mark.parametrize(("global_lr", "momentum"), [(1.0, 0.0), (0.5, 0.0), (1.0, 0.9)])
+def test_algorithm_1(global_lr, momentum):
     federation, selection = Federation(), RandomFraction(0.6)  # two of three clients in each round
     names = [client.name for client in federation.clients]
     zeros = {n: torch.zeros_like(p) for n, p in federation.model.named_parameters()}
@@ -29,9 +29,13 @@ def test_algorithm_1(global_lr):
         for client in [k for k in federation.clients if k.name in chosen]:
             model, c_i = copy.deepcopy(federation.model), own[client.name]
             batches = client.batches(t)
-            sgd(model, client.head, batches, correct=lambda n, p, c_i=c_i: c[n] - c_i[n])  # line 10
+            correct = lambda n, p, c_i=c_i: c[n] - c_i[n]  # noqa: E731 - line 10
+            sgd(model, client.head, batches, correct=correct, momentum=momentum)
+            counts = sum(
+                momentum**m for j in range(len(batches)) for m in range(len(batches) - j)
+            )  # K without momentum
             y = {n: p.detach() for n, p in model.named_parameters()}
-            new = {n: c_i[n] - c[n] + (x[n] - y[n]) / (len(batches) * LR) for n in x}  # line 12, option II
+            new = {n: c_i[n] - c[n] + (x[n] - y[n]) / (counts * LR) for n in x}  # line 12, option II
             changes.append({n: new[n] - c_i[n] for n in x})
             own[client.name] = new
             states.append(model.state_dict())
@@ -41,7 +45,7 @@ def test_algorithm_1(global_lr):
             c[n] = c[n] + len(chosen) / len(names) * sum(change[n] for change in changes) / len(changes)
         federation.model.load_state_dict(mean)
     assert len({tuple(chosen) for chosen in asked}) > 1
-    found = play(Scaffold(global_lr=global_lr), rounds, selection=selection)
+    found = play(Scaffold(global_lr=global_lr), rounds, momentum, selection=selection)
     assert_close(found, federation, tolerance=1e-5)
     control, flat = found.server.kept["smooth"]["control"], found.parts.models["smooth"].flat
     for entry in flat.shared_parameters:
@@ -61,6 +65,11 @@ def test_what_goes_both_ways_is_declared():
 def test_a_step_size_must_be_positive():
     with pytest.raises(ConfigError, match=r"model\.method\.global_lr"):
         Scaffold(global_lr=0.0)
+
+
+def test_momentum_of_earlier_rounds_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.client\.optimizer_state: Scaffold"):
+        fit(make_model(Scaffold(), client=LocalTraining(batch_size=8, optimizer_state="keep")), rounds=1)
 
 
 def test_steps_that_are_no_gradients_are_refused():

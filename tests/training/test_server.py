@@ -15,7 +15,7 @@ from fedsim.models import BODY, Group, Neck, ReIDModel, SmallCNN, group_names
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
-from fedsim.training.server_optimizers import FedAdagrad, FedAdam, FedYogi
+from fedsim.training.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedsim.training.statistics import BatchNormStatistics, shared_names
 from plain_sums import exact_weighted_sum
 
@@ -83,7 +83,19 @@ def test_algorithm_2(optimizer, next_v, eta, betas, tau):
 def test_defaults(optimizer, next_v):
     x = start()
     play(optimizer([x]), x, range(5))
-    assert x.tolist() == pytest.approx(algorithm_2(next_v, 5, 0.01, 0.9, 0.99, 1e-3), rel=1e-11)
+    beta1 = 0.0 if optimizer is FedAdagrad else 0.9  # Section 3: FedAdagrad has no momentum
+    assert x.tolist() == pytest.approx(algorithm_2(next_v, 5, 0.01, beta1, 0.99, 1e-3), rel=1e-11)
+
+
+def test_fedavgm():
+    """Hsu et al., 2019: the first step is all the way to the mean, the next ones add 0.9 of what was before."""
+    x, expected, velocity = start(), list(START), [0.0] * len(START)
+    play(FedAvgM([x]), x, range(5))
+    for t in range(5):
+        for i, value in enumerate(expected):
+            velocity[i] = 0.9 * velocity[i] + mean_of_round(t, i) - value
+            expected[i] = value + velocity[i]
+    assert x.tolist() == pytest.approx(expected, rel=1e-11)
 
 
 def test_yogi_keeps_v_where_it_equals_the_squared_difference():

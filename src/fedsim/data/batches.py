@@ -54,6 +54,16 @@ def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Genera
     return groups
 
 
+def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:
+    """Return each batch's share of the images of its optimizer step, of ``accumulate`` batches or, at the end, fewer.
+
+    >>> shares_of_steps([torch.arange(n) for n in (8, 8, 8, 8, 2)], accumulate=2)
+    [0.5, 0.5, 0.5, 0.5, 1.0]
+    """
+    groups = [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
+    return [len(batch) / sum(map(len, group)) for group in groups for batch in group]
+
+
 def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
     """Return the first ``limit`` batches; below 1 it is a share of them, at least one batch; None: all.
 

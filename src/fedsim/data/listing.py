@@ -28,8 +28,8 @@ def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
     """Read identities and cameras from names of files.
 
     ``pattern``: regular expression for the beginning of a name. Its groups may be ``pid`` (else identity 0), ``pair``
-    of cameras (each has its own people), and ``cam``, from 1 (else camera 0). ``expected``: an example of a name, for
-    messages. Raises DataError naming the first file whose name does not fit.
+    of cameras (each has its own people), and ``cam``, from 1, or ``view``, from 0 (else camera 0). ``expected``: an
+    example of a name, for messages. Raises DataError naming the first file whose name does not fit.
     """
     compiled = re.compile(pattern)
     pids, camids = np.empty(len(paths), dtype=np.int64), np.empty(len(paths), dtype=np.int64)
@@ -39,7 +39,7 @@ def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
             raise DataError(f"{path}: the name does not begin like {expected}")
         groups = match.groupdict()
         pids[row] = 10_000 * int(groups.get("pair") or 0) + int(groups.get("pid", 0))
-        camids[row] = int(groups.get("cam", 1)) - 1
+        camids[row] = int(groups["view"]) if "view" in groups else int(groups.get("cam", 1)) - 1
         if camids[row] < 0:
             raise DataError(f"{path}: cameras are numbered from 1, as in {expected}")
     return Split(ImageFiles(paths), pids, camids)

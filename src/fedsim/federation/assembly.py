@@ -14,7 +14,7 @@ from fedsim.data.federated import ClientData
 from fedsim.federation.hosting import make_hosting
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.requirements import check_image_sizes, check_settings, settings_of
+from fedsim.federation.requirements import check_batches, check_image_sizes, check_settings, settings_of
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
@@ -44,18 +44,20 @@ def assemble(
     settings = {c.name: settings_of(c, how.client, how.clients) for c in data.federated.clients}
     federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
     check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
+    check_batches(federated.clients, settings, says=rank == 0)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
     check_image_sizes(models, data)
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
+    alone = len(federated.clients) == 1 or not how.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
     hosting = make_hosting(costs, rank, world_size, machine, how.client_store, device, largest)
     near = set(hosting.near)
     clients = {
         mine.name: Client(
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            model=models[archs[mine.name]], store=hosting.states, seed=how.seed,
+            model=models[archs[mine.name]], store=hosting.states, seed=how.seed, alone=alone,
         ).to(device)
         for mine in federated.clients if mine.name in near
     }  # fmt: skip

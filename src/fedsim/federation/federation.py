@@ -62,8 +62,8 @@ class Federation(LightningModule):
         hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
         accounting: how bytes are counted, of pruned models above all.
         aggregation: Median, TrimmedMean or Krum in the place of the weighted mean; null: the method's own.
-        server_optimizer: FedAdam, FedYogi, FedAdagrad, or torch.optim.SGD with momentum for FedAvgM; null: the global
-            model becomes the weighted mean, exactly.
+        server_optimizer: FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted
+            mean, exactly.
         bn_stats: what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics.
         reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
         on_bad_update: after a loss or weights that are not finite, stop the run, or leave the client out of the round.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,6 +13,7 @@ from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
+from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.hardware import Hardware
 from fedsim.methods.base import Method
 from fedsim.models.groups import Group
@@ -19,6 +21,8 @@ from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
+
+log = logging.getLogger(__name__)
 
 
 def check_settings(
@@ -82,7 +86,7 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
     """Return a client's settings: the common ones with its own in their place.
 
     Raises:
-        ConfigError: if they are wrong, or a batch is larger than the client's data.
+        ConfigError: if they are wrong.
     """
     settings, name = common, data.name
     if name in overrides:
@@ -92,12 +96,23 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
         raise ConfigError(
             f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
         )
-    if settings.batch_size > data.num_images:
-        raise ConfigError(
-            f"model.client.batch_size: {settings.batch_size} is more than the {data.num_images} training images of "
-            f"client {name}; set model.clients.{name}.batch_size to at most {data.num_images}"
-        )
     return settings
+
+
+def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTraining], says: bool) -> None:
+    """Log in one line, if this rank ``says`` it, which clients have fewer images than a batch is meant to have.
+
+    Raises:
+        ConfigError: if a client has fewer than two images, which batch normalisation needs.
+    """
+    small = [(c.name, c.num_images) for c in clients if c.num_images < (settings[c.name].batch_size or 2)]
+    for name, num_images in small:
+        if num_images < 2:
+            raise ConfigError(f"data: client {name} has fewer than the two training images of a batch; leave it out")
+    if small and says:
+        names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
+        more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
+        log.info("fewer images than model.client.batch_size, so all in one batch: %s%s", names, more)
 
 
 def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:

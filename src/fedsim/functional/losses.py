@@ -79,12 +79,15 @@ def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, 
 def distillation_loss(features: Tensor, targets: Tensor, normalise: bool) -> Tensor:
     """Mean squared difference of a student's features [B, D] and targets [B, D], the mean of its teachers' features.
 
-    ``normalise`` scales the student's features to unit length first.
+    ``normalise`` scales the student's features to unit length first, and takes the squared distance of the two: a sum
+    over D, since a mean over D of such small numbers would have next to no gradient.
 
     >>> distillation_loss(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.6, 0.0]]), normalise=True)
-    tensor(0.3200)
+    tensor(0.6400)
     """
-    return F.mse_loss(F.normalize(features) if normalise else features, targets)
+    if normalise:
+        return (F.normalize(features) - targets).square().sum(1).mean()
+    return F.mse_loss(features, targets)
 
 
 def feature_divergence(p: Tensor, q: Tensor, temperature: float = 1.0) -> Tensor:

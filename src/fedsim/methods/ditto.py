@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedsim.core.checks import not_negative
+from fedsim.core.errors import ConfigError
 from fedsim.methods.base import BodySharing, Method, WeightingChoice
 from fedsim.training.client import Client
 
@@ -43,6 +44,8 @@ class Ditto(BodySharing, WeightingChoice, Method):
 
     def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
+        if client.training_settings.optimizer_state == "keep":
+            raise ConfigError("model.client.optimizer_state: Ditto's two models share an optimizer; set it to reset")
         model = client.model.whole
         personal = client.kept["personal"] if "personal" in client.kept else model.clone()
         super().train(client)

@@ -24,10 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.optim import SGD
-
-from fedsim.core.errors import ConfigError
-from fedsim.functional.weighting import normalise, sgd_normaliser, size_weights
+from fedsim.functional.weighting import normalise, size_weights
 from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
@@ -41,16 +38,12 @@ class FedNova(BodySharing, Method):
 
     def train(self, client: Client) -> None:
         """Check that a_i will be known, and train."""
-        optimizer = client.optimizer.configured
-        if type(optimizer) is not SGD or optimizer.param_groups[0]["dampening"]:
-            raise ConfigError("model.client.optimizer: FedNova knows torch.optim.SGD without dampening; choose that")
+        client.optimizer.check_counts("FedNova")
         super().train(client)
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the norm of a_i."""
-        options = client.optimizer.configured.param_groups[0]
-        norm = sgd_normaliser(client.optimizer.num_steps, options["momentum"], options["nesterov"])
-        return Upload(client.model.shared, signals={"normaliser": norm})
+        return Upload(client.model.shared, signals={"normaliser": client.optimizer.normaliser})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return w_i / W for parameters, n_i / n for statistics, and the step tau_eff W."""

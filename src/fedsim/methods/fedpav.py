@@ -30,12 +30,15 @@ Deviations and silences:
   alone gives a distance of a half, so weights are nearly uniform: compare with ``weighting: uniform``. ``cdw_mode:
   eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the batch also
   shifts the running statistics of the server's model; here it does not. If all m_k vanish, weights are uniform. The
-  batch has 32 images, B in the paper, or all if the client has fewer.
+  batch has B images, or all if the client has fewer.
 - Algorithm 2 gives neither loss nor duration of line 12: mean squared error on the neck's features, one epoch, SGD with
   Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper). The student is in
   training mode. The paper distils in every round, the code in every 10th (``every: 10``).
-- The code leaves the teachers in training mode, and normalises their features, but not the student's (``target_norm:
-  teacher``). Here teachers are in evaluation mode.
+- The authors run the code with ``--kd --regularization``: teachers' features have unit length, the student's do not
+  (``target_norm: teacher``). Means over D of squares are theirs; of two unit vectors such a mean is 1 / D of a squared
+  distance, less than weight decay moves at D = 512, so that ``both`` sums over D.
+- The code leaves the teachers in training mode (``teacher_mode: train``): dropout, and statistics of each batch. Here
+  they are in evaluation mode by default, so that l_k is the feature that an evaluation sees.
 - All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's, contains the
   people of CUHK01, one of its clients: unlabelled, but not unseen.
 """
@@ -58,13 +61,15 @@ from fedsim.functional.weighting import normalise, uniform_weights
 from fedsim.methods.base import Method, Need, Payload, Signal, Weights, has_server_step, weigh
 from fedsim.models.groups import BODY
 from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 
-_CDW_BATCH = 32
 _CDW_FLOOR = 1e-8
 """Distances that sum to less say nothing."""
+_SMALLEST_BATCH = 2
+"""Batch normalisation cannot train on one image: neither teachers nor student see a last batch of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,10 @@ class Distillation:
     """learning rate of the fine-tuning"""
     batch_size: int = 32
     """images per batch, on the server and on the clients"""
-    target_norm: Literal["none", "teacher", "both"] = "both"
-    """features that are scaled to unit length: none, the clients', or also the server's"""
+    target_norm: Literal["none", "teacher", "both"] = "teacher"
+    """features that are scaled to unit length: none, the clients' as in the code, or also the server's"""
+    teacher_mode: Literal["eval", "train"] = "eval"
+    """mode of the clients' models: as in an evaluation, or as in the code"""
     view: Literal["eval", "seeded_train"] = "eval"
     """public images as they are, or augmented as in training, alike for clients and server"""
 
@@ -132,14 +139,11 @@ class FedPav(Method):
 
     def _change(self, client: Client) -> float:
         """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
-        model = client.model
         received = (client.received.vector, client.private_state()["state"])
-        trained = (model.shared, model.private)
-        replica = model.replica("cdw")
-        replica.network.train(self.cdw_mode == "train")
-        replica.network.set_generator(client.generator("cdw dropout", device=client.device))
+        trained = (client.model.shared, client.model.private)
+        replica = _measured(client, "cdw", self.cdw_mode)
         augment = client.generator("cdw augment", device=client.device) if self.cdw_mode == "train" else None
-        images = client.images.draw(_CDW_BATCH, client.generator("cdw images"), augment)
+        images = client.images.draw(client.batch_size, client.generator("cdw images"), augment)
         logits = []
         for shared, private in (received, trained):
             replica.shared.copy_(shared)
@@ -154,11 +158,13 @@ class FedPav(Method):
         how, public = self.distillation, client.received.public
         if how is None or public is None or not has_server_step(self, client.round):
             return Upload(client.model.shared, signals=signals)
-        network = client.model.network.eval()
-        features = torch.empty(len(public), network.num_features, device=client.device)
+        teacher = _measured(client, "teacher", how.teacher_mode)
+        teacher.whole.copy_(client.model.whole)
+        features = torch.zeros(len(public), teacher.network.num_features, device=client.device)
         for index, images in how.batches(public, client.round):
-            with torch.no_grad():
-                features[index.to(client.device)] = network(images).neck
+            if len(index) >= _SMALLEST_BATCH:
+                with torch.no_grad():
+                    features[index.to(client.device)] = teacher.network(images).neck
         extras = {"features": features if how.target_norm == "none" else F.normalize(features)}
         return Upload(client.model.shared, extras, signals)
 
@@ -176,6 +182,14 @@ class FedPav(Method):
             _fine_tune(server, arch, answers.extras["features"], self.distillation)
 
 
+def _measured(client: Client, role: str, mode: Literal["eval", "train"]) -> FlatModel:
+    """Return a second model in a mode, for weights to be loaded: running statistics move in it, and nowhere else."""
+    replica = client.model.replica(role)
+    replica.network.train(mode == "train")
+    replica.network.set_generator(client.generator(f"{role} dropout", device=client.device))
+    return replica
+
+
 def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) -> None:
     """Train an architecture's global model on ``targets`` [n, D], the mean features of the public images."""
     flat, public = server.models[arch], server.public
@@ -186,8 +200,8 @@ def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) ->
     optimizer = SGD(network.parameters(), lr=how.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for _ in range(how.epochs):
         for index, images in how.batches(public, server.round):
-            if len(index) < 2:
-                continue  # batch normalisation cannot train on one image
+            if len(index) < _SMALLEST_BATCH:
+                continue
             optimizer.zero_grad()
             goal = targets[index.to(targets.device)]
             distillation_loss(network(images).neck, goal, how.target_norm == "both").backward()

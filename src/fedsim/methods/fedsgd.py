@@ -10,8 +10,9 @@ from Decentralized Data". AISTATS 2017. arXiv:1602.05629.
 
 Deviations and silences:
 
-- McMahan et al. take g_k over all local images (B = infinity, E = 1). Here it is that of a batch, or of
-  ``model.client.accumulate`` batches.
+- McMahan et al. take g_k over all local images (B = infinity, E = 1): ``model.client.batch_size: null``, or as many
+  batches as there are in ``accumulate``, where memory is short and batch normalisation may see fewer images. By
+  default g_k is that of a batch.
 - Paper 001 calls FedSGD what trains one local epoch with all clients in each round ("S = 1, t_max = 1"): ``steps:
   null`` with ``weighting: uniform``. On re-ID that is FedAvg with S = 1: its Table 2 prints the same numbers for both.
 - The optimizer is the client's, new in each round: for a single step, momentum means nothing.

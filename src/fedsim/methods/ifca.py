@@ -105,7 +105,7 @@ class IFCA(PartSharing, WeightingChoice, Method):
         stream = client.generator("cluster choice")
         index = torch.randperm(client.data.num_images, generator=stream)[: self.choice_images]
         total = torch.zeros((), dtype=torch.float64, device=client.device)
-        for batch in client.images.plain_batches(index, client.training_settings.batch_size):
+        for batch in client.images.plain_batches(index, client.batch_size):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
         client.model.network.train()
         return float(total) / len(index)

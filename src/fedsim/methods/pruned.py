@@ -151,7 +151,7 @@ def _head_accuracy(client: Client, num_images: int | None) -> float:
         order = torch.randperm(total, generator=client.generator("accuracy images"))[:num_images]
     client.model.network.eval()
     hits = torch.zeros((), dtype=torch.int64, device=client.device)
-    for batch in client.images.plain_batches(order, client.training_settings.batch_size):
+    for batch in client.images.plain_batches(order, client.batch_size):
         hits += (client.forward(batch.images).logits.argmax(1) == batch.labels).sum()
     client.model.network.train()
     return int(hits) / len(order)

@@ -14,10 +14,11 @@ S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. IC
 Deviations and silences:
 
 - Controls belong to shared parameters: running statistics get the plain mean, private groups train without.
-- Option II takes (x - y_i) / (K eta_l) for the mean gradient, which is right for plain SGD only. With momentum m it
-  is up to 1 / (1 - m) times too long, and the correction with it: train with ``momentum: 0``. Weight decay counts as
-  a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch. Where the trunk's rate
-  differs from that of neck and head, each has its own eta_l.
+- Option II takes (x - y_i) / (K eta_l) for the mean gradient, which is right for plain SGD. With momentum m, K steps
+  count gradients up to K / (1 - m) times, and so long controls diverge. K is replaced by the sum of these counts, norm
+  of a_i in FedNova (Wang et al., NeurIPS 2020): K for plain SGD. The mean is then one that weighs early gradients more.
+- Weight decay counts as a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch.
+  Where the trunk's rate differs from that of neck and head, each has its own eta_l.
 - Means are plain, as in Algorithm 1, which assumes clients that count alike.
 - With several architectures, c, S and N are those of each.
 """
@@ -29,10 +30,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import SGD
 
 from fedsim.core.checks import positive
-from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
 from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Weights
 from fedsim.training.client import Client
@@ -63,8 +62,7 @@ class Scaffold(BodySharing, Method):
 
     def train(self, client: Client) -> None:
         """Check that the way is made of gradients, and train."""
-        if type(client.optimizer.configured) is not SGD:
-            raise ConfigError("model.client.optimizer: Scaffold knows torch.optim.SGD; choose that, with momentum: 0")
+        client.optimizer.check_counts("Scaffold")
         super().train(client)
 
     def take_step(self, client: Client, loss: Tensor) -> None:

@@ -15,7 +15,7 @@ from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.batches import limited
+from fedsim.data.batches import limited, shares_of_steps
 from fedsim.data.federated import ClientData
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, Extraction, extract_features
@@ -28,6 +28,8 @@ from fedsim.training.visit import BatchReport, Outcome, Visit
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
+_MOMENTS = "optimizer"
+"""the beginning of the names of kept tensors that are an optimizer's"""
 _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
 
@@ -45,6 +47,7 @@ class Client(LightningModule):
         model: of the client's architecture, on this rank.
         store: of private states.
         seed: of the run.
+        alone: whether nothing of it is averaged with others' models.
     """
 
     received: Download
@@ -62,6 +65,7 @@ class Client(LightningModule):
         model: FlatModel,
         store: ClientStore,
         seed: int,
+        alone: bool,
     ) -> None:
         super().__init__()
         self.client_name, self.num_classes = data.name, data.num_classes
@@ -69,6 +73,7 @@ class Client(LightningModule):
         self.model, self.store, self.seed = model, store, seed
         self.images = ClientImages(data, augmentation, model.device)
         """its training images with labels and cameras: in batches without augmentation, or some drawn at random"""
+        self._keeps_optimizers = training.keeps_state(alone)
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
         self.kept: dict[str, Tensor] = {}
@@ -98,7 +103,7 @@ class Client(LightningModule):
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
-        self.optimizer = self._make_ready(self.model, "dropout")
+        self.optimizer = self._make_ready(self.model)
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this visit, with its own dropout stream.
@@ -107,18 +112,26 @@ class Client(LightningModule):
         with its ``optimizer(client.training_settings)``. See :meth:`FlatModel.replica` for ``role``.
         """
         replica = self.model.replica(role)
-        self.visit.optimizers.append(self._make_ready(replica, f"dropout {role}"))
+        self._make_ready(replica, f" {role}")
         return replica
 
-    def _make_ready(self, model: FlatModel, stream: str) -> LocalOptimizer:
+    def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Prepare a model to train in this visit; return its optimizer."""
         model.reset_counters()
         if model.network.has_dropout:
-            model.network.set_generator(self.generator(stream, device=self.device))
+            model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
         model.network.train()
-        optimizer = model.optimizer(self.training_settings)
+        optimizer = self.visit.optimizers[f"{_MOMENTS}{role}."] = model.optimizer(self.training_settings)
         optimizer.reset(self.round)
+        if self._keeps_optimizers:
+            prefix = f"{_MOMENTS}{role}."
+            optimizer.resume({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
         return optimizer
+
+    def _keep_moments(self) -> None:
+        """Keep what the optimizers of this visit remember."""
+        for prefix, optimizer in self.visit.optimizers.items():
+            self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch``, from 0, as far as the client gets with its share of work.
@@ -126,16 +139,18 @@ class Client(LightningModule):
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
         visit = self.visit
-        for optimizer in (self.optimizer, *visit.optimizers):
+        for optimizer in visit.optimizers.values():
             optimizer.begin_epoch(epoch)
         share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
         labels, order = visit.source.plan(visit.batch_stream, share > 0)
         order = limited(order, self.limit_batches)
         count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
         count = visit.within_steps(epoch, count)
+        shares = shares_of_steps(order[:count], self.training_settings.accumulate)
         for position, batch in enumerate(visit.read(order[:count], labels, views), start=1):
-            visit.progress = (epoch, position, count)
+            visit.progress, visit.share = (epoch, position, count), shares[position - 1]
             yield batch
+        visit.share = 1.0
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -157,12 +172,13 @@ class Client(LightningModule):
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
+        A step takes the mean gradient of its images, however many batches it has.
         ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
         client's own, which reports progress. Returns whether it stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
         epoch, done, total = self.visit.progress
-        (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()
+        (loss if self.visit.share == 1 else loss * self.visit.share).backward()
         steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
         if steps:
             if correct is not None:
@@ -190,6 +206,8 @@ class Client(LightningModule):
             BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
                 that from before the round.
         """
+        if self._keeps_optimizers:
+            self._keep_moments()
         sent = [part for part in contribution if part.numel()]
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
@@ -206,7 +224,7 @@ class Client(LightningModule):
     def leave(self) -> None:
         """Free the memory of the visit, whether it counts or not."""
         self.unload()
-        for optimizer in (self.optimizer, *self.visit.optimizers):
+        for optimizer in self.visit.optimizers.values():
             optimizer.release()  # its moments would occupy the device until the client's next round
         self.progress = self.visit.progress
         del self.visit  # tensors of every batch, random generators
@@ -216,10 +234,9 @@ class Client(LightningModule):
         if not is_out_of_memory(error):
             return None
         epoch, done, total = self.progress
-        size = self.training_settings.batch_size
         return TrainingError(
             f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "
-            f"out of memory with {size} images per batch; lower model.clients.{self.client_name}.batch_size "
+            f"out of memory with {self.batch_size} images per batch; lower model.clients.{self.client_name}.batch_size "
             f"({str(error).partition('.')[0]})"
         )
 
@@ -291,6 +308,11 @@ class Client(LightningModule):
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""
         return torch_generator(self.seed, self.round, self.client_name, purpose, device=device)
+
+    @property
+    def batch_size(self) -> int:
+        """B for this client: at most its images."""
+        return self.training_settings.batch_of(self.data.num_images)
 
     @property
     def local_epochs(self) -> int:

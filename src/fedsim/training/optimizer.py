@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim import SGD, Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
-from fedsim.training.settings import LocalTraining
+from fedsim.functional.weighting import sgd_normaliser
+from fedsim.training.settings import ELEMENTWISE, LocalTraining
 
-ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
-"""Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+_NUMBERS = ("step", "mu_product")
+"""Names of an optimizer's numbers; all else that it remembers has the shape of a parameter."""
 
 _WORTHWHILE = 2
 """Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
@@ -50,6 +52,7 @@ class LocalOptimizer:
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None
         self._round = 0
+        self._earlier: Mapping[str, Tensor] = {}
         self.num_steps = 0
         """in this visit"""
 
@@ -61,6 +64,51 @@ class LocalOptimizer:
         self.num_steps = 0
         self.release()
 
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Let this visit's first step go on from the state of an earlier visit."""
+        self._earlier = state
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the visit's steps leave, by torch's names: each [N] in the order of the flat buffer.
+
+        Numbers of a parameter fill its elements. Flat steps leave what plain ones do.
+        """
+        if self.num_steps == 0:
+            return dict(self._earlier)
+        length = max(self.flat.place_of(p) + aligned(p.numel()) for p in self.parameters)
+        state: dict[str, Tensor] = {}
+        for remembered, _, span in self._pieces():
+            for name, value in remembered.items():
+                if isinstance(value, Tensor):
+                    vector = state.setdefault(name, self.flat.buffer.new_zeros(length))
+                    vector[span] = value.flatten()
+        return state
+
+    def _pieces(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
+        """Go through what the visit's optimizer steps: its memory of it, the tensor, and its elements of the buffer."""
+        if self._views is None:
+            for parameter in self.parameters:
+                place = self.flat.place_of(parameter)
+                yield self._plain.optimizer.state[parameter], parameter, slice(place, place + parameter.numel())
+        elif self._flat_optimizer is not None:
+            for segment in self._segments:
+                yield self._flat_optimizer.optimizer.state[segment.vector], segment.vector, slice(*segment.span())
+
+    def _go_on(self) -> None:
+        """Give the visit's optimizer its earlier state, but for parameters that it never stepped."""
+        options = self.configured.param_groups[0]
+        on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
+        for remembered, tensor, span in self._pieces():
+            own = {name: vector[span] for name, vector in self._earlier.items()}
+            if not any(bool(values.any()) for values in own.values()):
+                continue
+            for name, values in own.items():
+                if name in _NUMBERS:
+                    remembered[name] = values[0].to(tensor.device if on_device else "cpu", copy=True)
+                else:
+                    remembered[name] = values.view(tensor.shape).clone()
+        self._earlier = {}
+
     def begin_epoch(self, epoch: int) -> None:
         """Take the learning rates of a local epoch, where those change within the round."""
         if self.settings.long_round is not None:
@@ -69,7 +117,7 @@ class LocalOptimizer:
 
     def release(self) -> None:
         """Give the memory of moments and gradients back."""
-        self._views = None
+        self._views, self._earlier = None, {}
         for optimizer in self._optimizers:
             optimizer.clear()
         for parameter in self.parameters:
@@ -102,6 +150,8 @@ class LocalOptimizer:
             gradients = [parameter.grad for parameter in self.parameters]
             if all(gradient is not None and gradient.layout is torch.strided for gradient in gradients):
                 self._flatten_gradients()
+        if self._earlier:
+            self._go_on()
         self.num_steps += 1
         if self._views is None:
             self._plain.step()
@@ -137,18 +187,35 @@ class LocalOptimizer:
         self.add_to_gradients((self.flat.shared[:length] - centre[:length]).mul_(strength))
 
     def mean_gradient(self, start: Tensor) -> Tensor:
-        """Return ``(start - now) / (steps * rate)`` [n]: the visit's mean gradient, if plain SGD took the steps.
+        """Return ``(start - now) / (norm of a * rate)`` [n]: the visit's mean gradient, if SGD took the steps.
 
-        ``start`` [n] are the first elements of the flat buffer before the first step. Without training, the mean is 0.
+        Steps without momentum count alike, and the norm of a is their number. With momentum, earlier gradients count
+        more often (:attr:`normaliser`), and the mean is a weighted one. ``start`` [n] are the first elements of the
+        flat buffer before the first step. Without training, the mean is 0.
         """
         mean = torch.zeros_like(start)
         for group, rate in zip(self.groups, self.rates, strict=True):
             for parameter in group:
                 place = self.flat.place_of(parameter)
                 span = slice(place, place + parameter.numel())
-                if place < len(start) and rate > 0:
-                    mean[span] = (start[span] - self.flat.buffer[span]) / (self.num_steps * rate)
+                if place < len(start) and rate > 0 and self.num_steps:
+                    mean[span] = (start[span] - self.flat.buffer[span]) / (self.normaliser * rate)
         return mean
+
+    def check_counts(self, method: str) -> None:
+        """Raise ConfigError, naming the method that asks, unless :attr:`normaliser` holds for this optimizer."""
+        if type(self.configured) is not SGD or self.configured.param_groups[0]["dampening"]:
+            raise ConfigError(f"model.client.optimizer: {method} knows torch.optim.SGD without dampening; choose that")
+        if self.settings.optimizer_state == "keep":
+            raise ConfigError(
+                f"model.client.optimizer_state: {method} counts the gradients of a round alone; set it to reset"
+            )
+
+    @property
+    def normaliser(self) -> float:
+        """FedNova's norm of a: how often the visit's steps, of SGD without dampening, count a gradient."""
+        options = self.configured.param_groups[0]
+        return sgd_normaliser(self.num_steps, options["momentum"], options["nesterov"])
 
     def _flatten_gradients(self) -> None:
         """Move the first batch's gradients into one buffer, of which all later ones are views."""

@@ -1,4 +1,4 @@
-"""Adaptive server optimizers: FedAdagrad, FedYogi and FedAdam (Reddi et al., ICLR 2021)."""
+"""Server optimizers: FedAvgM (Hsu et al., 2019); FedAdagrad, FedYogi and FedAdam (Reddi et al., ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import ParamsT
 
 
@@ -47,8 +47,28 @@ class _AdaptiveServer(Optimizer):
         raise NotImplementedError
 
 
+class FedAvgM(SGD):
+    """``v_t = beta v_{t-1} + Delta_t``, ``x_{t+1} = x_t + eta v_t`` (Hsu et al., arXiv:1909.06335, Section 4.3).
+
+    It is torch's SGD, whose own rate of 0.001 would hardly move a server.
+
+    Args:
+        params: the global vectors.
+        lr: $eta$, server learning rate.
+        momentum: $beta$.
+    """
+
+    def __init__(self, params: ParamsT, lr: float = 1.0, momentum: float = 0.9) -> None:
+        super().__init__(params, lr=lr, momentum=momentum)
+
+
 class FedAdagrad(_AdaptiveServer):
-    """``v_t = v_{t-1} + Delta_t^2``."""
+    """``v_t = v_{t-1} + Delta_t^2``, without momentum: $beta_1$ is 0 in the paper."""
+
+    def __init__(
+        self, params: ParamsT, lr: float = 0.01, betas: tuple[float, float] = (0.0, 0.99), tau: float = 1e-3
+    ) -> None:
+        super().__init__(params, lr, betas, tau)
 
     def _second_moment(self, v: Tensor, squared: Tensor, beta2: float) -> None:  # noqa: ARG002 - Adagrad has no beta2
         v.add_(squared)

@@ -10,13 +10,16 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
+
+ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
+"""Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
 
 
 def _default_optimizer(params: Iterable[Any]) -> Optimizer:
@@ -118,8 +121,8 @@ class LocalTraining:
     """E: passes over the client's images"""
     local_steps: int | None = None
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
-    batch_size: int = 32
-    """B: images per batch"""
+    batch_size: int | None = 32
+    """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
@@ -127,11 +130,14 @@ class LocalTraining:
     drop_partial: bool = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
     accumulate: int = 1
-    """batches per optimizer step"""
+    """batches per optimizer step, which takes the mean gradient of their images"""
     grad_clip: float | None = None
     """largest gradient norm; null does not clip"""
     optimizer: OptimizerCallable = field(default=_default_optimizer)
-    """a fresh optimizer per client and round; ``lr`` applies to the backbone"""
+    """the optimizer of a client; ``lr`` applies to the backbone"""
+    optimizer_state: Literal["reset", "keep"] | None = None
+    """``reset``: moments begin anew in each round; ``keep``: a client goes on with its own, which checkpoints contain;
+    null: keep where nothing is averaged (a client alone, a method that shares nothing), of torch's own optimizers"""
     flat_step: bool = True
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster, with the same bits. Set it to false for a network that skips layers in some batches."""
@@ -169,6 +175,17 @@ class LocalTraining:
         """Passes over the client's images in a usual round: what a round costs."""
         return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
 
+    def batch_of(self, num_images: int) -> int:
+        """Return B for a client with that many images: at most all of them, unless a sampler repeats images."""
+        if self.batch_size is None:
+            return num_images
+        return self.batch_size if self.sampler == "identity" or self.cluster else min(self.batch_size, num_images)
+
+    def keeps_state(self, alone: bool) -> bool:
+        """Return whether a client's optimizer goes on from round to round; ``alone``: nothing is averaged."""
+        made = type(self.optimizer([nn.Parameter(torch.zeros(1))]))
+        return alone and made in ELEMENTWISE if self.optimizer_state is None else self.optimizer_state == "keep"
+
     @cached_property
     def trunk_lr(self) -> float:
         """The optimizer's own learning rate."""
@@ -183,18 +200,21 @@ class LocalTraining:
         at_least(where, 1, local_epochs=self.local_epochs, num_instances=self.num_instances, accumulate=self.accumulate)
         at_least(where, 1, "; use null for whole epochs", local_steps=self.local_steps)
         try:
-            self.optimizer([nn.Parameter(torch.zeros(1))])
+            made = self.optimizer([nn.Parameter(torch.zeros(1))])
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{where}.optimizer: {error}") from error
+        if self.optimizer_state == "keep" and type(made) not in ELEMENTWISE:
+            names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            raise ConfigError(f"{where}.optimizer_state: keep knows {names} only; set it to reset")
         self.schedule.check(f"{where}.schedule")
         if self.long_round is not None:
             self.long_round.check(f"{where}.long_round")
         positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
-        if (self.sampler == "identity" or self.cluster is not None) and self.batch_size % self.num_instances:
-            raise ConfigError(
-                f"{where}.batch_size: {self.batch_size} is not a multiple of num_instances ({self.num_instances})"
-            )
+        in_groups = self.sampler == "identity" or self.cluster is not None
+        if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
+            size = "null" if self.batch_size is None else self.batch_size
+            raise ConfigError(f"{where}.batch_size: {size} is not a multiple of num_instances ({self.num_instances})")
         if self.bottom_up is not None:
             self.bottom_up.check(f"{where}.bottom_up")
             if self.cluster is not None:

@@ -108,8 +108,10 @@ class Visit:
         self.tally = Tally()
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
-        self.optimizers: list[LocalOptimizer] = []
-        """of replicas that train"""
+        self.share = 1.0
+        """of the images of an optimizer step that are in the current batch"""
+        self.optimizers: dict[str, LocalOptimizer] = {}
+        """of the models that train, by the beginning of their tensors' names in the client's store"""
         self.batch_stream = stream("batches", "cpu")
         self._images, self._settings, self._stream = images, settings, stream
         self._augment_streams: dict[int, torch.Generator] = {}
@@ -134,7 +136,7 @@ class Visit:
     def read(self, batches: list[Tensor], labels: Tensor, views: int) -> Iterator[Batch]:
         """Yield batches, given as positions in ``labels``, with ``views`` augmented versions of each image."""
         images = self._images
-        groups = grouped(batches, images.pixels.num_values * self._settings.batch_size)
+        groups = grouped(batches, images.pixels.num_values * self._settings.batch_of(len(images.labels)))
         indices = [torch.cat(group) for group in groups]
         rows = [self.source.rows(index) for index in indices]
         real = images.pixels.batches(rows)

@@ -60,6 +60,40 @@ def draw(columns: Sequence[tuple[Group, str]], names: dict[str, str], metric: st
         _save(figure, path, "--figure")
 
 
+def draw_curves(groups: Sequence[Group], names: dict[str, str], metric: str, path: Path) -> None:
+    """Draw a picture per test set: the delivered model's score over rounds, means over seeds, a line per group.
+
+    ``names``: test set -> how it is written.
+
+    Raises:
+        DataError: if no run has logged the score, or the image file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    lines = {
+        name: [(group.label, *_curve(group, f"test/{group.runs[0].primary}/{name}/{metric}")) for group in groups]
+        for name in names
+    }
+    lines = {name: found for name, found in lines.items() if any(len(rounds) for _, rounds, _ in found)}
+    if not lines:
+        raise DataError(
+            f"{groups[0].runs[0].folder}: the run has no {metric} over rounds; wait for its first evaluation"
+        )
+    columns = min(3, len(lines))
+    rows = -(-len(lines) // columns)
+    figure = Figure(figsize=(4 * columns, 2.6 * rows), layout="constrained")
+    pictures = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (name, found) in zip(pictures, lines.items(), strict=False):
+        for label, rounds, scores in found:
+            axes.plot(rounds, 100 * scores, marker="o" if len(rounds) == 1 else None, label=label)
+        axes.set(title=names[name], xlabel="round", ylabel=f"{metric} (%)")
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in pictures[len(lines) :]:
+        axes.set_axis_off()
+    pictures[0].legend(frameon=False)
+    _save(figure, path, "--curves")
+
+
 def _save(figure: Figure, path: Path, option: str) -> None:
     """Write an image file, of the kind that its name says, which ``option`` of the command line has given."""
     try:

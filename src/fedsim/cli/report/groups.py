@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,12 +68,36 @@ def group_runs(folders: list[Path]) -> list[Group]:
     for folder in folders:
         run = read_run(folder)
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
-    groups: list[Group] = []
-    for first, *others in by_config.values():
-        method = "Centralised" if first.summary["clients"] == ["union"] else str(first.summary["method"])
-        taken = method in {group.label for group in groups}
-        groups.append(Group(f"{method} {first.folder.name}" if taken else method, (first, *others)))
-    return groups
+    variants: dict[str, list[list[Run]]] = {}
+    for runs in by_config.values():
+        method = "Centralised" if runs[0].summary["clients"] == ["union"] else str(runs[0].summary["method"])
+        variants.setdefault(method, []).append(runs)
+    labels = {
+        id(runs): label
+        for method, same in variants.items()
+        for runs, label in zip(same, _labels(method, [runs[0] for runs in same]), strict=True)
+    }
+    return [Group(labels[id(runs)], tuple(runs)) for runs in by_config.values()]
+
+
+def _labels(method: str, runs: Sequence[Run]) -> list[str]:
+    """Return a name for each variant of a method: with the setting in which they differ, or their folders."""
+    if len(runs) == 1:
+        return [method]
+    settings = [_flat({name: run.config.get(name) for name in ("model", "data", "trainer")}) for run in runs]
+    differing = [name for name in dict(ChainMap(*settings)) if len({str(of.get(name)) for of in settings}) > 1]
+    values = [str(of.get(differing[0])) for of in settings] if len(differing) == 1 else []
+    if len(set(values)) == len(runs):
+        return [f"{method} {differing[0].rpartition('.')[2]} {value}" for value in values]
+    names = [run.folder.name for run in runs]
+    return [f"{method} {n if names.count(n) == 1 else run.folder}" for n, run in zip(names, runs, strict=True)]
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Return dotted names of settings -> values."""
+    if not isinstance(content, Mapping) or not content:
+        return {prefix: content}
+    return {k: v for name, value in content.items() for k, v in _flat(value, f"{prefix}.{name}".lstrip(".")).items()}
 
 
 def traffic(groups: Sequence[Group]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsim.cli.report.comparison import compare_with
 from fedsim.cli.report.convergence import convergence_table, fairness_table
-from fedsim.cli.report.figure import draw, draw_participation
+from fedsim.cli.report.figure import draw, draw_curves, draw_participation
 from fedsim.cli.report.groups import Group, group_runs, traffic
 from fedsim.cli.report.layout import table_in_parts
 from fedsim.cli.report.rules import Rule, RuleName
@@ -32,6 +32,7 @@ def report(
     fairness: bool = False,
     compare: str | None = None,
     figure: str | None = None,
+    curves: str | None = None,
     participation: str | None = None,
 ) -> str:
     """Return a table: a row per test set, a column per method and model; each cell ``metric / rank1`` in percent.
@@ -50,6 +51,7 @@ def report(
         fairness: also say how the scores of clients' test sets are spread.
         compare: print the runs beside a paper's published numbers instead: 003, or one table of it: 003/table4.
         figure: also draw curves over rounds and bars over test sets into this image file.
+        curves: also draw the score over rounds into this image file, a picture for each test set (paper 003's figures).
         participation: also draw who took part in which rounds, and with which backbone where these follow rewards, into
             this image file.
 
@@ -77,6 +79,9 @@ def report(
         columns = [(group, kind) for group in groups for kind in group.kinds(chosen)]
         draw(columns, {name: _short_name(name) for name in _all_sets(groups)}, metric, chosen, Path(figure))
         parts.append(f"wrote {figure}")
+    if curves is not None:
+        draw_curves(groups, {name: _short_name(name) for name in _all_sets(groups)}, metric, Path(curves))
+        parts.append(f"wrote {curves}")
     if participation is not None:
         draw_participation(groups, Path(participation))
         parts.append(f"wrote {participation}")

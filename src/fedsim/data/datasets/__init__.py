@@ -2,6 +2,7 @@
 
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.datasets.cifar10 import CIFAR10
+from fedsim.data.datasets.fedreidbench import FedReIDBench
 from fedsim.data.datasets.large import CUHK03NP, CUHKSYSU, MSMT17, DukeMTMC, Market1501
 from fedsim.data.datasets.omniglot import Omniglot
 from fedsim.data.datasets.small import CAVIAR4REID, CUHK01, CUHK02, GRID, ILIDS, PRID2011, ThreeDPeS, VIPeR
@@ -20,6 +21,7 @@ __all__ = [
     "Counts",
     "DataSet",
     "DukeMTMC",
+    "FedReIDBench",
     "Market1501",
     "Omniglot",
     "ThreeDPeS",

@@ -30,8 +30,8 @@ class SmallDataSet(DataSet):
     Args:
         root: see :class:`DataSet`.
         protocol: ``half``: half of the identities train; of the others, images of camera 0 are queries and the rest is
-            the gallery (as clients in paper 003, whose split files are not public). ``splits``: test only; scores are
-            means over ten random half splits (papers 000 and 001).
+            the gallery (as clients in paper 003, whose authors send their own: see :class:`FedReIDBench`). ``splits``:
+            test only; scores are means over ten random half splits (papers 000 and 001).
         seed: of the half split.
     """
 
@@ -45,7 +45,8 @@ class SmallDataSet(DataSet):
     """of a name, for messages"""
     per_camera: int | None = None
     """images of a person in each camera, by their numbers; None: names do not tell the camera, so a person's images
-    are dealt to two made-up cameras in turn, and a query has matches in the other one"""
+    are dealt to two made-up cameras in turn, and a query has matches in the other one. The second camera, which is the
+    gallery of a half split, begins: it gets an odd image (as in i-LIDS's meta.json of paper 003's authors)"""
     asking: tuple[int, ...] = ()
     """of ``splits``: see :func:`draw_splits`"""
     any_pair = False
@@ -58,7 +59,7 @@ class SmallDataSet(DataSet):
 
     def _images(self, folder: Path) -> Split:
         split = read_folder(folder / self.part, self.pattern, self.example)
-        cameras = turns(split.pids) % 2 if self.per_camera is None else split.camids // self.per_camera
+        cameras = (turns(split.pids) + 1) % 2 if self.per_camera is None else split.camids // self.per_camera
         return replace(split, camids=cameras)
 
     def _read(self, folder: Path) -> Domain:
@@ -223,7 +224,8 @@ class ThreeDPeS(SmallDataSet):
 
     Names like ``RGB/1_16_FRAME_25_RGB.bmp``: identity, then view; images of a view are frames of one walk. A person's
     views are dealt to two made-up cameras in turn, so that a query has matches in another view, as in the code of
-    Domain Guided Dropout (Xiao et al., CVPR 2016), whose layout paper 003 has. ``splits`` pair any two images.
+    Domain Guided Dropout (Xiao et al., CVPR 2016), whose layout paper 003 has. ``splits`` pair any two images. Paper
+    003 has two cameras, too (445 and 567 images), by another rule: 29 people are in one of them alone.
     """
 
     name = "3dpes"

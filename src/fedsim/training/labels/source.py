@@ -80,7 +80,8 @@ def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining,
     if how.proxies == "cluster":
         cameras = torch.zeros_like(cameras)
     proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
-    batches = partial(proxy_batches, labels, training.batch_size // training.num_instances, training.num_instances)
+    size = training.batch_of(len(labels))
+    batches = partial(proxy_batches, labels, size // training.num_instances, training.num_instances)
     return PseudoLabels(labels, proxies, how.loss, how.momentum, batches)
 
 
@@ -89,7 +90,8 @@ def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
     clusters = torch.arange(int(labels.max()) + 1, device=model.device)
     memory = torch.zeros(len(clusters), model.network.num_features, device=model.device)
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
-    batches = partial(shuffled_batches, len(labels), training.batch_size, drop_partial=training.drop_partial)
+    size = training.batch_of(len(labels))
+    batches = partial(shuffled_batches, len(labels), size, drop_partial=training.drop_partial)
     return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, batches)
 
 
@@ -128,9 +130,10 @@ class LabelSource:
         ``is_wanted`` says whether the client gets to any batch of the epoch.
         """
         how, labels = self._client.training_settings, self._client.images.labels
+        size = how.batch_of(len(labels))
         if how.sampler == "identity":
-            return labels, identity_batches(labels, how.batch_size, how.num_instances, stream)
-        return labels, shuffled_batches(len(labels), how.batch_size, stream, how.drop_partial)
+            return labels, identity_batches(labels, size, how.num_instances, stream)
+        return labels, shuffled_batches(len(labels), size, stream, how.drop_partial)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels."""

@@ -1,0 +1,72 @@
+"""The data of paper 003 as its authors process and, on request, send them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
+from fedsim.data.listing import label_images
+
+_NAMES = {
+    "MSMT17": "msmt17", "DukeMTMC-reID": "dukemtmc", "Market": "market1501", "cuhk03-np-detected": "cuhk03np",
+    "prid": "prid2011", "cuhk01": "cuhk01", "viper": "viper", "3dpes": "3dpes", "ilids": "ilids", "cuhk02": "cuhk02",
+}  # fmt: skip
+"""the authors' folders, in the order of Table 1 -> the names of the same data elsewhere in fedsim"""
+_BIG, _SMALL = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)", r"cam_(?P<view>\d+)_(?P<pid>\d+)_"
+_TEST_FROM = 100_000
+"""The first number of those who are tested."""
+
+
+class FedReIDBench(ReIDSource):
+    """The nine data sets of paper 003 with their authors' splits, which they send on request (README of their code).
+
+    Folders are ``Market/pytorch/query/0001/0001_c1s1_001051_00.jpg`` or, of the small data sets, names like
+    ``cam_0_00012_00001.png``, where cameras and people count from 0; parts are ``train_all``, ``query``, ``gallery``.
+    Others beside them are not read. ``cuhk02``, the public data, has ``train_all`` alone.
+
+    Args:
+        root: the folder that holds ``Market``, ``viper`` and so on.
+        names: of these folders; null takes all clients of the paper that are there, but not DukeMTMC-reID, which its
+            owners withdrew.
+    """
+
+    def __init__(self, root: str, names: list[str] | None = None) -> None:
+        self.root, self.names = Path(root).expanduser(), names
+
+    def domains(self) -> list[Domain]:
+        """Return one domain per folder; see :meth:`ReIDSource.domains`."""
+        clients = [name for name in _NAMES if name not in ("DukeMTMC-reID", "cuhk02")]
+        names = self.names or [name for name in clients if (self.root / name / "pytorch").is_dir()]
+        if not names:
+            raise DataError(f"{self.root}: holds no folder like Market/pytorch; set data.source.root to the one above")
+        if wrong := [name for name in names if name not in _NAMES]:
+            raise DataError(f"data.source.names: there is no {wrong[0]}; choose from {', '.join(_NAMES)}")
+        return [self._read(name) for name in names]
+
+    def _read(self, name: str) -> Domain:
+        folder = self.root / name / "pytorch"
+        has_distractors = name == "Market"  # elsewhere 0 is a person; in MSMT17 two, one of whom trains
+        train = _part(folder / "train_all", 0 if has_distractors else 1)
+        if name == "cuhk02":
+            nobody = train.take(np.array([], dtype=np.int64))
+            return Domain(_NAMES[name], train, nobody, nobody)
+        query, gallery = (_part(folder / part, 0 if has_distractors else _TEST_FROM) for part in ("query", "gallery"))
+        return Domain(_NAMES[name], train, query, gallery)
+
+
+def _part(folder: Path, first: int) -> Split:
+    """Return the images in the sub-folders of people, whose numbers are raised by ``first``; junk stays -1."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; the authors' processed data have train_all, query and gallery")
+    people = sorted(person for person in folder.iterdir() if person.is_dir())
+    paths = list(chain.from_iterable(sorted(person.iterdir()) for person in people))
+    is_small = bool(paths) and paths[0].name.startswith("cam_")
+    example = "cam_0_00012_00001.png" if is_small else "0001_c1s1_001051_00.jpg"
+    split = label_images(paths, _SMALL if is_small else _BIG, example)
+    assert isinstance(split.images, ImageFiles)
+    return replace(split, pids=split.pids + first * (split.pids >= 0))
