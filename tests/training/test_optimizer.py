@@ -199,7 +199,7 @@ def test_gradients_that_were_replaced_count():
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_mean_of_a_constant_gradient_is_that_gradient(momentum, nesterov):
-    """Whatever momentum has made of the steps: 1e-6 is rounding;."""
+    """Whatever momentum has made of the steps: 1e-6 is rounding."""
     if nesterov and not momentum:
         return  # torch refuses it
     layer = nn.Linear(3, 2, bias=False)

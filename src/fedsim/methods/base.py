@@ -231,13 +231,17 @@ class WeightingChoice:
         return weigh(self.weighting, reports)
 
 
+Replicas = Mapping[str, Literal["trained", "frozen"]]
+"""role of a model beside the resident one, see :meth:`FlatModel.replica` -> whether it trains"""
+
+
 class HoldsModels(ABC):
     """Of methods that hold models beside the resident one: ``fedsim describe`` counts their memory."""
 
     @property
     @abstractmethod
-    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
-        """By role; see :meth:`FlatModel.replica`."""
+    def replicas(self) -> Replicas:
+        """These models."""
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:

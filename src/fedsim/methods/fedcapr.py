@@ -39,19 +39,20 @@ from torch import Tensor
 from fedsim.core.checks import at_least, not_negative
 from fedsim.functional.losses import mean_cosine_distance
 from fedsim.functional.weighting import normalise
-from fedsim.methods.base import Method, Signal, Weights
-from fedsim.methods.reference import first_features, received_features, remember_received
+from fedsim.methods.base import HoldsModels, Method, Replicas, Signal, Weights
+from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Report, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCAPR(Method):
+class FedCAPR(HoldsModels, Method):
     """Averaging of clients whose features stay near the received model's, by how far they have moved."""
 
     shared_groups = BODY  # there is no head
     measures: ClassVar[Mapping[str, Signal]] = {"cdw": "client"}
+    replicas: ClassVar[Replicas] = {RECEIVED: "frozen"}
 
     regulariser: float = 0.13
     """weight of the cosine distance from the received model's features"""

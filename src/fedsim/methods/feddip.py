@@ -31,13 +31,14 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import BodySharing, InitialState, Method, Payload, WeightingChoice
+from fedsim.methods.base import BodySharing, HoldsModels, InitialState, Method, Payload, Replicas, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -48,10 +49,11 @@ _DENSE = "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDIP(BodySharing, WeightingChoice, Method):
+class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
     """Averaging of dense models that are trained where the server's mask lets them; the server prunes more and more."""
 
     server_every = 1
+    replicas: ClassVar[Replicas] = {_DENSE: "frozen"}
 
     rounds: int = 20
     """$T$, length of both schedules; set it to ``trainer.max_epochs``"""

@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
 from fedsim.functional.recovery import Trials, prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.methods.base import InitialState, Method, Need, Signal, Weights, weigh
+from fedsim.methods.base import HoldsModels, InitialState, Method, Need, Replicas, Signal, Weights, weigh
 from fedsim.methods.pruned import (
     Measure,
     check_pruning,
@@ -75,7 +75,7 @@ from fedsim.methods.pruned import (
     upload_masked,
     zero_pruned,
 )
-from fedsim.methods.reference import first_features, received_features, remember_received
+from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -90,11 +90,12 @@ _CRR = ("crr_accuracy", "crr_stage", "crr_trials")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedKLPR(Method):
+class FedKLPR(HoldsModels, Method):
     """Averaging of clients that prune themselves, by how their features have changed and how much they have pruned."""
 
     delivers = "personalised"
     shared_groups = BODY  # with clusters there is no head
+    replicas: ClassVar[Replicas] = {RECEIVED: "frozen"}
 
     regulariser: Literal["kl", "cosine", "none"] = "kl"
     """term that keeps features near the received model's: KLL, FedCAPR's cosine distance, or none"""

@@ -58,7 +58,7 @@ from fedsim.core.checks import at_least, positive
 from fedsim.core.seeding import torch_generator
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
-from fedsim.methods.base import Method, Need, Payload, Signal, Weights, has_server_step, weigh
+from fedsim.methods.base import HoldsModels, Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
 from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
@@ -103,7 +103,7 @@ class Distillation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPav(Method):
+class FedPav(HoldsModels, Method):
     """Backbone and neck are averaged; every client keeps its identity head."""
 
     shared_groups = BODY
@@ -125,6 +125,12 @@ class FedPav(Method):
         """Public images to distil on; identities for the logits that ``cdw`` compares (FedCAPR compares features)."""
         cdw: frozenset[Need] = frozenset({"identities"} if self.weighting == "cdw" else ())
         return cdw | frozenset({"public_images"} if self.distillation is not None else ())
+
+    @property
+    def replicas(self) -> Replicas:
+        """The models whose logits ``cdw`` compares, one after the other; the teacher."""
+        roles = ["cdw"] * (self.weighting == "cdw") + ["teacher"] * (self.distillation is not None)
+        return dict.fromkeys(roles, "frozen")
 
     @property
     def server_every(self) -> int:

@@ -61,7 +61,7 @@ from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import HoldsModels, Method, Need, PartSharing, Signal, Weights, weigh
+from fedsim.methods.base import HoldsModels, Method, Need, PartSharing, Replicas, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -101,7 +101,7 @@ class FedReID(PartSharing, HoldsModels, Method):
         return frozenset({"identities"} if self.expert else ())
 
     @property
-    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+    def replicas(self) -> Replicas:
         """The local expert."""
         return {_EXPERT: "trained"} if self.expert else {}
 
@@ -163,7 +163,7 @@ class FedReIDFineTune(HoldsModels, Method):
 
     requires = frozenset({"identities"})  # for soft labels
     shared_groups = frozenset[Group]()
-    replicas: ClassVar[Mapping[str, Literal["trained", "frozen"]]] = {_EXPERT: "frozen"}
+    replicas: ClassVar[Replicas] = {_EXPERT: "frozen"}
 
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""

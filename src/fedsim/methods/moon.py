@@ -22,16 +22,14 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import HoldsModels, Method, PartSharing, WeightingChoice
+from fedsim.methods.base import HoldsModels, Method, PartSharing, Replicas, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
 
@@ -50,7 +48,7 @@ class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
         positive("model.method", tau=self.tau)
 
     @property
-    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+    def replicas(self) -> Replicas:
         """Both references."""
         return {"global": "frozen", "previous": "frozen"}
 

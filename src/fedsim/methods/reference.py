@@ -10,14 +10,15 @@ from torch import Tensor
 if TYPE_CHECKING:
     from fedsim.training.client import Client
 
-_ROLE = "received"
+RECEIVED = "received"
+"""role of the second model"""
 _BATCH = 32
 """Images by which a change is measured (FedCAPR's code)."""
 
 
 def remember_received(client: Client) -> None:
     """Copy the client's model, before its first step, into a second one in evaluation mode."""
-    received = client.model.replica(_ROLE)
+    received = client.model.replica(RECEIVED)
     received.whole.copy_(client.model.whole)
     received.network.eval()
 
@@ -25,7 +26,7 @@ def remember_received(client: Client) -> None:
 @torch.no_grad()
 def received_features(client: Client, images: Tensor) -> Tensor:
     """Return the received model's neck features [B, D] of normalised images [B, 3, H, W]."""
-    return client.model.replica(_ROLE).forward(images, client.visit.precision).features.neck
+    return client.model.replica(RECEIVED).forward(images, client.visit.precision).features.neck
 
 
 @torch.no_grad()

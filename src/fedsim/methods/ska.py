@@ -61,6 +61,7 @@ from fedsim.methods.base import (
     Method,
     Need,
     Payload,
+    Replicas,
     Weights,
     has_server_step,
     weigh,
@@ -112,7 +113,7 @@ class SKA(HoldsModels, Method):
         return frozenset({"identities"} if self.dual else ())
 
     @property
-    def replicas(self) -> Mapping[str, Literal["trained", "frozen"]]:
+    def replicas(self) -> Replicas:
         """The generalised model."""
         return {_LG: "trained"} if self.dual else {}
 
