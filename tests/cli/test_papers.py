@@ -322,7 +322,7 @@ def test_parts_sweeps_and_what_is_not_comparable_are_shown(capsys):
     assert shown["rows"]["table4_lotteryfl"]["after"] == ["small_sets", "accounting", "resnet34", "table3_lotteryfl"]
     assert shown["sweeps"]["table4"]["rows"][:2] == ["table6_fedcapr", "table4_lotteryfl"]
     assert shown["tables"]["table4"]["settings"]["model.backbone.init_args.depth"] == 34
-    assert "pruned %, sent GB: dukemtmc 70.00, 1.74" in shown["tables"]["table4"]["rows"][0]["note"]
+    assert shown["tables"]["table4"]["rows"][0]["costs"]["dukemtmc"] == [70.0, 1.74]  # percent pruned, GiB
     assert yaml.safe_load(papers(capsys, "003/figures"))["tables"]["figures"]["rows"][0]["status"] == "figure only"
 
 
@@ -425,7 +425,7 @@ def compared_with(row):
 def kinds_of_models(model):
     """The kinds that are scored on clients' own test sets, of a federation that is assembled."""
     how, parts = model.settings.evaluation, model.parts
-    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.placement)
+    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.hosting.placement)
     plan = Plan(*of_parts, how.layer, False)
     return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
 

@@ -117,8 +117,6 @@ class FedSimCLI(LightningCLI):
             if self.subcommand == "fit" and folder_of_draw() and config["ckpt_path"] is None:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted draw by the same command
         self.run_dir = Path(config["run_dir"])
-        if self.subcommand == "describe":
-            _forget_weights(config["model"])
         if self.subcommand != "fit":
             self.save_config_callback = None  # the run's own config.yaml stays as it was
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
@@ -265,16 +263,6 @@ class FedSimCLI(LightningCLI):
         if self.trainer.is_global_zero:
             log.info(self.scored)
             say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
-
-
-def _forget_weights(node: Any) -> None:
-    """Take torchvision's weights out of all backbones: shapes do not need them, and they would be downloaded."""
-    for child in node if isinstance(node, list) else vars(node).values() if isinstance(node, Namespace) else ():
-        _forget_weights(child)
-    if isinstance(node, dict):
-        _forget_weights(list(node.values()))
-    elif isinstance(node, Namespace) and str(node.get("weights")).startswith("IMAGENET1K"):
-        node["weights"] = None
 
 
 def _limit(limit: int | float | None) -> int | float | None:
