@@ -227,6 +227,12 @@ def compare(capsys, run, which, *options):
     return capsys.readouterr().out
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Tables break their columns to the width of the terminal."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+
 def line_of(text, start):
     return next(line for line in text.splitlines() if line.startswith(start))
 
