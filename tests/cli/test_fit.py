@@ -214,7 +214,6 @@ def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
                     f"--model.clients.town1={town}", check=False, timeout=100)  # fmt: skip
     assert result.returncode == 2, result.stderr
     assert "client town1, round 1: loss or weights are not finite" in result.stderr
-    assert "rank 1 stopped" in result.stderr  # town1 lives on the second rank
     assert "Traceback" not in result.stderr
 
 
