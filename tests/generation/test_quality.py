@@ -299,6 +299,11 @@ def test_a_fresh_discriminator_tells_blurred_people_and_not_other_people(people)
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_small_images_are_judged_at_one_scale(people):
+    first, second, _ = (F.interpolate(part.float(), (16, 8)).to(torch.uint8) for part in people)
+    assert 0 <= told_apart(first, second, seed=0, steps=1) <= 1
+
+
 def test_structural_similarity_is_that_of_the_paper(people):
     """Wang et al., 2004, Eq. (13): weighted means, variances and covariance in a Gaussian window, around each
     pixel, borders mirrored as torchmetrics has them; then the mean over pixels and channels."""

@@ -115,19 +115,24 @@ def similarity(images: Tensor, others: Tensor) -> Tensor:
     return found.view(-1)
 
 
+_TWO_SCALES = 16
+"""Pixels that images need for a discriminator at half of their size, too; each scale halves them three times."""
+
+
 def told_apart(real: Tensor, made: Tensor, seed: int, steps: int = 200) -> float:
     """Return how well a discriminator that starts anew tells real from made images that it has not seen, in [0, 1].
 
     1/2: it cannot; 1: always. A discriminator that trained beside a generator says little: both may have gone astray.
     This one learns from the first half of the images, in ``steps`` batches of 16 of each kind, and judges the other
-    half; an image's judgement is the mean over patches and scales.
+    half; an image's judgement is the mean over patches and scales: two, or one for images below 16 pixels.
 
     ``real`` and ``made`` are uint8 [m, 3, H, W], m at least 4; what is made of a real image stands in its row.
     """
     half = len(real) // 2
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
-        judge = Discriminator(width=16, scales=2).to(real.device)
+        scales = 2 if min(real.shape[2:]) >= _TWO_SCALES else 1
+        judge = Discriminator(width=16, scales=scales).to(real.device)
         optimizer = torch.optim.Adam(judge.parameters(), lr=1e-3, betas=(0.5, 0.999))
         for _ in range(steps):
             rows = torch.randint(half, (min(16, half),)).to(real.device)
