@@ -218,7 +218,7 @@ class Client(LightningModule):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
         self.store_private(self.model.private, self.kept)
-        facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts(), strict=False))}
+        facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts)
 
     def leave(self) -> None:

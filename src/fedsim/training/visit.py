@@ -40,7 +40,9 @@ class Tally:
         self._losses: list[Tensor] = []
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
-        self._parts: list[Tensor] = []
+        self._parts: list[Sequence[Tensor]] = []
+        self.parts: list[float] = []
+        """after :meth:`read`: mean over images of each part of the loss; none if it has no parts"""
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
@@ -48,14 +50,7 @@ class Tally:
         self._guesses.append(guesses)
         self._labels.append(labels)
         if parts:
-            self._parts.append(torch.stack([*parts]) * len(labels))
-
-    def parts(self) -> list[float]:
-        """Return the mean over images of each part of the loss; none if it has no parts. Waits for the device."""
-        if not self._parts:
-            return []
-        means: list[float] = (torch.stack(self._parts).double().sum(0) / sum(map(len, self._labels))).tolist()
-        return means
+            self._parts.append(parts)
 
     def precision(self, batches: int) -> float:
         """Return the share of right guesses in the last ``batches`` batches; waits for the device."""
@@ -67,10 +62,16 @@ class Tally:
         if not self._losses:
             return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
         correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
-        correct, *values = torch.stack([correct, *self._losses, *more]).tolist()
+        columns = [self._losses, *(list(column) for column in zip(*self._parts, strict=True))]
+        correct, *values = torch.stack([correct, *itertools.chain(*columns), *more]).tolist()
         sizes = [len(labels) for labels in self._labels]
-        loss = sum(mean * size for mean, size in zip(values, sizes, strict=False))
-        return loss, correct, float(sum(sizes)), values[len(sizes) :]
+        sums = []
+        for _ in columns:
+            of_batches, values = values[: len(sizes)], values[len(sizes) :]
+            sums.append(sum(mean * size for mean, size in zip(of_batches, sizes, strict=True)))
+        loss, *parts = sums
+        self.parts = [part / sum(sizes) for part in parts]
+        return loss, correct, float(sum(sizes)), values
 
 
 class Outcome(NamedTuple):
