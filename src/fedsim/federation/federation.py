@@ -177,15 +177,10 @@ class Federation(LightningModule):
             check_equal_start(strategy, self.parts.models)
 
     def assemble(
-        self,
-        data: FederatedDataModule,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        machine: Machine | None = None,
+        self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None
     ) -> None:
         """Build the server and the clients of ``rank``, see :func:`~fedsim.federation.assembly.assemble`."""
-        self.parts = assemble(self.settings, data, rank, world_size, device, machine)
+        self.parts = assemble(self.settings, data, rank, num_ranks, device, machine)
         self.server = self.parts.server  # Lightning saves and moves it
         self.axes = axes_of(self.settings, self.parts)
 
