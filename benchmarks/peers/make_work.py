@@ -64,7 +64,7 @@ def main() -> None:
     arrays: dict[str, Any] = {"images": images, "labels": labels, "selected": selected, "orders": orders}
     for model in ROUNDS:
         federation = make_model(draw_body(model), model)
-        federation.assemble(make_data(Pictures(images, labels)), rank=0, world_size=1, device=torch.device("cpu"))
+        federation.assemble(make_data(Pictures(images, labels)), 0, 1, torch.device("cpu"))
         weights = named_weights(federation)
         arrays |= {f"{model}/{name}": tensor.numpy() for name, tensor in weights.items()}
         print(f"{model}: {sum(tensor.numel() for tensor in weights.values()):,} parameters")
