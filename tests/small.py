@@ -57,6 +57,16 @@ def vector(model, arch="smallcnn"):
     return model.server.vector(arch)
 
 
+def state_of(model):
+    """All that a run has learnt: the global model, and each client's stored tensors."""
+    private = {
+        f"{name} {key}": tensor
+        for name, client in model.parts.clients.items()
+        for key, tensor in client.private_state().items()
+    }
+    return {"global": vector(model), **private}
+
+
 def named(model, arch="smallcnn"):
     """The global model by tensor name."""
     entries = model.parts.models[arch].flat.shared_entries

@@ -14,7 +14,7 @@ from fedsim.federation.schedule import Schedule
 from fedsim.methods import Ditto, FedBN
 from fedsim.strategy.machine import Machine
 from fedsim.training.messages import Report
-from small import fit, make_data, make_model, vector
+from small import fit, make_data, make_model, state_of
 
 NAMES = ["a", "b", "c", "d"]
 COSTS = {"a": 10.0, "b": 40.0, "c": 20.0, "d": 40.0}
@@ -23,7 +23,13 @@ ALL = dict.fromkeys(NAMES, 1.0)
 
 def schedule(clients=NAMES, shared=True):
     machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
-    return Schedule(COSTS, clients, machine)
+    if machine is not None:
+        machine.ranks = range(2)
+    return Schedule(COSTS, dict.fromkeys(NAMES, 1), clients, machine)
+
+
+def ordered(of, called, work):
+    return list(of.orders(called, work).others)
 
 
 def report(seconds, images):
@@ -31,9 +37,9 @@ def report(seconds, images):
 
 
 def test_before_any_measurement_images_decide_and_ties_keep_their_order():
-    assert schedule().order(NAMES, ALL) == ["b", "d", "c", "a"]
-    assert schedule().order(["d", "a", "b"], ALL) == ["d", "b", "a"]
-    assert schedule().order(NAMES, {**ALL, "b": 0.1}) == ["d", "c", "a", "b"]
+    assert ordered(schedule(), NAMES, ALL) == ["b", "d", "c", "a"]
+    assert ordered(schedule(), ["d", "a", "b"], ALL) == ["d", "b", "a"]
+    assert ordered(schedule(), NAMES, {**ALL, "b": 0.1}) == ["d", "c", "a", "b"]
 
 
 def test_measured_seconds_decide_and_others_count_as_usual():
@@ -41,15 +47,15 @@ def test_measured_seconds_decide_and_others_count_as_usual():
     timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(4.0, 40.0)}))
     # seconds per image: a 9, b 0.1, the others their mean 4.55
     expected = {"a": 10 * 9, "b": 40 * 0.1, "c": 20 * 4.55, "d": 40 * 4.55}
-    assert timed.order(NAMES, ALL) == sorted(NAMES, key=lambda name: -expected[name]) == ["d", "c", "a", "b"]
+    assert ordered(timed, NAMES, ALL) == sorted(NAMES, key=lambda name: -expected[name]) == ["d", "c", "a", "b"]
     timed.observe(RoundRecord(1, 0, NAMES, {"a": report(1.0, 10.0), "d": report(math.nan, 0.0)}))
-    assert timed.order(NAMES, ALL)[-1] == "a"  # 1, b 4, others 0.1 per image: c 2, d 4
+    assert ordered(timed, NAMES, ALL)[-1] == "a"  # 1, b 4, others 0.1 per image: c 2, d 4
 
 
 def test_a_rank_without_neighbours_keeps_the_order_and_its_own_clients():
     alone = schedule(["a", "c", "d"], shared=False)
     alone.observe(RoundRecord(0, 0, NAMES, {"a": report(1e-3, 10.0)}))
-    assert alone.order(NAMES, ALL) == list(alone.deal(["a", "c", "d"])) == ["a", "c", "d"]
+    assert ordered(alone, NAMES, ALL) == [name for name, _ in alone.turns(alone.orders(NAMES, ALL))] == ["a", "c", "d"]
 
 
 class Waiting(RoundCallback):
@@ -77,15 +83,6 @@ class Jitter(RoundCallback):
     def on_client_batch(self, report):
         """Wait up to 20 ms."""
         time.sleep(0.02 * float(torch.rand(1, generator=torch.Generator().manual_seed(time.perf_counter_ns()))))
-
-
-def state_of(model):
-    private = {
-        f"{name} {key}": tensor
-        for name, client in model.parts.clients.items()
-        for key, tensor in client.private_state().items()
-    }
-    return {"global": vector(model), **private}
 
 
 def sources():

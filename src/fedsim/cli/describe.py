@@ -17,6 +17,8 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
 from fedsim.federation.masked import clients_prune
+from fedsim.federation.parts import Parts
+from fedsim.federation.spans import Task, make_plan
 from fedsim.methods.base import HoldsModels
 from fedsim.models.backbones import without_downloads
 from fedsim.models.groups import Group
@@ -115,20 +117,38 @@ def _cost_table(
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
     spent = how.privacy.metrics(rounds - 1, ()) if rounds else {}
-    largest = max(model.parts.costs, key=model.parts.costs.__getitem__)
-    share = model.parts.costs[largest] / max(sum(model.parts.costs.values()), 1)
-    speedup = f"{placement.speedup:.2f}x ({100 * placement.efficiency:.0f} % efficiency)"
-    if len(placement.loads) > 1:
-        speedup += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
     rows = [
         *_traffic_rows(model, traffic),
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
-        ["predicted speed-up over one rank", speedup],
+        *_plan_rows(model.parts, placement),
         [f"host memory: training images of the busiest {where}", _mib(pixels)],
         [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes)],
         [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
+    """The speed-up of a round with all clients, what limits it, and who spans ranks."""
+    costs, spans, seconds = parts.costs, [], 0.0
+    for ranks in placement.groups:
+        tasks = [Task(name, costs[name], parts.pieces[name]) for name in placement.shared_by(ranks)]
+        plan = make_plan(tasks, len(ranks))
+        seconds = max(seconds, plan.seconds)
+        spans += [f"{name} on ranks {ranks[s.start]} to {ranks[s.stop - 1]}" for name, s in plan.spans]
+    total, largest = sum(costs.values()), max(costs, key=costs.__getitem__)
+    speedup = total / seconds if seconds else 1.0
+    told = f"{speedup:.2f}x ({100 * speedup / len(placement.loads):.0f} % efficiency)"
+    share = costs[largest] / max(total, 1)
+    if len(placement.loads) > 1 and parts.pieces[largest] == 1:
+        told += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
+        told += " unless model.client.micro_batch lets ranks share it" if placement.per_machine > 1 else ""
+    elif len(placement.loads) > 1:
+        told += f"; {largest} has {100 * share:.0f} % of the work, in batches of {parts.pieces[largest]} pieces"
+    return [
+        ["predicted speed-up over one rank", told],
+        *([["clients that span ranks", ", ".join(spans)]] if spans else []),
+    ]
 
 
 def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> list[list[str]]:

@@ -20,12 +20,12 @@ _BLOCK = 2**17
 """Elements that :func:`accumulate` works on at a time: float64 intermediates stay in a CPU's cache."""
 
 
-def accumulate(total: Tensor, weight: float, x: Tensor) -> None:
+def accumulate(total: Tensor, weight: float, x: Tensor, grid: float = GRID) -> None:
     """Add ``weight * x``, rounded to the grid and counted in grid points.
 
-    Scaling by a power of two is exact: divide the finished sum by :data:`GRID`. ``total`` [n] float64 is changed in
+    Scaling by ``grid``, a power of two, is exact: divide the finished sum by it. ``total`` [n] float64 is changed in
     place, and holds whole numbers below 2**53; ``weight`` is in [0, 1]; ``x`` is [n] float32, finite and at most
-    :data:`MAX_MAGNITUDE`, or bool, for ones and zeros.
+    :data:`MAX_MAGNITUDE` (of another grid: 2**52 / grid), or bool, for ones and zeros.
 
     >>> total = torch.zeros(2, dtype=torch.float64)
     >>> accumulate(total, 0.25, torch.tensor([4.0, 8.0]))
@@ -33,4 +33,4 @@ def accumulate(total: Tensor, weight: float, x: Tensor) -> None:
     tensor([1., 2.], dtype=torch.float64)
     """
     for part, block in zip(total.split(_BLOCK), x.split(_BLOCK), strict=True):
-        part.add_(block.to(torch.float64, copy=True).mul_(weight * GRID).round_())
+        part.add_(block.to(torch.float64, copy=True).mul_(weight * grid).round_())

@@ -100,6 +100,13 @@ class FlatParameters:
         return self.buffer[self.num_shared : self.num_model]
 
     @property
+    def running(self) -> list[Tensor]:
+        """The float buffers, such as running statistics: views of the shared and of the private ones, if any."""
+        private = [entry.end for entry in self.entries if not entry.shared and entry.kind == "parameter"]
+        spans = ((self.num_shared_parameters, self.num_shared), (max([self.num_shared, *private]), self.num_model))
+        return [self.buffer[begin:end] for begin, end in spans if end > begin]
+
+    @property
     def shared_entries(self) -> list[Entry]:
         """The entries of :attr:`shared`, in order."""
         return [entry for entry in self.entries if entry.shared]

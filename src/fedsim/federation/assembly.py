@@ -14,7 +14,7 @@ from fedsim.data.federated import ClientData
 from fedsim.federation.hosting import make_hosting
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.requirements import check_batches, check_image_sizes, check_settings, settings_of
+from fedsim.federation.requirements import check_batches, check_image_sizes, check_pieces, check_settings, settings_of
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
@@ -47,12 +47,14 @@ def assemble(
     check_batches(federated.clients, settings, says=rank == 0)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
+    check_pieces(settings, models, how.method, how.reduction)
     check_image_sizes(models, data)
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
     alone = len(federated.clients) == 1 or not how.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
-    hosting = make_hosting(costs, rank, world_size, machine, how.client_store, device, largest)
+    pieces = {c.name: settings[c.name].pieces_of(c.num_images) for c in federated.clients}
+    hosting = make_hosting(costs, pieces, rank, world_size, machine, how.client_store, device, largest)
     near = set(hosting.near)
     clients = {
         mine.name: Client(
@@ -64,7 +66,7 @@ def assemble(
     for name in hosting.own:  # now, so that out-of-memory shows before round 1
         clients[name].start(how.method.initial_state(models[archs[name]]).client)
     return Parts(
-        method=how.method, federated=federated, models=models, archs=archs, costs=costs, hosting=hosting,
+        method=how.method, federated=federated, models=models, archs=archs, costs=costs, pieces=pieces, hosting=hosting,
         statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
         clients=clients, objective=how.objective,

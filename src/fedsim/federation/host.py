@@ -13,6 +13,7 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import message_to
+from fedsim.strategy.span import Span
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client
 from fedsim.training.messages import Upload
@@ -44,15 +45,15 @@ class Host:
         Returns the error, if there was one: the other ranks must hear of it.
         """
         schedule = self.parts.hosting.schedule
-        order = schedule.order(called, work)
+        orders = schedule.orders(called, work)
         if keep_snapshots:
-            self.parts.hosting.snapshots.begin(order)
+            self.parts.hosting.snapshots.begin(orders.all)
         try:
             for callback in self.callbacks:
-                callback.on_round_start(round_, order)
-            for name in schedule.deal(order):
+                callback.on_round_start(round_, orders.all)
+            for name, span in schedule.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
-                self._visit(self.parts.clients[name], round_, work[name], table, keep_snapshots)
+                self._visit(self.parts.clients[name], round_, work[name], span, table, keep_snapshots)
         except Exception as error:  # whatever it is
             return error
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
@@ -60,11 +61,16 @@ class Host:
             table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
         return None
 
-    def _visit(self, client: Client, round_: int, work: float, table: RoundTable, keep_snapshot: bool) -> None:
-        """Train one client and write its row of the table; an update that does not count is left out."""
+    def _visit(
+        self, client: Client, round_: int, work: float, span: Span | None, table: RoundTable, keep_snapshot: bool
+    ) -> None:
+        """Train one client and write its row of the table; an update that does not count is left out.
+
+        The ranks of a ``span`` do the same visit, each with pieces of its batches; the first sends the results.
+        """
         try:
             client.model.flat.check()
-            client.begin_round(round_, work, self.precision, self._on_batch)
+            client.begin_round(round_, work, self.precision, self._on_batch, span)
             try:
                 self._do_round(client, table, keep_snapshot)
             finally:
@@ -72,7 +78,8 @@ class Host:
         except LeftOutError as error:
             if isinstance(error, BadUpdateError) and self.how.on_bad_update == "stop":
                 raise
-            table.skip(client.client_name, error)
+            if span is None or span.is_first:
+                table.skip(client.client_name, error)
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
@@ -91,12 +98,15 @@ class Host:
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
         outcome = client.end_round(parts, self.aggregator.limit)
+        table.busy(self.strategy.global_rank, outcome.seconds)
+        if not client.visit.is_first:
+            return
         if keep_snapshot:
             self.parts.hosting.snapshots.keep(client.client_name, client.model.flat.buffer)
         self.aggregator.add(client.client_name, contribution)
         traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, sent), strict=True)
         row = {**outcome.facts, **numbers, **dict(traffic)}
-        table.fill(client.client_name, self.strategy.global_rank, outcome, row, of_tensors)
+        table.fill(client.client_name, outcome, row, of_tensors)
 
     def _signals(self, client: Client, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
         """Return the upload's signals: those of the client, and those of tensors.

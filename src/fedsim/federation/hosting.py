@@ -10,6 +10,7 @@ import torch
 from fedsim.core.placement import Placement, place
 from fedsim.core.store import ClientStore, FileStore, MemoryStore, Place, make_store
 from fedsim.federation.schedule import Schedule
+from fedsim.federation.spans import blocks
 from fedsim.strategy.machine import Machine
 from fedsim.training.snapshots import Snapshots
 
@@ -36,6 +37,7 @@ class Hosting:
 
 def make_hosting(
     costs: Mapping[str, float],
+    pieces: Mapping[str, int],
     rank: int,
     world_size: int,
     machine: Machine | None,
@@ -45,19 +47,21 @@ def make_hosting(
 ) -> Hosting:
     """Divide the clients among ranks; with a machine, all ranks of the run together.
 
-    ``costs``: client -> predicted work. ``store`` is where private states wait, ``device`` that of the models, of which
-    the largest has ``largest`` bytes.
+    ``costs``: client -> predicted work; ``pieces``: client -> pieces of its batches. ``store`` is where private states
+    wait, ``device`` that of the models, of which the largest has ``largest`` bytes.
     """
     placement = place(costs, world_size, len(machine.ranks) if machine else 1)
     own = near = placement.hosted_by(rank)
     if machine is None:
         states, snapshots = make_store(store, device, near), Snapshots(MemoryStore(torch.device("cpu")))
     else:
-        near = placement.shared_by(machine.ranks)
+        near, size = placement.shared_by(machine.ranks), len(machine.ranks)
+        if any(number > 1 for number in pieces.values()):
+            machine.open_spans([block for ranks in range(2, size + 1) for block in blocks(size, ranks)])
         with machine.folder(2 * largest * len(near), in_memory=store != "disk") as folder:
             states = FileStore(folder / "states", near)
             snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(near))))
-    schedule = Schedule(costs, near, machine)
+    schedule = Schedule(costs, pieces, near, machine)
     return Hosting(
         placement=placement, machine=machine, own=own, near=near, states=states, snapshots=snapshots, schedule=schedule
     )

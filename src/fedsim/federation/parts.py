@@ -40,6 +40,8 @@ class Parts:
     """architecture -> what happens to running statistics"""
     costs: Mapping[str, float]
     """client -> predicted work of a round: images times local epochs"""
+    pieces: Mapping[str, int]
+    """client -> pieces of its batches; 1: they are not cut"""
     hosting: Hosting
     """which clients this rank may train, and what it shares with the ranks of its machine"""
     server: Server

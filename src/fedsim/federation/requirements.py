@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError
@@ -113,6 +114,30 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
         names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
         more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
         log.info("fewer images than model.client.batch_size, so all in one batch: %s%s", names, more)
+
+
+def check_pieces(
+    settings: Mapping[str, LocalTraining], models: Mapping[str, FlatModel], method: Method, reduction: str
+) -> None:
+    """Raise ConfigError if the batches of a client cannot be cut into pieces as its ``settings`` ask for."""
+    sizes = {(s.micro_batch, s.batch_size) for s in settings.values() if s.micro_batch not in (None, s.batch_size)}
+    if not sizes:
+        return
+    field = "model.client.micro_batch"
+    if "whole_batches" in method.requires:
+        raise ConfigError(f"{field}: {type(method).__name__} needs whole batches; set it to null")
+    if reduction == "fp32":
+        raise ConfigError(f"{field}: the sums of pieces are exact; set model.reduction to exact, or it to null")
+    normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]
+    if any(layer.momentum is None for layer in normalised):
+        raise ConfigError(f"{field}: batch normalisation without a momentum needs whole batches; set it to null")
+    for size, batch in sizes:
+        assert size is not None  # see above
+        if normalised and (size == 1 or (batch is not None and batch % size == 1)):
+            raise ConfigError(
+                f"{field}: pieces of {size} leave one image of a batch{'' if batch is None else f' of {batch}'} alone, "
+                "which batch normalisation cannot train on; choose another size"
+            )
 
 
 def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:

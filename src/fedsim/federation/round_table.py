@@ -73,12 +73,11 @@ class RoundTable:
     def fill(
         self,
         client: str,
-        rank: int,
         outcome: Outcome,
         numbers: Mapping[str, float],
         tensors: Mapping[str, Sequence[float]],
     ) -> None:
-        """Write the row of a client that has trained on ``rank``.
+        """Write the row of a client that has trained.
 
         ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
         """
@@ -86,7 +85,10 @@ class RoundTable:
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         others = (numbers.get(name, math.nan) for name in self._columns.names)
         self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *others]
-        self._busy[rank] += outcome.seconds
+
+    def busy(self, rank: int, seconds: float) -> None:
+        """Note the time that a rank has spent on a client."""
+        self._busy[rank] += seconds
 
     def skip(self, client: str, why: LeftOutError) -> None:
         """Mark a client whose update is left out."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
-Need = Literal["identities", "public_images", "speeds", "masks", "uploads"]
+Need = Literal["identities", "public_images", "speeds", "masks", "uploads", "whole_batches"]
 Signal = Literal["client", "tensor"]
 
 
@@ -114,7 +114,8 @@ class Method(ABC):
 
         ``identities``: clients know who is on their images. ``public_images``: ``data.public``. ``speeds``: of devices,
         in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``:
-        the server sees single uploads; :meth:`aggregate` puts them together.
+        the server sees single uploads; :meth:`aggregate` puts them together. ``whole_batches``: a batch must not be cut
+        into pieces (``micro_batch``), because the method looks at all of it, or steps more than once.
         """
         return frozenset()
 

@@ -13,6 +13,7 @@ import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
+from fedsim.strategy.span import Span
 from fedsim.strategy.strategy import FederatedStrategy
 
 T = TypeVar("T")
@@ -64,6 +65,21 @@ class Machine:
         finally:
             if is_first:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def place(self) -> int:
+        """This rank's place on the machine, from 0."""
+        return self.strategy.global_rank - self.ranks.start
+
+    def open_spans(self, blocks: Sequence[range]) -> None:
+        """Let ranks train clients together, those of each block by their places; all ranks of the run call it."""
+        size = len(self.ranks)
+        firsts = range(0, self.strategy.world_size, size)  # of all machines
+        self.strategy.make_groups([range(f + block.start, f + block.stop) for f in firsts for block in blocks])
+
+    def span(self, places: range) -> Span:
+        """Return the ranks of one of these blocks."""
+        return Span(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
 
     def meet(self) -> None:
         """Wait for all ranks of the run."""

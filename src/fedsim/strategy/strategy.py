@@ -65,6 +65,7 @@ class FederatedStrategy(DDPStrategy):
         """time.monotonic() at which this rank stops waiting for the round's end"""
         self._is_saving = False
         self._patient: Any = None  # the group in which ranks wait for each other's clients
+        self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
@@ -179,6 +180,19 @@ class FederatedStrategy(DDPStrategy):
         """Sum a tensor over all ranks in place."""
         if tensor.numel() and self.world_size > 1:
             self._wait(dist.all_reduce(tensor, async_op=True))
+        return tensor
+
+    def make_groups(self, groups: Sequence[range]) -> None:
+        """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""
+        for ranks in groups:
+            for device, backend in {"cpu": "gloo", self.root_device.type: self.process_group_backend}.items():
+                if (ranks, device) not in self._groups:
+                    group = dist.new_group(list(ranks), timeout=self.round_timeout, backend=backend)
+                    self._groups[ranks, device] = group
+
+    def sum_within_(self, tensor: Tensor, ranks: range) -> Tensor:
+        """Sum a tensor over the ranks of a group in place; all of these call it."""
+        self._wait(dist.all_reduce(tensor, group=self._groups[ranks, tensor.device.type], async_op=True))
         return tensor
 
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:

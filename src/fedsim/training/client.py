@@ -17,12 +17,14 @@ from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import limited, shares_of_steps
 from fedsim.data.federated import ClientData
+from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
 from fedsim.training.messages import Download
 from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.pieces import LARGEST_GRADIENT, Pieces
 from fedsim.training.settings import LocalTraining, Objective
 from fedsim.training.visit import BatchReport, Outcome, Visit
 
@@ -90,16 +92,24 @@ class Client(LightningModule):
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
-    def begin_round(self, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None]) -> None:
+    def begin_round(
+        self,
+        round_: int,
+        work: float,
+        precision: str,
+        listener: Callable[[BatchReport], None],
+        span: Span | None = None,
+    ) -> None:
         """Load the private state and set every random stream of this visit to round ``round_``, from 0.
 
         ``work`` is the share of the local work to do (stragglers: below 1), and ``precision`` is ``32-true`` or
-        ``bf16-mixed``. ``listener`` is called after every batch.
+        ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``span`` train the client together.
         """
         self.round = round_
+        size = self.training_settings.piece_of(self.data.num_images)
         self.visit = Visit(
-            self.images, self.training_settings, source_of(self), self.generator,
-            work=work, precision=precision, listener=listener,
+            self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
+            listener=listener, pieces=Pieces(size, span, self._seed_piece) if size else None,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
@@ -118,6 +128,8 @@ class Client(LightningModule):
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Prepare a model to train in this visit; return its optimizer."""
         model.reset_counters()
+        if self.visit.pieces is not None:
+            self.visit.pieces.models[role] = model
         if model.network.has_dropout:
             model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
         model.network.train()
@@ -127,6 +139,14 @@ class Client(LightningModule):
             prefix = f"{_MOMENTS}{role}."
             optimizer.resume({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
         return optimizer
+
+    def _seed_piece(self, number: int) -> None:
+        """Give every layer that draws random numbers a stream of its own for a piece of a batch."""
+        assert self.visit.pieces is not None
+        seed_global_stream(derive_seed(self.seed, self.round, self.client_name, "modules", number))
+        for role, model in self.visit.pieces.models.items():
+            if model.network.has_dropout:
+                model.network.set_generator(self.generator(f"dropout{role} {number}", device=self.device))
 
     def _keep_moments(self) -> None:
         """Keep what the optimizers of this visit remember."""
@@ -149,7 +169,7 @@ class Client(LightningModule):
         shares = shares_of_steps(order[:count], self.training_settings.accumulate)
         for position, batch in enumerate(visit.read(order[:count], labels, views), start=1):
             visit.progress, visit.share = (epoch, position, count), shares[position - 1]
-            yield batch
+            yield from (batch,) if visit.pieces is None else visit.pieces.of(batch)
         visit.share = 1.0
 
     def forward(self, images: Tensor) -> Output:
@@ -172,13 +192,18 @@ class Client(LightningModule):
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
-        A step takes the mean gradient of its images, however many batches it has.
+        A step takes the mean gradient of its images, however many batches it has, and pieces of batches.
         ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
         client's own, which reports progress. Returns whether it stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
         epoch, done, total = self.visit.progress
-        (loss if self.visit.share == 1 else loss * self.visit.share).backward()
+        share, pieces = self.visit.share, self.visit.pieces
+        scaled = loss if share == 1 else loss * share
+        if pieces is None:
+            scaled.backward()
+        elif not pieces.backward(scaled, stepped):
+            return False
         steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
         if steps:
             if correct is not None:
@@ -197,7 +222,7 @@ class Client(LightningModule):
         self.visit.source.check()
 
     def end_round(self, contribution: Sequence[Tensor], limit: float) -> Outcome:
-        """Check the results of the visit, and store the private state.
+        """Check the results of the visit, and store the private state; of several ranks, the first does so.
 
         The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
         ``limit``.
@@ -217,7 +242,11 @@ class Client(LightningModule):
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
-        self.store_private(self.model.private, self.kept)
+        if self.visit.tally.excess > 1:
+            too_large = f"a gradient holds values beyond {LARGEST_GRADIENT:.0f}, where sums of pieces are not exact"
+            raise self._bad_update(too_large, "the weight of the loss", "model.client.micro_batch to null")
+        if self.visit.is_first:
+            self.store_private(self.model.private, self.kept)
         facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -123,6 +124,9 @@ class LocalTraining:
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
     batch_size: int | None = 32
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
+    micro_batch: int | None = None
+    """images per piece of a batch: ranks of a machine can then share a client's batches, and less memory is needed.
+    Normalisation layers and losses look at one piece. null: a batch is one piece"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
@@ -181,6 +185,17 @@ class LocalTraining:
             return num_images
         return self.batch_size if self.sampler == "identity" or self.cluster else min(self.batch_size, num_images)
 
+    def piece_of(self, num_images: int) -> int | None:
+        """Return the images in a piece for a client with that many; None if its batches are not cut."""
+        return (
+            self.micro_batch if self.micro_batch is not None and self.micro_batch < self.batch_of(num_images) else None
+        )
+
+    def pieces_of(self, num_images: int) -> int:
+        """Return the pieces of a batch of a client with that many images."""
+        size = self.piece_of(num_images)
+        return math.ceil(self.batch_of(num_images) / size) if size else 1
+
     def keeps_state(self, alone: bool) -> bool:
         """Return whether a client's optimizer goes on from round to round; ``alone``: nothing is averaged."""
         made = type(self.optimizer([nn.Parameter(torch.zeros(1))]))
@@ -211,6 +226,7 @@ class LocalTraining:
             self.long_round.check(f"{where}.long_round")
         positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
+        self._check_pieces(where)
         in_groups = self.sampler == "identity" or self.cluster is not None
         if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
             size = "null" if self.batch_size is None else self.batch_size
@@ -222,6 +238,23 @@ class LocalTraining:
         if self.cluster is not None:
             self.cluster.check(f"{where}.cluster")
             at_least(where, 2, ", what cluster needs", num_instances=self.num_instances)
+
+    def _check_pieces(self, where: str) -> None:
+        size, batch = self.micro_batch, self.batch_size
+        at_least(where, 1, "; use null for whole batches", micro_batch=size)
+        if size is None:
+            return
+        field = f"{where}.micro_batch: {size}"
+        if batch is not None and size > batch:
+            raise ConfigError(f"{field} is larger than the batch ({batch}); set it to at most that, or to null")
+        if self.sampler == "identity" and size % self.num_instances:
+            raise ConfigError(
+                f"{field} tears the {self.num_instances} images of an identity apart; use a multiple of num_instances"
+            )
+        if self.clusters and size != batch:
+            raise ConfigError(
+                f"{field} cuts batches, but clusters move with each whole batch; set it to {batch or 'null'}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +269,7 @@ class ClientOverride:
     local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int | None = None
+    micro_batch: int | None = None
     sampler: Literal["shuffle", "identity"] | None = None
     num_instances: int | None = None
     drop_partial: bool | None = None

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from fedsim.data.batches import grouped
+from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.labels.source import LabelSource, PseudoLabels
 from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.pieces import Pieces
 from fedsim.training.settings import LocalTraining
 
 
@@ -34,23 +36,37 @@ class BatchReport(NamedTuple):
 
 
 class Tally:
-    """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits."""
+    """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits.
 
-    def __init__(self) -> None:
+    Where batches are cut, each of the ``pieces`` counts like a batch, also those that other ranks train.
+    """
+
+    def __init__(self, pieces: Pieces | None = None) -> None:
+        self._pieces = pieces
+        self._numbers: list[int] = []
         self._losses: list[Tensor] = []
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._parts: list[Sequence[Tensor]] = []
+        self._num_parts = 0
         self.parts: list[float] = []
         """after :meth:`read`: mean over images of each part of the loss; none if it has no parts"""
+        self.excess = 0.0
+        """after :meth:`read`: see :attr:`Pieces.excess`"""
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
+        number, self._num_parts = len(self._losses), len(parts)
+        if self._pieces is not None:
+            if not self._pieces.counts:
+                return
+            number = self._pieces.current.number
+            assert number not in self._numbers[-1:], "a piece is counted twice: let the method require whole_batches"
+        self._numbers.append(number)
         self._losses.append(loss)
         self._guesses.append(guesses)
         self._labels.append(labels)
-        if parts:
-            self._parts.append(parts)
+        self._parts.append(parts)
 
     def precision(self, batches: int) -> float:
         """Return the share of right guesses in the last ``batches`` batches; waits for the device."""
@@ -59,19 +75,41 @@ class Tally:
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
         """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
-        if not self._losses:
-            return 0.0, 0.0, 0.0, torch.stack([*more]).tolist() if more else []
-        correct = (torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)
-        columns = [self._losses, *(list(column) for column in zip(*self._parts, strict=True))]
-        correct, *values = torch.stack([correct, *itertools.chain(*columns), *more]).tolist()
-        sizes = [len(labels) for labels in self._labels]
-        sums = []
-        for _ in columns:
-            of_batches, values = values[: len(sizes)], values[len(sizes) :]
-            sums.append(sum(mean * size for mean, size in zip(of_batches, sizes, strict=True)))
-        loss, *parts = sums
+        right: list[Tensor] = []
+        if self._losses:
+            right = [(torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)]
+        columns = [self._losses, *(list(column) for column in zip(*self._parts, strict=True))] if self._losses else []
+        excess = [] if self._pieces is None or self._pieces.excess is None else [self._pieces.excess]
+        scalars = [*right, *itertools.chain(*columns), *more, *excess]
+        values = torch.stack(scalars).tolist() if scalars else []
+        self.excess = values.pop() if excess else 0.0
+        correct, values = sum(values[: len(right)]), values[len(right) :]
+        sizes = [float(len(labels)) for labels in self._labels]
+        means = [values[start : start + len(sizes)] for start in range(0, len(columns) * len(sizes), len(sizes) or 1)]
+        if self._pieces is not None and self._pieces.span is not None:
+            correct, sizes, means = self._of_all_ranks(self._pieces.span, self._pieces.number, correct, sizes, means)
+        sums = [sum(mean * size for mean, size in zip(of_one, sizes, strict=True)) for of_one in means]
+        loss, *parts = sums or [0.0]
         self.parts = [part / sum(sizes) for part in parts]
-        return loss, correct, float(sum(sizes)), values
+        return loss, correct, sum(sizes), values[len(columns) * len(self._losses) :]
+
+    def _of_all_ranks(
+        self, span: Span, num_pieces: int, correct: float, sizes: list[float], means: list[list[float]]
+    ) -> tuple[float, list[float], list[list[float]]]:
+        """Return the same of all ranks of a span, in the order in which one rank would have them."""
+        table, others = (
+            torch.zeros(n, dtype=torch.float64) for n in ((2 + self._num_parts) * num_pieces, 1 + span.size)
+        )
+        rows = table.view(2 + self._num_parts, num_pieces)
+        if sizes:
+            rows[:, self._numbers] = torch.tensor([sizes, *means], dtype=torch.float64)
+        others[0], others[1 + span.place] = correct, self.excess
+        together = span.sum_(torch.cat([table, others]))
+        table.copy_(together[: len(table)])
+        correct, *excess = together[len(table) :].tolist()
+        self.excess = max(excess)
+        sizes, *means = rows[:, rows[0] > 0].tolist()
+        return correct, sizes, means
 
 
 class Outcome(NamedTuple):
@@ -103,10 +141,13 @@ class Visit:
         work: float,
         precision: str,
         listener: Callable[[BatchReport], None],
+        pieces: Pieces | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.listener = source, work, precision, listener
-        self.tally = Tally()
+        self.pieces = pieces
+        """of its batches; None: batches are not cut"""
+        self.tally = Tally(pieces)
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
         self.share = 1.0
@@ -122,6 +163,11 @@ class Visit:
     def pseudo(self) -> PseudoLabels | None:
         """Clusters of the current local epoch, of clients without identities."""
         return self.source.pseudo
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank sends and stores the results: it does, unless it is a further one of a span."""
+        return self.pieces is None or self.pieces.span is None or self.pieces.span.is_first
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
         """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""

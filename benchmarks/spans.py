@@ -1,0 +1,171 @@
+"""A large client spans ranks: two ranks against one, and nine data sets on four and eight ranks by calculation.
+
+The first table trains ten clients on drawn people, one of which holds 80 % of the images, with everybody in every
+round, batches of 64 in pieces of 16. Runs on one and on two ranks take turns; both give the same bits. Without pieces
+no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
+
+The second has the proportions of paper 003's nine data sets, and one pass of each over its images: what the plan says
+for the ranks of one machine. A step's pieces are shared, and its sums cost time: the formula is printed.
+
+    python benchmarks/spans.py                                        # both tables
+    python benchmarks/spans.py --simulate --step 0.050 --bandwidth 200  # seconds of a batch, GB/s between ranks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from fedsim.cli.describe import FederatedTrainer
+from fedsim.data import Augmentation, FederatedDataModule, SyntheticReID
+from fedsim.data.images import Domain, ReIDSource, Split
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.federation.spans import Task, make_plan
+from fedsim.methods import FedPav
+from fedsim.models import Neck, SmallCNN
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
+from overhead import Clock
+
+IMAGES = {
+    "MSMT17": 32_621, "DukeMTMC-reID": 16_522, "Market-1501": 12_936, "CUHK03-NP": 7_365, "PRID2011": 3_744,
+    "CUHK01": 1_940, "VIPeR": 632, "3DPeS": 450, "iLIDS-VID": 248,
+}  # fmt: skip
+"""Training images of paper 003's data sets (its Table 1)."""
+
+RESNET50 = 23_508_032  # parameters of the trunk: what a step sums
+
+
+class Skewed(ReIDSource):
+    """Ten clients with drawn people: 512 images of the first, and 14 or 15 of each other."""
+
+    def domains(self) -> list[Domain]:
+        """Return the largest town, and parts of others."""
+        [largest] = SyntheticReID(clients=1, unseen=0, scale=1.2).domains()
+        assert largest.train is not None
+        first = replace(largest, train=_some(largest.train, 512))
+        return [first, *(self._small(i) for i in range(1, 10))]
+
+    @staticmethod
+    def _small(number: int) -> Domain:
+        town = SyntheticReID(clients=1, unseen=0, scale=0.5, seed=number).domains()[0]
+        assert town.train is not None
+        return replace(town, name=f"town{number}", train=_some(town.train, 14 + (number < 3)))
+
+
+def _some(split: Split, count: int) -> Split:
+    return split.take(torch.arange(count).numpy())
+
+
+def train(devices: int, rounds: int, micro_batch: int | None) -> dict[str, Any]:
+    """Train on this process's rank; return seconds of a round and the last loss."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    client = LocalTraining(batch_size=64, micro_batch=micro_batch)
+    evaluation = Evaluation(test_during_fit=False)
+    model = Federation(
+        FedPav(), SmallCNN(width=32), Neck(kind="bnneck", dropout=0.0), client=client, evaluation=evaluation
+    )
+    augmentation = Augmentation(pad=4, flip=0.5)
+    data = FederatedDataModule(Skewed(), size=(64, 32), val="none", augmentation=augmentation)
+    clock = Clock()
+    trainer = FederatedTrainer(
+        accelerator="cpu", devices=devices, strategy=FederatedStrategy(), max_epochs=rounds, limit_val_batches=0,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        use_distributed_sampler=False, logger=False, callbacks=[clock],
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    return {"seconds": clock.median(), "loss": model.round_metrics["train/loss"]}
+
+
+def in_a_process(devices: int, rounds: int, micro_batch: int | None) -> dict[str, Any]:
+    """Train in new processes; return the numbers of rank 0."""
+    args = ["--alone", str(devices), "--rounds", str(rounds), "--micro_batch", str(micro_batch or 0)]
+    output = subprocess.run([sys.executable, __file__, *args], check=True, capture_output=True, text=True).stdout
+    result: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    return result
+
+
+def compare(rounds: int, repeats: int) -> str:
+    """Return the table of one and two ranks, with and without pieces."""
+    cases = {"whole batches": None, "pieces of 16": 16}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {(case, n): [] for case in cases for n in (1, 2)}
+    for _ in range(repeats):
+        for case, devices in found:
+            found[case, devices].append(in_a_process(devices, rounds, cases[case]))
+    rows = []
+    for case in cases:
+        one, two = (statistics.median(run["seconds"] for run in found[case, n]) for n in (1, 2))
+        equal = len({run["loss"] for n in (1, 2) for run in found[case, n]}) == 1
+        rows.append([case, f"{1e3 * one:.0f}", f"{1e3 * two:.0f}", f"{one / two:.2f}x", "yes" if equal else "no"])
+    headers = ["batches of 64", "1 rank, ms per round", "2 ranks, ms per round", "faster", "same loss to the last bit"]
+    return tabulate(rows, headers, tablefmt="github")
+
+
+def simulate(step: float, bandwidth: float, batch: int, piece: int) -> str:
+    """Return the table of predicted speed-ups for nine data sets."""
+    lines = [
+        f"A batch of {batch} in pieces of {piece} takes {1e3 * step:.0f} ms on one rank, and on k ranks",
+        f"  {1e3 * step:.0f} ms * ceil({batch // piece} / k) / {batch // piece} + 2 (k - 1) / k * 8 bytes * "
+        f"{RESNET50:,} / ({bandwidth:.0f} GB/s): a ring sums float64 gradients.",
+    ]
+    rows = []
+    for ranks in (1, 2, 4, 8):
+        tasks = [Task(name, n / batch * step, batch // piece) for name, n in IMAGES.items()]
+        plan, of = make_plan(tasks, ranks), {task.client: task for task in tasks}
+        free = [0.0] * ranks
+        for client, span in plan.spans:
+            k = len(span)
+            sums = IMAGES[client] / batch * 2 * (k - 1) / k * 8 * RESNET50 / (bandwidth * 1e9)
+            end = max(free[rank] for rank in span) + of[client].on(k) + sums
+            for rank in span:
+                free[rank] = end
+        for client in plan.rest:
+            first = min(range(ranks), key=free.__getitem__)
+            free[first] += of[client].seconds
+        total = sum(task.seconds for task in tasks)
+        whole = max(of["MSMT17"].seconds, total / ranks)
+        spans = ", ".join(f"{client} on {len(span)}" for client, span in plan.spans) or "none"
+        rows.append(
+            [ranks, spans, f"{total:.1f}", f"{max(free):.1f}", f"{total / max(free):.2f}x", f"{total / whole:.2f}x"]
+        )
+    headers = ["ranks", "spans", "seconds on one", "seconds", "faster", "bound without spans"]
+    return "\n".join([*lines, "", tabulate(rows, headers, tablefmt="github")])
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--simulate", action="store_true", help="the calculation only")
+    parser.add_argument("--step", type=float, default=0.05, help="seconds of a batch on one rank")
+    parser.add_argument("--bandwidth", type=float, default=200.0, help="GB/s between ranks, each way")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--piece", type=int, default=8)
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--micro_batch", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        numbers = train(args.alone, args.rounds, args.micro_batch or None)
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            print(json.dumps(numbers))
+        return
+    if not args.simulate:
+        print(f"load of the machine before: {os.getloadavg()[0]:.1f}\n")
+        print(compare(args.rounds, args.repeats), "\n")
+    print(simulate(args.step, args.bandwidth, args.batch, args.piece))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Ranks of one machine that train a client together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsim.strategy.strategy import FederatedStrategy
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some ranks, and this one among them; all of them do the same visit, each with pieces of its batches."""
+
+    strategy: FederatedStrategy
+    ranks: range
+    """by their numbers in the run"""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, 2 or more."""
+        return len(self.ranks)
+
+    @property
+    def place(self) -> int:
+        """This rank's place in it, from 0."""
+        return self.strategy.global_rank - self.ranks.start
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that sends and stores the results."""
+        return self.place == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over the ranks in place; all of them call it."""
+        return self.strategy.sum_within_(tensor, self.ranks)

@@ -1,0 +1,145 @@
+"""Large clients span ranks: the plan, and the same bits with spans as on one rank."""
+
+import itertools
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from failing import run_on_ranks
+from fedsim.data import Augmentation, SyntheticReID
+from fedsim.federation import schedule
+from fedsim.federation.spans import GAIN, Plan, Task, blocks, make_plan
+from fedsim.methods import MOON, SKA, Ditto, FedBN, FedPav, FedReID, Scaffold
+from fedsim.models import Neck
+from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from small import fit, make_data, make_model, sgd, state_of
+
+
+def whole(tasks, ranks):
+    """The seconds of list scheduling, the longest first."""
+    free = [0.0] * ranks
+    for task in sorted(tasks, key=lambda task: -task.seconds):
+        free[free.index(min(free))] += task.seconds
+    return max(free)
+
+
+def replay(plan, tasks, ranks):
+    """The seconds of a plan, by plain loops."""
+    of, free = {task.client: task for task in tasks}, [0.0] * ranks
+    for client, span in plan.spans:
+        end = max(free[rank] for rank in span) + of[client].on(len(span))
+        for rank in span:
+            free[rank] = end
+    for client in plan.rest:
+        free[free.index(min(free))] += of[client].seconds
+    return max(free)
+
+
+def test_a_client_that_would_be_waited_for_gets_ranks():
+    tasks = [Task("large", 80, pieces=4), *(Task(f"c{i}", 20 / 9, pieces=4) for i in range(9))]
+    plan = make_plan(tasks, 2)
+    assert plan.spans == [("large", range(2))]
+    assert plan.seconds == pytest.approx(40 + 5 * 20 / 9)
+    four = make_plan(tasks, 4)
+    assert four.spans == [("large", range(4))]
+
+
+def test_the_busiest_rank_has_the_most_pieces():
+    assert [Task("a", 12, pieces=4).on(ranks) for ranks in (1, 2, 3, 4, 8)] == [12, 6, 6, 3, 3]
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_equal_clients_are_left_whole(pieces):
+    tasks = [Task(name, 10, pieces) for name in "abcd"]
+    assert make_plan(tasks, 2) == Plan([], list("abcd"), 20)
+    assert make_plan([], 2).seconds == 0
+
+
+def test_plans_are_valid_and_never_worse_than_none():
+    generator = torch.Generator().manual_seed(0)
+    gains = []
+    for _ in range(200):
+        ranks = int(torch.randint(1, 9, (), generator=generator))
+        draws = torch.rand(int(torch.randint(1, 12, (), generator=generator)), generator=generator) ** 3
+        tasks = [Task(str(i), float(s), int(torch.randint(1, 9, (), generator=generator))) for i, s in enumerate(draws)]
+        plan = make_plan(tasks, ranks)
+        spanned = [client for client, _ in plan.spans]
+        assert sorted([*spanned, *plan.rest]) == sorted(task.client for task in tasks)
+        for client, span in plan.spans:
+            assert 2 <= len(span) <= next(task.pieces for task in tasks if task.client == client)
+            assert span in blocks(ranks, len(span))
+        assert plan.seconds == pytest.approx(replay(plan, tasks, ranks))
+        gains.append(plan.seconds / whole(tasks, ranks))
+        assert gains[-1] <= (GAIN if plan.spans else 1 + 1e-9)
+        bound = max(sum(t.seconds for t in tasks) / ranks, max(t.on(min(ranks, t.pieces)) for t in tasks))
+        assert plan.seconds >= bound - 1e-9
+    assert min(gains) < 0.5
+
+
+def test_no_plan_of_three_clients_on_three_ranks_is_much_better():
+    """All choices of sizes and orders of three clients; the greedy plan is within a third of the best."""
+    for seconds in itertools.product((1, 3, 8), repeat=3):
+        tasks = [Task(str(i), s, 3) for i, s in enumerate(seconds)]
+        best = min(
+            replay(Plan([(str(i), span) for i, span in zip(order, spans, strict=True) if len(span) > 1],
+                        [str(i) for i, span in zip(order, spans, strict=True) if len(span) == 1], 0), tasks, 3)
+            for order in itertools.permutations(range(3))
+            for spans in itertools.product([range(1), range(2), range(3)], repeat=3)
+        )  # fmt: skip
+        assert make_plan(tasks, 3).seconds <= best * 4 / 3 + 1e-9
+
+
+METHODS = {
+    "FedPav": FedPav(), "FedBN": FedBN(), "Ditto": Ditto(), "MOON": MOON(), "Scaffold": Scaffold(), "SKA": SKA(),
+    "FedReID": FedReID(),
+}  # fmt: skip
+
+
+def train(name, devices):
+    """Batches of 8 in pieces of 3, dropout, a shorter last batch, a client that accumulates, and one left whole."""
+    model = make_model(
+        METHODS[name], neck=Neck(kind="bnneck", dropout=0.3), objective=Objective(triplet=0.5),
+        client=LocalTraining(batch_size=8, micro_batch=3, optimizer=sgd),
+        clients={"town1": ClientOverride(accumulate=2), "town2": ClientOverride(micro_batch=8)},
+        bn_stats="local" if name == "FedBN" else "mean",
+    )  # fmt: skip
+    data = make_data(
+        SyntheticReID(clients=4, unseen=1, scale=0.2), augmentation=Augmentation(pad=1, flip=0.5, erase=0.5)
+    )
+    model = fit(model, data, rounds=2, devices=devices)
+    numbers = [[r.loss, r.accuracy, r.images, *r.facts.values()] for r in model.reports.values()]
+    return {**state_of(model), "reports": torch.tensor(numbers, dtype=torch.float64)}, model.strategy.global_rank
+
+
+def all_but_one(tasks, num_ranks):
+    """A plan in which all ranks span each client but one; on three ranks, two span the first of them."""
+    spans = [(task.client, range(num_ranks)) for task in tasks if task.pieces > 1][1:]
+    spans = [(client, range(2) if num_ranks == 3 and not i else span) for i, (client, span) in enumerate(spans)]
+    return Plan(spans, [task.client for task in tasks if task.client not in dict(spans)], 0.0)
+
+
+def train_with_spans(folder):
+    """What each rank does: all methods, one after another."""
+    devices = len(list(folder.glob("log-*")))
+    with mock.patch.object(schedule, "make_plan", all_but_one):
+        for name in METHODS:
+            state, rank = train(name, devices)
+            torch.save(state, folder / f"{name}-{rank}.pt")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_spans_change_no_bit(tmp_path, ranks):
+    for rank in range(ranks):
+        Path(tmp_path / f"log-{rank}.txt").touch()
+    run_on_ranks(train_with_spans, tmp_path, ranks=ranks, timeout=300)
+    for name in METHODS:
+        expected, _ = train(name, 1)
+        for rank in range(ranks):
+            found = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
+            assert found.keys() == expected.keys()
+            for key, tensor in expected.items():
+                assert torch.equal(found[key], tensor), f"{name}, rank {rank}: {key}"
