@@ -15,7 +15,6 @@ from fedsim.core.errors import BadUpdateError, TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
-from fedsim.data.batches import limited, shares_of_steps
 from fedsim.data.federated import ClientData
 from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
@@ -24,7 +23,6 @@ from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
 from fedsim.training.messages import Download
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.pieces import LARGEST_GRADIENT, Pieces
 from fedsim.training.settings import LocalTraining, Objective
 from fedsim.training.visit import BatchReport, Outcome, Visit
 
@@ -106,10 +104,9 @@ class Client(LightningModule):
         ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``span`` train the client together.
         """
         self.round = round_
-        size = self.training_settings.piece_of(self.data.num_images)
         self.visit = Visit(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
-            listener=listener, pieces=Pieces(size, span, self._seed_piece) if size else None,
+            listener=listener, span=span, reseed=self._seed_piece,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
@@ -158,19 +155,7 @@ class Client(LightningModule):
 
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
-        visit = self.visit
-        for optimizer in visit.optimizers.values():
-            optimizer.begin_epoch(epoch)
-        share = min(max(visit.work * self.local_epochs - epoch, 0.0), 1.0)
-        labels, order = visit.source.plan(visit.batch_stream, share > 0)
-        order = limited(order, self.limit_batches)
-        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
-        count = visit.within_steps(epoch, count)
-        shares = shares_of_steps(order[:count], self.training_settings.accumulate)
-        for position, batch in enumerate(visit.read(order[:count], labels, views), start=1):
-            visit.progress, visit.share = (epoch, position, count), shares[position - 1]
-            yield from (batch,) if visit.pieces is None else visit.pieces.of(batch)
-        visit.share = 1.0
+        return self.visit.batches(epoch, self.local_epochs, self.limit_batches, views)
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -242,9 +227,8 @@ class Client(LightningModule):
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
-        if self.visit.tally.excess > 1:
-            too_large = f"a gradient holds values beyond {LARGEST_GRADIENT:.0f}, where sums of pieces are not exact"
-            raise self._bad_update(too_large, "the weight of the loss", "model.client.micro_batch to null")
+        if (inexact := self.visit.inexact) is not None:
+            raise self._bad_update(inexact, "the weight of the loss", "model.client.micro_batch to null")
         if self.visit.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}

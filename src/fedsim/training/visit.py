@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsim.data.batches import grouped
+from fedsim.data.batches import grouped, limited, shares_of_steps
 from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.labels.source import LabelSource, PseudoLabels
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.pieces import Pieces
+from fedsim.training.pieces import LARGEST_GRADIENT, Pieces
 from fedsim.training.settings import LocalTraining
 
 
@@ -127,8 +127,8 @@ class Outcome(NamedTuple):
 class Visit:
     """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
 
-    ``stream`` returns a random stream of this client and round, by purpose and device. See :meth:`Client.begin_round`
-    for the other arguments.
+    ``stream`` returns a random stream of this client and round, by purpose and device; ``reseed`` sets those of layers,
+    for each piece of a batch. See :meth:`Client.begin_round` for the other arguments.
     """
 
     def __init__(
@@ -141,13 +141,15 @@ class Visit:
         work: float,
         precision: str,
         listener: Callable[[BatchReport], None],
-        pieces: Pieces | None = None,
+        span: Span | None = None,
+        reseed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.listener = source, work, precision, listener
-        self.pieces = pieces
+        size = settings.piece_of(len(images.labels))
+        self.pieces = None if size is None else Pieces(size, span, reseed)
         """of its batches; None: batches are not cut"""
-        self.tally = Tally(pieces)
+        self.tally = Tally(self.pieces)
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
         self.share = 1.0
@@ -168,6 +170,28 @@ class Visit:
     def is_first(self) -> bool:
         """Whether this rank sends and stores the results: it does, unless it is a further one of a span."""
         return self.pieces is None or self.pieces.span is None or self.pieces.span.is_first
+
+    @property
+    def inexact(self) -> str | None:
+        """After the tally was read: the reason why sums of pieces are not exact; None: they are."""
+        if self.tally.excess <= 1:
+            return None
+        return f"a gradient holds values beyond {LARGEST_GRADIENT:.0f}, where sums of pieces are no longer exact"
+
+    def batches(self, epoch: int, local_epochs: int, limit: float | None, views: int) -> Iterator[Batch]:
+        """Yield the batches of a local epoch, or this rank's pieces of them; see :meth:`Client.batches`."""
+        for optimizer in self.optimizers.values():
+            optimizer.begin_epoch(epoch)
+        share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
+        labels, order = self.source.plan(self.batch_stream, share > 0)
+        order = limited(order, limit)
+        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
+        count = self.within_steps(epoch, count)
+        shares = shares_of_steps(order[:count], self._settings.accumulate)
+        for position, batch in enumerate(self.read(order[:count], labels, views), start=1):
+            self.progress, self.share = (epoch, position, count), shares[position - 1]
+            yield from (batch,) if self.pieces is None else self.pieces.of(batch)
+        self.share = 1.0
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
         """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""
