@@ -174,6 +174,44 @@ def test_the_others_do_not_wait_for_a_frozen_rank(tmp_path, frozen):
         run.kill()
 
 
+# -- in a span ---------------------------------------------------------------------------------------------------------
+
+# town0 has four times as much to do as the others together, so both ranks train it first
+SPAN = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 8}"]
+
+
+@pytest.fixture(scope="module")
+def whole_in_pieces(tmp_path_factory):
+    """The result of a run on one rank that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("pieces") / "run"
+    finish(fit(folder, *SPAN))
+    return read_result(last(folder))
+
+
+@pytest.mark.parametrize(("victim", "ranks"), [(0, 2), (1, 1)])
+def test_a_run_that_is_killed_in_a_span_continues_to_the_same_bits(whole_in_pieces, tmp_path, victim, ranks):
+    folder = tmp_path / "run"
+    run = fit(folder, *SPAN, ranks=2, fail=f"mid-client@2/{victim}")
+    codes = run.wait(timeout=PATIENCE)
+    assert codes[victim] == KILLED
+    assert codes[1 - victim] == 2, run.output
+    assert "ended without a word" in run.log(1 - victim)
+    finish(resume(folder, ranks=ranks))
+    assert_equal(read_result(last(folder)), whole_in_pieces)
+
+
+def test_the_other_ranks_of_a_span_do_not_wait_for_a_frozen_one(tmp_path):
+    silence = "--trainer.strategy.silence_timeout=0:00:04"
+    run = fit(tmp_path / "run", *SPAN, silence, ranks=2, fail="mid-client@2/1", how="SIGSTOP")
+    run.processes[0].join(timeout=PATIENCE)
+    try:
+        assert run.processes[0].exitcode == 2, run.output
+        [line] = errors(run.log(0))
+        assert line.startswith("rank 1 gave no sign of life for 4 s in round ")
+    finally:
+        run.kill()
+
+
 # -- bad updates -------------------------------------------------------------------------------------------------------
 
 SKIP = ["--model.method=failing.Raising", "--model.method.kind=nan", "--model.on_bad_update=skip_client"]

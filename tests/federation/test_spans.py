@@ -1,6 +1,8 @@
 """Large clients span ranks: the plan, and the same bits with spans as on one rank."""
 
 import itertools
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from failing import run_on_ranks
+from fedsim.core.errors import PeerError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation import schedule
 from fedsim.federation.spans import GAIN, Plan, Task, blocks, make_plan
@@ -143,3 +146,30 @@ def test_spans_change_no_bit(tmp_path, ranks):
             assert found.keys() == expected.keys()
             for key, tensor in expected.items():
                 assert torch.equal(found[key], tensor), f"{name}, rank {rank}: {key}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsOnOne(FedPav):
+    """Fails on rank 1 in the midst of a client."""
+
+    def loss(self, client, batch):
+        if os.environ["RANK"] == "1" and client.visit.progress[1] == 2:
+            raise ZeroDivisionError("on one rank of the span")
+        return super().loss(client, batch)
+
+
+def fail_on_one(folder):
+    """What each of two ranks does."""
+    client = LocalTraining(batch_size=8, micro_batch=4, optimizer=sgd)
+    expected = ZeroDivisionError if os.environ["RANK"] == "1" else PeerError
+    with mock.patch.object(schedule, "make_plan", all_but_one), pytest.raises(expected) as caught:
+        fit(make_model(FailsOnOne(), client=client), devices=2)
+    (folder / os.environ["RANK"]).write_text(str(caught.value))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_the_other_ranks_of_a_span_hear_of_an_error(tmp_path):
+    run_on_ranks(fail_on_one, tmp_path)
+    assert (tmp_path / "0").read_text().startswith("rank 1 stopped in round 1, client town")
+    assert "on one rank of the span" in (tmp_path / "0").read_text()

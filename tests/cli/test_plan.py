@@ -1,0 +1,50 @@
+"""``fedsim describe`` prints who spans ranks, and what limits the speed-up."""
+
+import pytest
+
+from fedsim.cli.describe import describe_federation
+from fedsim.data import SyntheticReID
+from fedsim.federation.spans import Task, make_plan
+from fedsim.methods import FedPav
+from fedsim.training.settings import ClientOverride, LocalTraining
+from small import make_data, make_model, sgd
+
+
+def described(ranks, per_machine, **options):
+    """Three clients; town0 has four local epochs."""
+    client = LocalTraining(batch_size=8, optimizer=sgd, **options)
+    model = make_model(FedPav(), client=client, clients={"town0": ClientOverride(local_epochs=4)})
+    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.2))
+    text = describe_federation(model, data, ranks, 2, per_machine)
+    lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in text.splitlines() if "  " in line}
+    return model.parts, lines
+
+
+def test_pieces_let_ranks_share_the_largest_client():
+    parts, lines = described(2, 2, micro_batch=4)
+    tasks = [Task(name, parts.costs[name], 2) for name in parts.names]
+    expected = sum(parts.costs.values()) / make_plan(tasks, 2).seconds
+    assert lines["clients that span ranks"].split(", ")[0] == "town0 on ranks 0 to 1"
+    share = 100 * parts.costs["town0"] / sum(parts.costs.values())
+    assert lines["predicted speed-up over one rank"] == (
+        f"{expected:.2f}x ({50 * expected:.0f} % efficiency); "
+        f"town0 has {share:.0f} % of the work, in batches of 2 pieces"
+    )
+    assert expected > sum(parts.costs.values()) / parts.costs["town0"]
+
+
+@pytest.mark.parametrize(
+    ("per_machine", "remedy"), [(2, " unless model.client.micro_batch lets ranks share it"), (1, "")]
+)
+def test_whole_batches_are_bounded_by_the_largest_client(per_machine, remedy):
+    parts, lines = described(2, per_machine)
+    assert "clients that span ranks" not in lines
+    bound = sum(parts.costs.values()) / parts.costs["town0"]
+    assert lines["predicted speed-up over one rank"].endswith(f"of the work, so at most {bound:.2f}x{remedy}")
+
+
+def test_spans_of_the_second_machine_have_the_numbers_of_its_ranks():
+    _, lines = described(4, 2, micro_batch=4)
+    spans = lines["clients that span ranks"].split(", ")
+    assert "town0 on ranks 0 to 1" in spans
+    assert any(span.endswith("on ranks 2 to 3") for span in spans)
