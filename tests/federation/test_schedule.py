@@ -1,7 +1,12 @@
 """Ranks of a machine take clients from each other: in order of cost, and with the same bits whoever is slow."""
 
 import math
+import os
 import time
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -9,9 +14,10 @@ import torch
 from failing import run_on_ranks
 from fedsim.data import SyntheticReID
 from fedsim.federation.axis import RoundRecord
+from fedsim.federation.callbacks import Preemption
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.schedule import Schedule
-from fedsim.methods import Ditto, FedBN
+from fedsim.methods import Ditto, FedBN, FedPav
 from fedsim.strategy.machine import Machine
 from fedsim.training.messages import Report
 from small import fit, make_data, make_model, state_of
@@ -121,3 +127,30 @@ def test_a_rank_trains_all_that_a_busy_one_leaves(tmp_path):
 def test_whoever_is_slow_the_bits_are_the_same(tmp_path):
     run_on_ranks(jitter_on_three, tmp_path, ranks=3)
     assert_same_on_all(tmp_path, 3, state_of(fit(make_model(Ditto()), sources(), rounds=3)))
+
+
+def count_collectives(folder):
+    """What each of two ranks does: two fits, of two rounds and of five."""
+    for rounds in (2, 5):
+        names = []
+        with ExitStack() as stack:
+            for name in ("all_reduce", "broadcast", "all_gather", "barrier", "broadcast_object_list"):
+                original = getattr(torch.distributed, name)
+                spy = stack.enter_context(mock.patch.object(torch.distributed, name))
+                spy.side_effect = partial(noted, names, name, original)
+            fit(make_model(FedPav()), sources(), rounds=rounds, devices=2, callbacks=[Preemption()])
+        torch.save(Counter(names), folder / f"{os.environ['RANK']}-{rounds}.pt")
+
+
+def noted(names, name, original, *args, **kwargs):
+    names.append(name)
+    return original(*args, **kwargs)
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_round_of_a_small_model_has_one_collective(tmp_path):
+    run_on_ranks(count_collectives, tmp_path)
+    for rank in range(2):
+        few, many = (torch.load(tmp_path / f"{rank}-{n}.pt", weights_only=False) for n in (2, 5))
+        assert many - few == Counter(all_reduce=3)

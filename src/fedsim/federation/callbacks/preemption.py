@@ -60,6 +60,8 @@ class Preemption(RoundCallback):
         self._costs = federation.parts.costs
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            # its flag is never set now, but all ranks would wait for it in each round
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign] # see above
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -107,6 +109,8 @@ class Preemption(RoundCallback):
 
     def _end(self, trainer: Trainer, number: int | None) -> None:
         """Restore the handlers; say how to continue after signal ``number``, if there was one."""
+        if self._previous:
+            del trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor  # what on_train_start put there
         while self._previous:
             caught, handler = self._previous.popitem()
             signal.signal(caught, handler if handler is not None else signal.SIG_DFL)
@@ -117,3 +121,7 @@ class Preemption(RoundCallback):
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
         if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:
             requeue()
+
+
+def _nothing() -> None:
+    pass
