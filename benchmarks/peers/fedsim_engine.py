@@ -16,6 +16,7 @@ from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, Domain, FederatedDataModule, Images, ReIDSource, Split
 from fedsim.data.images import Size
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.callbacks import Preemption
 from fedsim.federation.federation import Federation
 from fedsim.federation.selection import RandomFraction
 from fedsim.methods import FedAvg
@@ -140,7 +141,7 @@ def make_trainer(rounds: int, workers: int, callback: Callback) -> FederatedTrai
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[callback],
+        callbacks=[callback, Preemption()],  # as the command line has it
     )
 
 
