@@ -11,6 +11,7 @@ from fedsim.cli.config_files import read_config
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
+from fedsim.data.cuhksysu import cut_people
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders, write_market_splits
@@ -24,7 +25,7 @@ def run(args: list[str]) -> str:
     """Run ``fedsim data COMMAND [options]``, and return what is to be printed."""
     if args[:1] == ["check"] and args[1:] and not args[1].startswith("-"):
         args = ["check", "--root", *args[1:]]
-    commands = (check, convert, manifest, prepare, preview, splits)
+    commands = (check, convert, cut, manifest, prepare, preview, splits)
     return run_subcommand("data", {command.__name__: command for command in commands}, args)
 
 
@@ -65,6 +66,17 @@ def convert(mat: str, protocol: str, output: str, variant: Variant = "detected")
     """
     source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
     folder, counts = convert_cuhk03(source, rules, target, variant)
+    return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
+
+
+def cut(root: str, output: str) -> str:
+    """Cut the people of CUHK-SYSU's test out of its pictures, into folders that CUHKSYSU reads.
+
+    Args:
+        root: the owners' folder, with annotation/test/train_test/TestG50.mat and Image/SSM.
+        output: the folder of data sets, which gets cuhksysu4reid.
+    """
+    folder, counts = cut_people(Path(root).expanduser(), Path(output).expanduser())
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
