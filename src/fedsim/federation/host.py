@@ -91,7 +91,7 @@ class Host:
         client.received = privacy.received(client, server, message_to(method, server, client.model.arch))
         method.download(client)
         method.train(client)
-        client.check_labels()
+        client.end_training()
         upload = method.upload(client)
         numbers, of_tensors = self._signals(client, upload)
         sent = privacy.uploaded(client, server, upload)

@@ -202,8 +202,10 @@ class Client(LightningModule):
         self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
         return steps
 
-    def check_labels(self) -> None:
-        """Raise NoClustersError if the visit had no labels to train on."""
+    def end_training(self) -> None:
+        """Settle the last batch; raise NoClustersError if the visit had no labels to train on."""
+        if self.visit.pieces is not None:
+            self.visit.pieces.settle()
         self.visit.source.check()
 
     def end_round(self, contribution: Sequence[Tensor], limit: float) -> Outcome:

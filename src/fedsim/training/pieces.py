@@ -77,6 +77,7 @@ class Pieces:
         self.excess: Tensor | None = None
         """largest value in a sum so far, as a share of the largest that is exact; a scalar on the device"""
         self._gradients: dict[int, _GradientSum] = {}
+        self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a piece of it is trained
 
     @property
     def counts(self) -> bool:
@@ -86,6 +87,7 @@ class Pieces:
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         """Yield this rank's pieces of a batch: every rank gets at least one."""
+        self.settle()
         slices, first = cut(len(batch.labels), self.size), self.number
         self.number += len(slices)
         if len(slices) == 1:
@@ -96,6 +98,7 @@ class Pieces:
         place, count = (self.span.place, self.span.size) if self.span else (0, 1)
         mine = range(place, len(slices), count)
         statistics = [_StatisticsSum(model) for model in self.models.values()]
+        self._statistics = statistics
         for index in mine or [0]:
             weight = len(batch.labels[slices[index]]) / len(batch.labels) if mine else 0.0
             is_last = not mine or index == mine[-1]
@@ -104,8 +107,22 @@ class Pieces:
             for running in statistics:
                 running.restart()
             yield _part(batch, slices[index])
-            for running in statistics:
-                running.add(weight)
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the running statistics of the piece that was trained; after a batch's last piece, sum them.
+
+        A method that leaves the loop over batches after a step does not come back for the next one: so this is called
+        after training, too.
+        """
+        statistics = self._statistics
+        if statistics is None:
+            return
+        for running in statistics:
+            running.add(self.current.weight)
+        if not self.current.is_last:
+            return
+        self._statistics = None
         totals = [total for running in statistics for total in running.totals]
         if totals:
             joined = self._sum(torch.cat(totals), GRID * _LARGEST_CHANGE)
