@@ -209,10 +209,17 @@ def test_the_room_of_a_folder_that_is_not_there_is_that_of_its_file_system(tmp_p
     assert not (tmp_path / "a").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path, monkeypatch):
+    assert room_of(tmp_path).problem == ""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert room_of(tmp_path / "a").problem == f"{tmp_path} cannot be written"
+
+
 def test_slurm_and_wandb_are_read_off_variables_and_files(tmp_path, monkeypatch):
     assert slurm_of({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NTASKS": "8"}) == "in job 7: nodes 2, tasks 8"
     assert wandb_of({}, tmp_path, tmp_path) == Wandb("online", "")
-    assert wandb_of({"WANDB_MODE": "offline", "WANDB_API_KEY": "x"}, tmp_path, tmp_path).login == "WANDB_API_KEY"
+    variables = {"WANDB_MODE": "disabled", "WANDB_API_KEY": "x"}
+    assert wandb_of(variables, tmp_path, tmp_path) == Wandb("disabled", "WANDB_API_KEY")
     write(tmp_path, {".netrc": "machine api.wandb.ai login user password secret\n",
                      "wandb/settings": "[default]\nmode = offline\n"})  # fmt: skip
     assert wandb_of({}, tmp_path, tmp_path) == Wandb("offline", str(tmp_path / ".netrc"))
@@ -225,10 +232,10 @@ def test_slurm_and_wandb_are_read_off_variables_and_files(tmp_path, monkeypatch)
 def test_neighbours_that_are_as_similar_may_change_places():
     similarity = np.array([[0.9, 0.5, 0.5, 0.1]])
     ours = Neighbours(np.array([[0, 1]]), np.array([[0.9, 0.5]], dtype=np.float32))
-    tied, wrong = (replace(ours, index=np.array([[0, other]])) for other in (2, 3))
-    assert disagreement(ours, tied, similarity) == ""
-    assert "differ by 4e-01" in disagreement(ours, wrong, similarity).replace("4.0e-01", "4e-01")
-    assert "differ by" in disagreement(ours, replace(ours, similarity=ours.similarity + 1e-3), similarity)
+    assert disagreement(ours, replace(ours, index=np.array([[0, 2]])), similarity) == ""
+    farther = Neighbours(np.array([[0, 3]]), np.array([[0.9, 0.1]], dtype=np.float32))
+    assert "differ by 4.0e-01" in disagreement(ours, farther, similarity)
+    assert "differ by 1.0e-03" in disagreement(ours, replace(ours, similarity=ours.similarity + 1e-3), similarity)
 
 
 def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
