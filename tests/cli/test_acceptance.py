@@ -160,7 +160,7 @@ def test_the_exit_code_says_whether_a_row_failed(acceptance, capsys, monkeypatch
 
 def test_rows_without_time_left_have_failed(acceptance):
     results = acceptance.run_all([row(acceptance, "market")], True, 0.0)
-    assert results["market"].verdict == "fail"
+    assert (results["market"].verdict, results["market"].figure) == ("fail", "no time was left")
 
 
 @pytest.mark.slow
