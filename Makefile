@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-cluster check format docs clean
+.PHONY: help setup quickstart test test-fast test-cluster acceptance check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and
 
 test-fast: $(STAMP)  ## run the tests that take less than a minute together
 	$(BIN)/python -m pytest -m "not slow and not dist"
+
+acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPUs: about ten minutes
+	$(BIN)/python benchmarks/acceptance.py
 
 check: $(STAMP)  ## lint, types, spelling
 	$(BIN)/ruff check .

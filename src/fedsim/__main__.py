@@ -13,6 +13,7 @@ COMMANDS = {
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
     "describe": "show what a config shares, who holds what, and what a run will cost",
+    "doctor": "say what this machine has, what a fit would use of it, and what stands in the way",
     "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
     "augment": "augment fit: train a generator of people per client; preview: draw what it makes; write: write it",
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
@@ -47,7 +48,8 @@ def main(args: list[str] | None = None) -> int:
         args: the command line without the program's name; None takes ``sys.argv``.
 
     Returns:
-        exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if draws of a sweep failed.
+        exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if draws of a sweep failed, or
+        doctor found something in the way.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "help"):

@@ -62,7 +62,19 @@ def test_describe_refuses_devices_too(capsys, tiny):
 def test_an_accelerator_that_is_not_there(capsys, tiny, tmp_path, name):
     line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--trainer.accelerator={name}")
     assert f"trainer.accelerator: {name} cannot be used" in line
-    assert "set trainer.accelerator to cpu or auto" in line
+    assert "set trainer.accelerator to cpu or auto; here: cpu alone" in line
+
+
+@pytest.mark.parametrize("command", ["fit", "describe"])
+@pytest.mark.parametrize("devices", ["[9]", "3", "[0, 0]", "cuda:9"])
+def test_gpus_that_are_not_there_are_named_with_those_that_are(capsys, monkeypatch, tiny, command, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
+    words = ["--trainer.accelerator=gpu", f"--trainer.devices={devices}"]
+    line = refuse(capsys, command, "--config", tiny, *words)
+    assert f"trainer.devices: {devices} cannot be used" in line
+    assert "here: cpu, cuda:0 (NVIDIA H100), cuda:1 (NVIDIA H100)" in line
 
 
 def test_only_what_lightning_raises_is_a_wrong_setting():

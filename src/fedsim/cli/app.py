@@ -22,8 +22,8 @@ def run_command(args: list[str]) -> int:
     """Run a command of which ``fedsim.__main__`` knows that it exists.
 
     Returns:
-        0; 1 if draws of a sweep failed; 2 for wrong settings, folders or files, and for lost ranks; 128 + its number if
-        a signal ended the command.
+        0; 1 if draws of a sweep failed, or doctor found something in the way; 2 for wrong settings, folders or files,
+        and for lost ranks; 128 + its number if a signal ended the command.
     """
     code = 1  # of a defect
     try:

@@ -18,6 +18,7 @@ from fedsim.core.errors import ConfigError
 _MODULES = {
     "augment": "fedsim.cli.augment.command",
     "data": "fedsim.cli.data",
+    "doctor": "fedsim.cli.doctor.command",
     "export": "fedsim.cli.export",
     "rank": "fedsim.cli.rank",
     "report": "fedsim.cli.report.command",

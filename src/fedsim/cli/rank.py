@@ -14,6 +14,7 @@ from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
+from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
@@ -128,12 +129,10 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _device(name: str) -> torch.device:
+    device = device_named(name)
     try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError("choose cpu or cuda")
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError) as error:  # there is one, but it does not start
         raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error
     return device
 

@@ -10,7 +10,7 @@ import signal
 from importlib import import_module
 from typing import NamedTuple
 
-from fedsim.core.errors import DrawsFailedError, FedSimError, RunStoppedError
+from fedsim.core.errors import DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 
 # settings that are classes -> module and name of their base; for the list in the message about a wrong name
 _CLASSES = {
@@ -52,7 +52,7 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FedSimError) or _is_of_lightning(error):
-        return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
+        return Verdict(str(error), 1 if isinstance(error, DrawsFailedError | NotReadyError) else 2)
     if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
     if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:

@@ -22,6 +22,10 @@ class DrawsFailedError(FedSimError, RuntimeError):
     """Some of a sweep's draws failed; the others are done."""
 
 
+class NotReadyError(FedSimError, RuntimeError):
+    """A fit cannot run on this machine as asked; the page that says why is written."""
+
+
 class TrainingError(FedSimError, RuntimeError):
     """Training of one client failed. The message names client and round."""
 

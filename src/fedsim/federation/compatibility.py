@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 
+from fedsim.core.devices import devices_here
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import ACCURACIES, METRICS
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 # field of the trainer section -> Lightning's other words for it
 _OTHER_WORDS = {
     "accelerator": "gpu backend found|can not run on your system",
-    "devices": "You requested gpu|CUDA_VISIBLE_DEVICES",
+    "devices": r"You requested gpu|GPUs requested|CUDA_VISIBLE_DEVICES|Device ID|invalid literal for int\(\)",
     "max_time": r"Timer\(duration=",
 }
 _REMEDIES = {
@@ -71,6 +72,8 @@ def _refusal(words: str, given: Mapping[str, Any]) -> str:
         return f"trainer: {words}"
     name = names[0]
     remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    if name in ("devices", "accelerator"):
+        remedy += f"; here: {devices_here()}"
     return f"trainer.{name}: {given[name]} cannot be used ({words}){remedy}"
 
 

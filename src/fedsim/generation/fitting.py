@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fedsim.core.allocator import is_out_of_memory
+from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, TrainingError
 from fedsim.core.files import replacing
 from fedsim.data.federated import ClientData
@@ -199,10 +200,4 @@ def device_of(name: str, row: int = 0) -> torch.device:
         return torch.device("cuda", row % gpus)
     if name in ("auto", "cpu"):
         return torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device: there is no device {name}; give auto, cpu, cuda or cuda:0") from error
-    if device.type != "cuda" or (device.index or 0) >= gpus:
-        raise ConfigError(f"--device: {name} is not here; this machine has {gpus} GPUs")
-    return device
+    return device_named(name)

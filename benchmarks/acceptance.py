@@ -1,0 +1,190 @@
+"""What README and docs promise of a machine with GPUs, one row each: pass, fail, or not here.
+
+Each row runs in a process of its own, with a time limit; a row that fails, crashes or hangs leaves the others alone. At
+the end comes a table in Markdown, for a record in benchmarks/results. Exit code 1: a row has failed.
+
+    python benchmarks/acceptance.py                       # everything; on one H100 about 8 minutes, on several 12
+    python benchmarks/acceptance.py --only market faiss
+    python benchmarks/acceptance.py --reduced             # small sizes: tries the rows; a machine without a GPU does so
+    python benchmarks/acceptance.py --list
+
+None of this has run on a GPU yet. Without one, speed and memory are shown and not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+
+from acceptance_rows import fits, ranking, training
+from acceptance_rows.terms import Bench, NotHereError, Outcome, Row
+from fedsim import __version__
+
+HERE = Path(__file__).resolve().parent
+PATIENCE = 5
+"""times the limit that a row has without a GPU, on any computer"""
+PASS, FAIL, NOT_HERE = "pass", "fail", "not here"
+
+ROWS = [
+    Row("doctor", "nothing stands in the way of a fit", "docs/cluster.md", 300, fits.doctor, quick=False),
+    Row("repeat", "a deterministic fit ends in the same bits again", "README.md", 120, fits.repeated, quick=False),
+    Row("ranks", "1 and 2 ranks end in the same bits", "README.md", 120, fits.equal_bits, quick=False),
+    Row("resume", "a killed fit goes on to the same bits", "docs/failures.md", 120, fits.resumed, quick=False),
+    Row("waits", "no wait for the device between batches", "training/client.py", 60, training.waits),
+    Row("kernels", "launches per step of ResNet-50", "training/client.py", 60, training.kernels),
+    Row("train-32", "ResNet-50, 256x128, bf16, batches of 32: time beside a loop by hand", "README.md", 90,
+        partial(training.speed, batch_size=32)),
+    Row("train-64", "the same with batches of 64", "README.md", 90, partial(training.speed, batch_size=64)),
+    Row("graph-32", "batches of 32 beside the loop as a CUDA graph", "README.md", 90,
+        partial(training.speed, batch_size=32, faster="capture")),
+    Row("compile-32", "batches of 32 beside the loop with torch.compile", "README.md", 180,
+        partial(training.speed, batch_size=32, faster="compile"), quick=False),
+    Row("memory", "the peak is what describe says, and the activations", "fedsim describe", 60, training.memory),
+    Row("market", "Market-1501's queries are ranked, features on the GPU", "README.md", 60, ranking.market),
+    Row("reciprocal", "re-ranking gives the CPU's distances", "docs/evaluation.md", 60, ranking.reciprocal),
+    Row("faiss", "FAISS finds torch's neighbours", "docs/evaluation.md", 120, ranking.faiss),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's line of the table."""
+
+    verdict: str
+    figure: str
+    bar: str
+    seconds: float = 0.0
+
+
+def judge(row: Row, bench: Bench) -> Result:
+    """Run a row in this process; whatever it raises is its failure."""
+    try:
+        outcome: Outcome = row.check(bench)
+    except NotHereError as why:
+        return Result(NOT_HERE, str(why), "")
+    except Exception as error:
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        return Result(FAIL, f"{type(error).__name__}: {line[:200]}", "")
+    if outcome.of_speed and (bench.reduced or not bench.is_gpu):
+        return Result(NOT_HERE, f"{outcome.figure} (small sizes)", outcome.bar)
+    return Result(PASS if outcome.holds else FAIL, outcome.figure, outcome.bar)
+
+
+def run_apart(row: Row, folder: Path, reduced: bool, limit: float) -> Result:
+    """Run a row in a process of its own, which is ended with all that it has started after ``limit`` seconds."""
+    command = [sys.executable, str(HERE / "acceptance.py"), "--row", row.name, "--folder", str(folder)]
+    command += ["--reduced"] * reduced
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return Result(FAIL, f"no end within {limit:.0f} s", "", limit)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    seconds = time.monotonic() - start
+    with suppress(json.JSONDecodeError, IndexError, TypeError):
+        return Result(**json.loads(out.splitlines()[-1]), seconds=seconds)
+    said = next(reversed(err.strip().splitlines()), "")
+    return Result(FAIL, f"its process ended with code {process.returncode}: {said[:200]}", "", seconds)
+
+
+def table(results: dict[str, Result]) -> str:
+    """Return the table for a record."""
+    rows = [
+        [f"{row.promise} ({row.where})", found.verdict, found.figure, found.bar or "-", f"{found.seconds:.0f}"]
+        for row in ROWS
+        if (found := results.get(row.name)) is not None
+    ]
+    return tabulate(rows, ["promise", "verdict", "figure", "bar", "s"], tablefmt="github", disable_numparse=True)
+
+
+def machine() -> str:
+    """Return a line about hardware and versions."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    what = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "no GPU"
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+    commit = f", commit {git.stdout.strip()}" if git.returncode == 0 else ""
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {what}; {os.cpu_count()} cores; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, fedsim {__version__}{commit}"
+    )
+
+
+def run_all(rows: list[Row], reduced: bool, minutes: float) -> dict[str, Result]:
+    """Run rows one after another; those for which no time is left have failed."""
+    deadline = time.monotonic() + 60 * minutes
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="fedsim-acceptance-") as folder:
+        for row in rows:
+            left = deadline - time.monotonic()
+            limit = min(row.seconds * (1 if torch.cuda.device_count() else PATIENCE), left)
+            result = run_apart(row, Path(folder), reduced, limit) if left > 0 else Result(FAIL, "no time was left", "")
+            results[row.name] = result
+            print(f"{row.name:<12} {result.verdict:<8} {result.figure}", file=sys.stderr, flush=True)
+    return results
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW")
+    parser.add_argument("--reduced", action="store_true", help="small sizes")
+    parser.add_argument("--minutes", type=float, default=12.0, help="for all rows together")
+    parser.add_argument("--list", action="store_true", help="list the rows")
+    parser.add_argument("--row", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def make_bench(folder: Path, reduced: bool) -> Bench:
+    """Return this machine's bench; without a GPU sizes are small."""
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    return Bench(device, gpus, folder, reduced or not gpus)
+
+
+def main() -> int:
+    """Run the rows; return the exit code."""
+    args = parse_arguments()
+    if args.list:
+        print(tabulate([[row.name, row.promise, row.where] for row in ROWS], tablefmt="plain"))
+        return 0
+    if args.row:
+        warnings.simplefilter("ignore")
+        [row] = [row for row in ROWS if row.name == args.row]
+        result = judge(row, make_bench(args.folder, args.reduced))
+        print("\n" + json.dumps({"verdict": result.verdict, "figure": result.figure, "bar": result.bar}))
+        return 0
+    results = run_all([row for row in ROWS if row.name in args.only], args.reduced, args.minutes)
+    print(f"{machine()}\n\n{table(results)}")
+    counts = [f"{sum(found.verdict == what for found in results.values())} {what}" for what in (PASS, FAIL, NOT_HERE)]
+    print(f"\n{', '.join(counts)}")
+    return int(any(found.verdict == FAIL for found in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

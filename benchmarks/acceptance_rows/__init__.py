@@ -1,0 +1,1 @@
+"""The rows of ``benchmarks/acceptance.py``: functions that take a bench and return an outcome."""

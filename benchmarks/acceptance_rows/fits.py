@@ -1,0 +1,163 @@
+"""Rows about whole commands: the machine, equal bits, and a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from acceptance_rows.terms import Bench, NotHereError, Outcome
+from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+
+ROUNDS, ROUNDS_BEFORE_THE_KILL = 3, 1
+CONFIG = """
+seed_everything: 0
+trainer:
+  max_epochs: {rounds}
+  limit_val_batches: 0
+  accelerator: {accelerator}
+  deterministic: true
+  enable_progress_bar: false
+  precision: {precision}
+model:
+  method: FedPav
+  backbone: {backbone}
+  neck: {{kind: linear, dim: 64, dropout: 0.2}}
+  server_optimizer: FedAdam
+  client:
+    batch_size: 16
+    local_epochs: 2
+    optimizer: {{class_path: torch.optim.SGD, init_args: {{lr: 0.01, momentum: 0.9}}}}
+data:
+  source: {{class_path: SyntheticReID, init_args: {{clients: 4, unseen: 1, scale: {scale}}}}}
+  val: none
+  size: {size}
+"""
+
+
+def doctor(bench: Bench) -> Outcome:
+    """Let ``fedsim doctor`` look at the machine."""
+    accelerator = "gpu" if bench.is_gpu else "cpu"
+    command = ["doctor", "--json", "--run_dir", str(bench.folder), "--trainer.accelerator", accelerator]
+    done = subprocess.run([sys.executable, "-m", "fedsim", *command], capture_output=True, text=True, check=False)
+    if not done.stdout:
+        return Outcome(f"ends with code {done.returncode}: {done.stderr.strip()[-200:]}", "0", holds=False)
+    found = [finding["what"] for finding in json.loads(done.stdout)["findings"] if finding["blocks"]]
+    return Outcome(f"{len(found)} in the way" + (f": {found[0]}" if found else ""), "0", not found)
+
+
+def repeated(bench: Bench) -> Outcome:
+    """Run a deterministic fit twice."""
+    return compare("the same again", finished(bench, "first"), finished(bench, "again"))
+
+
+def equal_bits(bench: Bench) -> Outcome:
+    """Run the same fit on one rank and on two."""
+    if bench.is_gpu and bench.gpus < 2:
+        raise NotHereError("needs two GPUs: a rank has one of its own")
+    return compare("1 and 2 ranks", finished(bench, "first"), finished(bench, "two-ranks", ranks=2))
+
+
+def resumed(bench: Bench) -> Outcome:
+    """Kill a fit after its first checkpoint, and go on by the same command; on two ranks, if there are two GPUs."""
+    ranks = 2 if bench.gpus > 1 else 1
+    options = options_of(bench, "killed")
+    process = start(options)
+    pointer = bench.folder / "killed" / "checkpoints" / "last.ckpt" / "current"
+    while process.poll() is None and not (pointer.exists() and pointer.stat().st_size):
+        time.sleep(0.01)
+    was_running = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = rounds_of(bench.folder / "killed") if pointer.exists() else 0
+    finish(start([*options, "--ckpt_path", "last", f"--trainer.devices={ranks}"]))
+    outcome = compare("with and without", finished(bench, "first"), bench.folder / "killed")
+    if not was_running or done >= ROUNDS:
+        return Outcome(f"the fit had ended before it was killed; {outcome.figure}", outcome.bar, holds=False)
+    return Outcome(f"killed after round {done}, on with {ranks}; {outcome.figure}", outcome.bar, outcome.holds)
+
+
+# -- fits --------------------------------------------------------------------------------------------------------------
+
+
+def options_of(bench: Bench, name: str) -> list[str]:
+    """Write a run's config; return the options of its fit."""
+    config = bench.folder / f"{name}.yaml"
+    backbone = "{class_path: SmallCNN, init_args: {width: 4}}"
+    config.write_text(
+        CONFIG.format(
+            rounds=ROUNDS,
+            accelerator="gpu" if bench.is_gpu else "cpu",
+            precision="bf16-mixed" if bench.is_gpu else "32-true",
+            backbone=backbone if bench.reduced else "{class_path: ResNet, init_args: {depth: 18}}",
+            scale=0.2 if bench.reduced else 2.0,
+            size="[16, 8]" if bench.reduced else "[64, 32]",
+        )
+    )
+    return ["fit", "--config", str(config), "--run_dir", str(bench.folder / name)]
+
+
+def finished(bench: Bench, name: str, ranks: int = 1) -> Path:
+    """Return the directory of a run, which is made unless another row has made it."""
+    folder = bench.folder / name
+    summary = folder / "summary.json"
+    if not (summary.exists() and json.loads(summary.read_text())["finished"]):
+        finish(start([*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}"]))
+    return folder
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    """Start a command of fedsim."""
+    if "--trainer.devices" not in " ".join(words):
+        words = [*words, "--trainer.devices=1"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "WANDB_MODE": "disabled"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for a command that must succeed."""
+    output, _ = process.communicate()
+    if process.returncode:
+        lines = [line for line in output.splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("fedsim: error")), "".join(lines[-1:]))
+        raise RuntimeError(f"a fit ended with code {process.returncode}: {said}")
+
+
+# -- bits --------------------------------------------------------------------------------------------------------------
+
+
+def compare(what: str, first: Path, second: Path) -> Outcome:
+    """Compare all tensors of two runs: global vectors, and private states of all clients."""
+    here, there = tensors_of(first), tensors_of(second)
+    if here.keys() != there.keys() or not here:
+        return Outcome(f"{what}: checkpoints of {len(here)} and {len(there)} tensors", "equal bits", holds=False)
+    differ = [name for name, tensor in here.items() if not torch.equal(tensor, there[name])]
+    figure = f"{what}: {len(differ)} of {len(here)} tensors differ"
+    if differ:
+        gaps = [(here[name].double() - there[name].double()).abs().max().item() for name in differ]
+        figure += f", by {max(gaps):.0e} at most"
+    return Outcome(figure, "0", not differ)
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of a run's last checkpoint by name."""
+    path = folder / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(path)
+    states = read_states(path, content["fedsim"], list(content["fedsim"]["clients"]))
+    private = {f"{client}/{name}": tensor for client, state in states.items() for name, tensor in state.items()}
+    return {name: tensor for name, tensor in (content["state_dict"] | private).items() if tensor.numel()}
+
+
+def rounds_of(folder: Path) -> int:
+    """Return how many rounds a run's last checkpoint has."""
+    content = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    return int(content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])

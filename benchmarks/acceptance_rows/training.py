@@ -1,0 +1,311 @@
+"""Rows about training: time, kernels, waits and memory of fedsim's step, beside a loop by hand on the same images.
+
+A round of fedsim is everything between two rounds of the loop: the visit of one client, its upload, the server's step,
+Lightning's part. Both train the same network on images that are on the device, without augmentation.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from acceptance_rows.terms import Bench, Outcome
+from fedsim.cli.describe import FederatedTrainer, describe_federation
+from fedsim.data.augmentation import Augmentation
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.functional.normalise import normalise_images
+from fedsim.methods import FedAvg
+from fedsim.models import Neck, ResNet, SmallCNN
+from fedsim.models.reid import ReIDModel
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
+from overhead import CLASSES, Case, RandomClients
+
+SIZE, BATCHES = (256, 128), 40
+SMALL, FEW = (32, 16), 4
+ROUNDS, WARM_UP = 8, 3
+MOST_OVER_LOOP = 1.10
+"""largest ratio of fedsim's time to that of the loop by hand"""
+MOST_MEMORY = 1.15
+"""largest ratio of the peak, less what the loop's activations take, to what fedsim describe says"""
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+
+
+class Work:
+    """One client with random images of ten people, and the network that it trains.
+
+    Args:
+        bench: the machine.
+        batch_size: images per step.
+        batches: steps per round.
+    """
+
+    def __init__(self, bench: Bench, batch_size: int, batches: int | None = None) -> None:
+        self.bench = bench
+        batches = batches or (FEW if bench.reduced else BATCHES)
+        size = SMALL if bench.reduced else SIZE
+        self.case = Case("acceptance", (), size, min(batch_size, 8) if bench.reduced else batch_size, 1, batches)
+        self.sgd = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=5e-4)
+        self.neck = Neck(kind="bnneck", dropout=0.0)
+
+    def backbone(self) -> nn.Module:
+        """Return a new network, always with the same weights."""
+        torch.manual_seed(0)
+        return SmallCNN(width=8) if self.bench.reduced else ResNet(50)
+
+    def federation(self, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> tuple[Federation, Any]:
+        """Return fedsim's model and data."""
+        model = Federation(
+            FedAvg(share_head=True), self.backbone(), self.neck,
+            client=LocalTraining(batch_size=self.case.batch_size, optimizer=optimizer or self.sgd),
+            evaluation=Evaluation(test_during_fit=False),
+        )  # fmt: skip
+        augmentation = Augmentation(pad=0, flip=0.0)
+        source = RandomClients(self.case)
+        return model, FederatedDataModule(source, val="none", size=self.case.size, augmentation=augmentation)
+
+    def fit(self, model: Federation, data: Any, rounds: int, callback: Callback) -> None:
+        """Train without evaluation, loggers and checkpoints, in bf16 on a GPU."""
+        gpu = self.bench.is_gpu
+        trainer = FederatedTrainer(
+            accelerator="gpu" if gpu else "cpu", devices=[self.bench.device.index or 0] if gpu else 1,
+            precision="bf16-mixed" if gpu else "32-true", strategy=FederatedStrategy(), max_epochs=rounds, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+            use_distributed_sampler=False, limit_val_batches=0, callbacks=[callback],
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data)
+
+    def loop(self, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Loop:
+        """Return the loop by hand."""
+        return Loop(self, optimizer or self.sgd)
+
+
+class Loop:
+    """Training by hand: images on the device, the same network, loss, precision and optimizer, and nothing else."""
+
+    def __init__(self, work: Work, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+        device, case = work.bench.device, work.case
+        [domain] = RandomClients(case).domains()
+        assert domain.train is not None
+        self.images = domain.train.images.decode(case.size).to(device)
+        self.labels = torch.from_numpy(domain.train.pids).to(device)
+        self.net = ReIDModel(work.backbone(), work.neck, CLASSES).to(device).train()
+        self.optimizer = optimizer(self.net.parameters())
+        self.bench, self.size = work.bench, case.batch_size
+        self.index = torch.arange(self.size, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.keeps_gradients = False
+        self.forward: Callable[[Tensor], Tensor] = self.logits
+        self.step: Callable[[], None] = self.plain_step
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the network's logits [B, Z]."""
+        assert self.net.head is not None
+        logits: Tensor = self.net.head(self.net(images).neck)
+        return logits
+
+    def plain_step(self) -> None:
+        """Train on the batch at ``index``."""
+        with torch.autocast(self.bench.device.type, torch.bfloat16, enabled=self.bench.is_gpu):
+            loss = F.cross_entropy(self.forward(normalise_images(self.images[self.index])), self.labels[self.index])
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+        self.loss.copy_(loss.detach())
+
+    def round(self) -> None:
+        """Train on all images in random order, and read the last loss."""
+        for index in torch.randperm(len(self.labels)).to(self.bench.device).split(self.size):
+            self.index.copy_(index)
+            self.step()
+        self.loss.item()
+
+    def compile(self) -> None:
+        """Let torch.compile translate the network; the first round then takes a minute."""
+        self.forward = torch.compile(self.logits)
+
+    def capture(self) -> None:
+        """Record a step as a CUDA graph, which later steps replay: the host then launches one thing per step."""
+        stream = torch.cuda.Stream(self.bench.device)
+        stream.wait_stream(torch.cuda.current_stream(self.bench.device))
+        with torch.cuda.stream(stream):  # libraries choose kernels and allocate before they are recorded
+            for _ in range(5):
+                self.plain_step()
+        torch.cuda.current_stream(self.bench.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.plain_step()
+        self.step = graph.replay
+
+
+class Turns(Callback):
+    """Runs a round of the loop after each of fedsim's, and times both.
+
+    Args:
+        bench: the machine.
+        loop: by hand.
+    """
+
+    def __init__(self, bench: Bench, loop: Loop) -> None:
+        self.bench, self.loop = bench, loop
+        self.times: list[tuple[float, float]] = []
+
+    def _now(self) -> float:
+        self.bench.wait()
+        return time.perf_counter()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.mark = self._now()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop it, run the other round, start it again."""
+        ours = self._now()
+        self.loop.round()
+        theirs = self._now()
+        self.times.append((ours - self.mark, theirs - ours))
+        self.mark = self._now()
+
+    def medians(self) -> tuple[float, float]:
+        """Return seconds of a round: fedsim's, the loop's."""
+        ours, theirs = (statistics.median(column) for column in zip(*self.times[WARM_UP:], strict=True))
+        return ours, theirs
+
+
+def speed(bench: Bench, batch_size: int, faster: str = "") -> Outcome:
+    """Time fedsim beside the loop, which ``faster`` may have rewritten: ``capture`` or ``compile``."""
+    if faster == "capture":
+        bench.need_gpu("a CUDA graph")
+    work = Work(bench, batch_size)
+    loop = work.loop()
+    if faster:
+        getattr(loop, faster)()
+    turns = Turns(bench, loop)
+    work.fit(*work.federation(), WARM_UP + ROUNDS, turns)
+    ours, theirs = turns.medians()
+    images = work.case.batch_size * work.case.batches
+    figure = f"{ours / theirs:.2f} of its time; {images / ours:,.0f} and {images / theirs:,.0f} images/s"
+    if faster:
+        return Outcome(figure, "", of_speed=True)
+    return Outcome(figure, f"{MOST_OVER_LOOP:.2f}", ours / theirs <= MOST_OVER_LOOP, of_speed=True)
+
+
+# -- counted by the profiler -------------------------------------------------------------------------------------------
+
+
+class Profiled(Callback):
+    """Profiles the second round; the first one loads libraries and flattens gradients.
+
+    Args:
+        bench: the machine.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.is_gpu else [])]
+        self.profile = profile(activities=activities)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin."""
+        if trainer.current_epoch == 1:
+            self.profile.start()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End."""
+        if trainer.current_epoch == 1:
+            self.profile.stop()
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each operation was called."""
+        return {event.key: event.count for event in self.profile.key_averages()}
+
+
+def per_step(bench: Bench) -> dict[str, float]:
+    """Return calls per step: a round of eight batches less one of four, so a visit's own calls do not count."""
+    found = []
+    for batches in (4, 8):
+        work, profiled = Work(bench, 32, batches), Profiled(bench)
+        work.fit(*work.federation(), 2, profiled)
+        found.append(profiled.counts())
+    few, many = found
+    if bench.is_gpu and not any(many.get(name) for name in LAUNCHES):  # then it would see no waits either
+        raise RuntimeError("the profiler saw no kernel; it needs NVIDIA's CUPTI")
+    return {name: (many.get(name, 0) - few.get(name, 0)) / 4 for name in {*few, *many}}
+
+
+def waits(bench: Bench) -> Outcome:
+    """Count the times that the host waits for the GPU within a visit; on a CPU, numbers that are read off tensors."""
+    calls = per_step(bench)
+    names = WAITS if bench.is_gpu else ("aten::_local_scalar_dense",)
+    found = {name: calls[name] for name in names if calls.get(name, 0) > 0}
+    figure = f"{sum(found.values()):g} per step" + (f" ({', '.join(found)})" if found else "")
+    pageable = {name: number for name, number in calls.items() if "Pageable" in name and number > 0}
+    copies = "; copies from memory that is not pinned: " + (f"{sum(pageable.values()):g}" if pageable else "none")
+    return Outcome(figure + (copies if bench.is_gpu else ""), "0", not found)
+
+
+def kernels(bench: Bench) -> Outcome:
+    """Count launches per step, beside those of the loop."""
+    names = LAUNCHES if bench.is_gpu else ("aten::convolution", "aten::add_", "aten::copy_")
+    calls = per_step(bench)
+    ours = sum(calls.get(name, 0) for name in names)
+    loop = Work(bench, 32).loop()
+    loop.round()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.is_gpu else [])]
+    with profile(activities=activities) as seen:
+        for _ in range(4):
+            loop.step()
+        bench.wait()
+    theirs = sum(event.count for event in seen.key_averages() if event.key in names) / 4
+    return Outcome(f"{ours:.0f} per step, by hand {theirs:.0f}", "", of_speed=True)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def memory(bench: Bench) -> Outcome:
+    """Compare the peak, less the activations that the loop by hand needs, too, with ``fedsim describe``'s line."""
+    adam = functools.partial(torch.optim.Adam, lr=1e-5)  # two moments, as the line says
+    work = Work(bench, 32, batches=2)  # images are on the device, too: so few are nothing beside the model
+    activations = activations_of(work.loop(adam), bench)
+    described = described_bytes(work)
+    bench.forget_peak()
+    before = bench.used()
+    work.fit(*work.federation(adam), 3, Callback())
+    most = bench.peak() - before - activations
+    bench.need_gpu("a CPU's memory is not counted by torch")
+    figure = (
+        f"{most / described:.2f} of {described / 2**20:,.0f} MiB; activations by hand {activations / 2**20:,.0f} MiB"
+    )
+    return Outcome(figure, f"{MOST_MEMORY:.2f}", most <= MOST_MEMORY * described, of_speed=True)
+
+
+def activations_of(loop: Loop, bench: Bench) -> int:
+    """Return the bytes of a step beyond the model, its gradients and moments, which stay from step to step."""
+    loop.keeps_gradients = True
+    for _ in range(3):
+        loop.step()
+    bench.forget_peak()
+    stays = bench.used()
+    loop.step()
+    return bench.peak() - stays
+
+
+def described_bytes(work: Work) -> float:
+    """Return the device memory that ``fedsim describe`` prints for this work."""
+    model, data = work.federation()
+    found = re.search(r"device memory: .*?([\d,.]+) MiB", describe_federation(model, data, 1, 1))
+    assert found is not None, "fedsim describe has no line about device memory"
+    return float(found[1].replace(",", "")) * 2**20

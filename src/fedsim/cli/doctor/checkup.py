@@ -1,0 +1,249 @@
+"""From facts to a verdict: the lines of the page, and what stands in the way of a fit.
+
+A finding is a function of facts and wish alone, so each can be tried without the machine that it is about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from fedsim.cli.doctor.facts import GIB, Facts, Room, Wish
+
+Sure = Literal["tried", "read", "guessed"]
+
+_DRIVERS = {"11": 450, "12": 525, "13": 580}
+"""CUDA libraries -> the oldest driver that they work with: NVIDIA's table of minor version compatibility"""
+_SHARED = GIB  # below it, several ranks share images and sums with little room; containers begin with 64 MiB
+_DISK, _LITTLE_DISK = GIB, 10 * GIB  # a checkpoint of ResNet-50 with eight clients' states takes about 1 GiB
+_LITTLE_GPU = 0.5  # share of a GPU's memory: with less, somebody else is at work there
+
+
+class Line(NamedTuple):
+    """A fact on the page."""
+
+    about: str
+    says: str
+    sure: Sure
+    """tried: done just now; read: a file, variable or library says so; guessed: it follows from others"""
+
+
+class Finding(NamedTuple):
+    """What stands in the way, or may do so."""
+
+    what: str
+    remedy: str
+    blocks: bool = True
+    """whether a fit cannot run as asked"""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """The page."""
+
+    here: list[Line]
+    uses: list[Line]
+    findings: list[Finding]
+
+    @property
+    def blocks(self) -> list[Finding]:
+        """What stands in the way."""
+        return [finding for finding in self.findings if finding.blocks]
+
+
+def examine(facts: Facts, wish: Wish) -> Checkup:
+    """Return the page about a machine and the fit of ``wish``."""
+    looks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _folders, _wandb)
+    return Checkup(_here(facts), _uses(facts, wish), [finding for look in looks for finding in look(facts, wish)])
+
+
+# -- what stands in the way --------------------------------------------------------------------------------------------
+
+
+def _libraries(facts: Facts, _: Wish) -> Iterator[Finding]:
+    if facts.torch.problem:
+        yield Finding(f"torch: {facts.torch.problem}", "install fedsim anew: pip install -e .")
+    elif facts.plan.problem:
+        yield Finding(f"ranks: {facts.plan.problem}", "install fedsim anew: pip install -e .")
+
+
+def _refusal(facts: Facts, __: Wish) -> Iterator[Finding]:
+    """The line with which a fit would end; it brings its remedy."""
+    if facts.plan.refusal:
+        what, _, remedy = facts.plan.refusal.partition("; ")
+        yield Finding(what, remedy or "see fedsim fit --help")
+
+
+def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Finding]:
+    """GPUs that the machine has, or the wish wants, and torch does not see."""
+    wanted = wish.accelerator in ("gpu", "cuda")
+    if facts.torch.gpus or facts.torch.problem or wish.accelerator == "cpu":
+        return
+    if not (wanted or facts.nvidia or facts.driver):
+        return
+    what, remedy, hidden = _why_unseen(facts)
+    own = f" (torch: {facts.torch.why_no_gpu.partition('. ')[0]})" if facts.torch.why_no_gpu else ""
+    remedy += "" if wanted else ", or set --trainer.accelerator cpu"
+    yield Finding(what + own, remedy, blocks=wanted or not hidden)
+
+
+def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
+    """Return the reason, the remedy, and whether somebody wanted it so."""
+    cuda, driver = facts.torch.cuda, facts.driver
+    oldest = _DRIVERS.get((cuda or "").partition(".")[0], 0)
+    if facts.visible is not None and facts.visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES is {facts.visible!r}: it hides all GPUs", "unset it", True
+    if cuda is None:
+        return f"torch {facts.torch.version} is built for CPUs", "install torch with CUDA (pytorch.org)", False
+    if driver and int(driver.partition(".")[0]) < oldest:
+        what = f"the NVIDIA driver {driver} is too old for CUDA {cuda}, with which torch is built"
+        return what, f"update the driver to {oldest} or later, or install torch for an older CUDA (pytorch.org)", False
+    if not driver and not facts.nvidia:
+        return "there is no NVIDIA GPU in this machine", "ask for a machine with one", False
+    if not driver:
+        return "there is an NVIDIA GPU, but no NVIDIA driver", f"install the driver, {oldest} or later", False
+    what = f"the NVIDIA driver {driver} is loaded, but torch sees no GPU"
+    return what, "give the job a GPU (--gpus-per-node), or the container (docker --gpus all, apptainer --nv)", False
+
+
+def _gpus(facts: Facts, _: Wish) -> Iterator[Finding]:
+    """The GPUs of this machine's ranks."""
+    if not facts.plan.on_gpu:
+        return
+    numbers = [int(device.partition(":")[2] or 0) for device in facts.plan.devices]
+    chosen = {number: facts.torch.gpus[number] for number in numbers if number < len(facts.torch.gpus)}
+    for number, gpu in chosen.items():
+        if gpu.problem:
+            yield Finding(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", "leave it out of trainer.devices")
+        elif gpu.free < _LITTLE_GPU * gpu.total:
+            what = f"cuda:{number}: {_gib(gpu.free)} of {_gib(gpu.total)} GiB are free, so another process works there"
+            yield Finding(what, "choose others by trainer.devices, such as '[1]'", blocks=False)
+    if len({gpu.name for gpu in chosen.values()}) > 1:
+        what = f"the GPUs are of different models: {_counted([gpu.name for gpu in chosen.values()])}"
+        yield Finding(what, "bits are the same on one model only: choose by trainer.devices", blocks=False)
+
+
+def _sums(facts: Facts, _: Wish) -> Iterator[Finding]:
+    several = len(facts.plan.devices) > 1
+    if facts.sums:
+        name = "NCCL" if facts.plan.on_gpu else "gloo"
+        remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if facts.plan.on_gpu else "see docs/cluster.md"
+        yield Finding(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
+    if facts.plan.on_gpu and facts.plan.world > 1 and not facts.torch.nccl:
+        yield Finding("torch has no NCCL, by which GPUs sum", "install torch with CUDA (pytorch.org), or take one rank")
+    if several and facts.shared.free < _SHARED:
+        free = facts.shared.free / 2**20
+        what = f"{facts.shared.where} has {free:,.0f} MiB free, which {len(facts.plan.devices)} ranks share"
+        yield Finding(what, "give the container more: --shm-size=8g, or --ipc=host")
+
+
+def _faiss(facts: Facts, wish: Wish) -> Iterator[Finding]:
+    """FAISS ranks only if the wish says so; ``fedsim rank`` takes it by itself to find neighbours."""
+    asked, faiss = wish.backend == "faiss", facts.faiss
+    otherwise = "leave model.evaluation.backend at auto" if asked else "fedsim rank: set --backend torch"
+    if faiss.problem:
+        yield Finding(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", asked)
+        return
+    for device, problem in (faiss.trials or {}).items():
+        if problem:
+            where = device == "cpu" or not facts.plan.devices or device in facts.plan.devices
+            yield Finding(f"faiss on {device}: {problem}", otherwise, asked and where)
+    if facts.plan.on_gpu and not faiss.for_gpu:
+        what = f"{faiss.version or 'this FAISS'} is built for CPUs, ranks are on GPUs"
+        yield Finding(what, f"install faiss-gpu, or {otherwise}", asked)
+    elif facts.plan.on_gpu and faiss.sees < len(facts.torch.gpus):
+        what = f"faiss sees {faiss.sees} GPUs, torch {len(facts.torch.gpus)}"
+        yield Finding(what, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", asked)
+
+
+def _memory(facts: Facts, _: Wish) -> Iterator[Finding]:
+    ranks = len(facts.plan.devices)
+    if facts.cores < ranks:
+        what = f"{ranks} ranks have {facts.cores:g} cores"
+        yield Finding(what, "ask for a core per rank, better four (--cpus-per-task)", blocks=False)
+    if facts.memory.free < 2 * GIB * max(ranks, 1):
+        what = f"{_gib(facts.memory.free)} GiB of memory are free, for {max(ranks, 1)} ranks"
+        yield Finding(what, "a rank needs about 2 GiB beside its images", blocks=False)
+
+
+def _folders(facts: Facts, wish: Wish) -> Iterator[Finding]:
+    disk = facts.disk
+    if disk.problem:
+        yield Finding(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "name another --run_dir")
+    elif disk.free < _LITTLE_DISK:
+        what = f"run_dir: {_gib(disk.free)} GiB are free at {disk.where}"
+        yield Finding(what, "make room, or name another --run_dir", blocks=disk.free < _DISK)
+
+
+def _wandb(facts: Facts, wish: Wish) -> Iterator[Finding]:
+    if wish.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
+        yield Finding("W&B: there is no login, and a logger wants one", "call wandb login, or set WANDB_MODE=offline")
+
+
+# -- what there is, and what is used of it -----------------------------------------------------------------------------
+
+
+def _here(facts: Facts) -> list[Line]:
+    torch, faiss = facts.torch, facts.faiss
+    gpus = _counted([f"{gpu.name}, {_gib(gpu.total)} GiB" for gpu in torch.gpus])
+    if torch.gpus:
+        gpus += f"; free: {', '.join(_gib(gpu.free) for gpu in torch.gpus)} GiB"
+    cuda = f"CUDA {torch.cuda}" if torch.cuda else "built for CPUs"
+    nccl = f"; NCCL {torch.nccl}" if torch.nccl else ""
+    return [
+        Line("GPUs", gpus or f"none that torch can use; NVIDIA GPUs on the bus: {facts.nvidia}", "tried"),
+        Line("NVIDIA driver", facts.driver or "none", "read"),
+        Line("torch", torch.problem or f"{torch.version}; {cuda}{nccl}", "tried"),
+        Line("faiss", faiss.problem or _faiss_line(facts), "tried"),
+        Line("cores", f"{facts.cores:g} for this process", "read"),
+        Line("memory", f"{_gib(facts.memory.free)} of {_gib(facts.memory.total)} GiB free", "read"),
+        Line("shared memory", _room(facts.shared), "read"),
+        Line("disk of run_dir", facts.disk.problem or _room(facts.disk), "read"),
+        Line("Slurm", facts.slurm, "read"),
+        Line("W&B", f"{facts.wandb.mode}; login: {facts.wandb.login or 'none'}", "read"),
+    ]
+
+
+def _faiss_line(facts: Facts) -> str:
+    faiss = facts.faiss
+    built = f"for GPUs, sees {faiss.sees}" if faiss.for_gpu else "for CPUs"
+    cuda = f", CUDA {faiss.cuda}" if faiss.cuda else ""
+    same = [device for device, problem in (faiss.trials or {}).items() if not problem]
+    return f"{faiss.version or 'of your own'}{cuda}; {built}; neighbours as torch's on {', '.join(same) or 'no device'}"
+
+
+def _uses(facts: Facts, wish: Wish) -> list[Line]:
+    plan = facts.plan
+    if not plan.devices:
+        return [Line("device", "not known", "guessed")]
+    ranks = f"{len(plan.devices)} here, {plan.world} in all" if plan.world > len(plan.devices) else str(plan.world)
+    name = "NCCL" if plan.on_gpu else "gloo"
+    tried = facts.sums == ""
+    sums = f"{name}, {'a sum was right' if tried else 'not tried'}" if plan.world > 1 else "none: there is one rank"
+    by_faiss = facts.faiss.version and not facts.faiss.problem and (not plan.on_gpu or facts.faiss.sees)
+    return [
+        Line("device", ", ".join(dict.fromkeys(plan.devices)), "tried"),
+        Line("ranks", ranks + (f", by {plan.launcher}" if plan.launcher else ""), "tried"),
+        Line("sums over ranks", sums, "tried" if tried or plan.world == 1 else "guessed"),
+        Line("ranking", "faiss" if wish.backend == "faiss" else "torch", "read"),
+        Line("neighbours in fedsim rank", "faiss" if by_faiss else "torch", "guessed"),
+    ]
+
+
+def _counted(names: list[str]) -> str:
+    """Join names, equal ones once.
+
+    >>> _counted(["A", "B", "A"])
+    '2 x A, 1 x B'
+    """
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def _room(room: Room) -> str:
+    return f"{_gib(room.free)} of {_gib(room.total)} GiB free at {room.where}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.0f}" if num_bytes >= 10 * GIB else f"{num_bytes / GIB:.1f}"

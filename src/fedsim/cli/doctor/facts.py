@@ -1,0 +1,228 @@
+"""Facts of a machine, as plain values. Here those that files and variables tell; :mod:`.trials` adds what is tried.
+
+Nothing here imports torch: a library that does not load must not keep the others from being seen.
+"""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+GIB = 2**30
+_NVIDIA = "0x10de"  # of the vendors on a PCI bus
+_DISPLAYS = ("0x0300", "0x0302")  # classes of its devices: graphics, and processors without a screen
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A fit, as far as the machine matters; fields are those of a config."""
+
+    accelerator: str = "auto"
+    devices: str | int | list[int] = "auto"
+    num_nodes: int = 1
+    backend: str = "auto"
+    """of model.evaluation"""
+    run_dir: str = "runs"
+    tracked: bool = False
+    """whether there is a WandbLogger"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees, by its own number."""
+
+    name: str
+    total: int
+    """bytes of memory"""
+    free: int
+    """bytes that no process has"""
+    problem: str = ""
+    """why a small product on it failed; empty: it was right"""
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """The PyTorch that fedsim imports."""
+
+    version: str = ""
+    cuda: str | None = None
+    """version of its CUDA libraries; None: it is built for CPUs"""
+    nccl: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    why_no_gpu: str = ""
+    """torch's own words, where it sees none"""
+    problem: str = ""
+    """why it could not be asked"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The device and ranks that a fit would take, by the code that a fit runs."""
+
+    devices: tuple[str, ...] = ()
+    """of the ranks on this machine: cpu, or cuda:0, ..."""
+    world: int = 1
+    """ranks on all machines"""
+    shared: str = "/dev/shm"
+    """folder of the files that ranks of a machine share"""
+    launcher: str = ""
+    """Slurm or torchrun, if one has started this process"""
+    refusal: str = ""
+    """the line with which a fit would end"""
+    problem: str = ""
+    """why the question could not be put"""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether ranks have a GPU each."""
+        return bool(self.devices) and self.devices[0].startswith("cuda")
+
+
+@dataclass(frozen=True)
+class FaissFacts:
+    """FAISS, as torch's neighbour in one process."""
+
+    version: str = ""
+    cuda: str = ""
+    """major version of the CUDA libraries that its package requires; empty: none"""
+    for_gpu: bool = False
+    """whether it is built for GPUs"""
+    sees: int = 0
+    """GPUs that it sees"""
+    trials: Mapping[str, str] | None = None
+    """device -> why its neighbours are not those of torch; empty: they are. None: not tried"""
+    problem: str = ""
+    """why it could not be asked"""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Space of a file system or of memory, bytes."""
+
+    where: str
+    free: int
+    total: int
+    problem: str = ""
+    """why it cannot be written to"""
+
+
+@dataclass(frozen=True)
+class Wandb:
+    """What Weights & Biases will do."""
+
+    mode: str
+    """online, offline or disabled"""
+    login: str
+    """where the login comes from; empty: there is none"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of a machine."""
+
+    nvidia: int
+    """NVIDIA GPUs on the bus, whether or not anything can use them"""
+    driver: str
+    """version of the NVIDIA driver that is loaded; empty: none"""
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES; None: not set"""
+    cores: float
+    """that this process may use"""
+    memory: Room
+    disk: Room
+    """of run_dir"""
+    slurm: str
+    wandb: Wandb
+    shared: Room = Room("/dev/shm", 0, 0)
+    """of Plan.shared"""
+    torch: TorchFacts = TorchFacts()
+    plan: Plan = Plan()
+    faiss: FaissFacts = FaissFacts()
+    sums: str | None = None
+    """why ranks of this machine cannot sum; empty: they can; None: not tried"""
+
+
+def nvidia_on_bus(root: Path = Path("/")) -> int:
+    """Count the machine's NVIDIA GPUs; a container sees them here even if it may not use them."""
+    count = 0
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        with suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            count += vendor == _NVIDIA and kind[:6] in _DISPLAYS
+    return count
+
+
+def nvidia_driver(root: Path = Path("/")) -> str:
+    """Return the version of the kernel's NVIDIA driver; empty without one."""
+    for name in ("proc/driver/nvidia/version", "sys/module/nvidia/version"):
+        with suppress(OSError):
+            if found := re.search(r"\b\d{3,}\.\d+(?:\.\d+)*", (root / name).read_text()):
+                return found[0]
+    return ""
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Return the cores that this process may use: of its affinity, and of its container's quota."""
+    cores = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, int(quota) / int(period))  # "max": no quota, no int
+    return cores
+
+
+def memory_room(root: Path = Path("/")) -> Room:
+    """Return the host's memory, or what the container may have of it."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
+    with suppress(OSError, ValueError):
+        limit = int((root / "sys/fs/cgroup/memory.max").read_text())
+        used = int((root / "sys/fs/cgroup/memory.current").read_text())
+        total, free = min(total, limit), min(free, limit - used)
+    return Room("memory", free, total)
+
+
+def room_of(folder: Path) -> Room:
+    """Return the room of the file system on which a folder is, or will be; nothing is made."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    usage = shutil.disk_usage(there)
+    problem = ""
+    if not there.is_dir():
+        problem = f"{there} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        problem = f"{there} cannot be written"
+    return Room(str(there), usage.free, usage.total, problem)
+
+
+def slurm_of(environ: Mapping[str, str]) -> str:
+    """Say in a few words where this process is, as far as Slurm goes."""
+    if "SLURM_JOB_ID" in environ:
+        nodes, tasks = environ.get("SLURM_NNODES", "1"), environ.get("SLURM_NTASKS", "1")
+        return f"in job {environ['SLURM_JOB_ID']}: nodes {nodes}, tasks {tasks}"
+    return "no job; sbatch is here" if shutil.which("sbatch") else "none"
+
+
+def wandb_of(environ: Mapping[str, str], home: Path, folder: Path) -> Wandb:
+    """Return what W&B will do, without asking its server. What a login consists of is not read further.
+
+    ``folder`` is the one in which the run is started: ``wandb offline`` leaves its word there.
+    """
+    settings = configparser.ConfigParser()
+    with suppress(configparser.Error, OSError):
+        settings.read([home / ".config/wandb/settings", folder / "wandb/settings"])
+    mode = environ.get("WANDB_MODE") or str(settings.get("default", "mode", fallback="online"))
+    host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    file = Path(environ.get("NETRC", home / ".netrc"))
+    login = "WANDB_API_KEY" if environ.get("WANDB_API_KEY") else ""
+    if not login:
+        with suppress(OSError, netrc.NetrcParseError):
+            login = str(file) if host in netrc.netrc(str(file)).hosts else ""
+    return Wandb(mode, login)

@@ -1,0 +1,41 @@
+"""The devices of this machine, by the names that options take."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim.core.errors import ConfigError
+
+
+def devices_here() -> str:
+    """Return the devices that torch can use, for a message.
+
+    >>> devices_here().startswith("cpu")
+    True
+    """
+    names = [f"cuda:{index}{_model(index)}" for index in range(torch.cuda.device_count())]
+    return ", ".join(["cpu", *names]) if names else "cpu alone (torch sees no GPU; fedsim doctor says why)"
+
+
+def _model(index: int) -> str:
+    try:
+        return f" ({torch.cuda.get_device_name(index)})"
+    except (RuntimeError, AssertionError):  # one that is counted, but does not start
+        return ""
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device that the option ``--device`` names: cpu, cuda or cuda:N; cuda is the current GPU.
+
+    Raises:
+        ConfigError: if there is none of this name here; it lists those that there are.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: there is no device {name}; choose from {devices_here()}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device: {name} is not here; choose from {devices_here()}")
+    return device

@@ -1,0 +1,179 @@
+"""``make acceptance``: its rows in small sizes, and that a row that fails is seen and leaves the others alone."""
+
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.functional.neighbours import Neighbours
+from fedsim.training.client import Client
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def acceptance():
+    """The script, as a module: scripts import what stands beside them."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("acceptance")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture
+def bench(acceptance, tmp_path):
+    return acceptance.Bench(torch.device("cpu"), 0, tmp_path, reduced=True)
+
+
+def row(acceptance, name):
+    return next(row for row in acceptance.ROWS if row.name == name)
+
+
+QUICK = {"waits": "pass", "kernels": "not here", "train-32": "not here", "train-64": "not here", "graph-32": "not here",
+         "memory": "not here", "market": "not here", "reciprocal": "pass", "faiss": "pass"}  # fmt: skip
+SLOW = {"doctor": "pass", "repeat": "pass", "ranks": "pass", "resume": "pass"}
+COMPILES = {"compile-32"}  # half a minute, and it needs a compiler of C++
+
+
+def test_all_rows_are_tried_here(acceptance):
+    assert {*QUICK, *SLOW, *COMPILES} == {row.name for row in acceptance.ROWS}
+    assert {row.name for row in acceptance.ROWS if row.quick} == set(QUICK)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_rows_run_in_small_sizes(acceptance, bench, name):
+    result = acceptance.judge(row(acceptance, name), bench)
+    assert result.verdict == QUICK[name], result
+    assert result.figure
+    assert "raised" not in result.figure
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench):
+    results = {name: acceptance.judge(row(acceptance, name), bench) for name in SLOW}
+    assert {name: result.verdict for name, result in results.items()} == SLOW, results
+    assert "killed after round" in results["resume"].figure
+
+
+# -- each verdict can be fail ------------------------------------------------------------------------------------------
+
+
+def test_a_wait_per_batch_is_counted(acceptance, bench, monkeypatch):
+    step = Client.step
+
+    def reading(client, loss, *args, **kwargs):
+        loss.item()
+        return step(client, loss, *args, **kwargs)
+
+    monkeypatch.setattr(Client, "step", reading)
+    result = acceptance.judge(row(acceptance, "waits"), bench)
+    assert result.verdict == "fail"
+    assert result.figure.startswith("1 per step")
+
+
+def test_wrong_neighbours_are_found(acceptance, bench, monkeypatch):
+    def search(query, gallery, k):
+        found = acceptance.ranking.nearest(query, gallery, k + 1)
+        return Neighbours(found.index[:, 1:], found.similarity[:, 1:])
+
+    monkeypatch.setattr(acceptance.ranking, "make_search", lambda name, device: search)
+    assert acceptance.judge(row(acceptance, "faiss"), bench).verdict == "fail"
+
+
+def test_wrong_distances_are_found(acceptance, bench, monkeypatch):
+    rerank, calls = acceptance.ranking.rerank, []
+
+    def off(query, gallery, search):
+        calls.append(query)
+        return rerank(query, gallery, search) + 0.01 * len(calls)
+
+    monkeypatch.setattr(acceptance.ranking, "rerank", off)
+    assert acceptance.judge(row(acceptance, "reciprocal"), bench).verdict == "fail"
+
+
+def test_a_bit_that_differs_is_found(acceptance, monkeypatch):
+    nothing = {"b": torch.zeros(1)}
+    runs = {"one": nothing | {"a": torch.ones(3)}, "two": nothing | {"a": torch.tensor([1, 1, 1.5])}, "less": nothing}
+    monkeypatch.setattr(acceptance.fits, "tensors_of", runs.__getitem__)
+    assert acceptance.fits.compare("x", "one", "one").holds
+    outcome = acceptance.fits.compare("x", "one", "two")
+    assert (outcome.holds, outcome.figure) == (False, "x: 1 of 2 tensors differ, by 5e-01 at most")
+    assert not acceptance.fits.compare("x", "one", "less").holds
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.05, "pass"), (1.2, "fail")])
+def test_speed_is_judged_on_a_gpu_in_full_size(acceptance, bench, monkeypatch, ratio, verdict):
+    monkeypatch.setattr(acceptance.training.Turns, "medians", lambda turns: (ratio, 1.0))
+    outcome = row(acceptance, "train-32").check(bench)
+    of_a_gpu = replace(bench, device=torch.device("cuda"), reduced=False)
+    judged = acceptance.judge(acceptance.Row("x", "", "", 1, lambda bench: outcome), of_a_gpu)
+    assert judged.verdict == verdict
+    assert acceptance.judge(acceptance.Row("x", "", "", 1, lambda bench: outcome), bench).verdict == "not here"
+
+
+def test_a_row_that_raises_is_a_fail_of_one_line(acceptance, bench):
+    def check(bench):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be\nreported later")
+
+    result = acceptance.judge(acceptance.Row("x", "", "", 1, check), bench)
+    assert (result.verdict, result.figure) == ("fail", "RuntimeError: CUDA error: out of memory")
+
+
+# -- the script --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_takes_too_long_is_ended(acceptance, tmp_path):
+    result = acceptance.run_apart(row(acceptance, "faiss"), tmp_path, True, 0.2)
+    assert (result.verdict, result.figure) == ("fail", "no end within 0 s")
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_without_a_result_is_a_fail(acceptance, tmp_path):
+    stranger = replace(row(acceptance, "faiss"), name="nothing")
+    result = acceptance.run_apart(stranger, tmp_path, True, 100)
+    assert result.verdict == "fail"
+    assert "its process ended with code 2" in result.figure
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("not here", 0), ("fail", 1)])
+def test_the_exit_code_says_whether_a_row_failed(acceptance, capsys, monkeypatch, verdict, code):
+    names = ["market", "faiss"]
+
+    def run_apart(row, folder, reduced, limit):
+        return acceptance.Result(verdict if row.name == "market" else "pass", "1 | 2", "3", 4.4)
+
+    monkeypatch.setattr(acceptance, "run_apart", run_apart)
+    monkeypatch.setattr(sys, "argv", ["acceptance.py", "--only", *names])
+    assert acceptance.main() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[-1].split(", ")[["pass", "fail", "not here"].index(verdict)].startswith("1" if verdict != "pass" else "2")
+    )
+    assert sum(line.startswith("|") for line in lines) == 2 + len(names)
+
+
+def test_rows_without_time_left_have_failed(acceptance):
+    results = acceptance.run_all([row(acceptance, "market")], True, 0.0)
+    assert (results["market"].verdict, results["market"].figure) == ("fail", "no time was left")
+
+
+@pytest.mark.slow
+def test_the_script_prints_a_table(tmp_path):
+    words = [sys.executable, str(BENCHMARKS / "acceptance.py"), "--reduced", "--only", "faiss"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "| FAISS finds torch's neighbours (docs/evaluation.md) | pass" in done.stdout
+
+
+def test_a_wrong_row_is_refused(acceptance, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["acceptance.py", "--only", "nonsense"])
+    with pytest.raises(SystemExit) as ended:
+        acceptance.main()
+    assert ended.value.code == 2
+    assert "invalid choice: 'nonsense'" in capsys.readouterr().err
