@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser
 
 from fedsim.cli.commands import run_subcommand
 from fedsim.cli.config_files import read_config
+from fedsim.cli.values import check_values
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -121,6 +122,7 @@ def data_of(config: str | list[str]) -> FederatedDataModule:
             found = parser.parse_object({"data": content["data"]}, found)
     if found is None:
         raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
+    check_values(found.as_dict(), {"data": FederatedDataModule})
     data: FederatedDataModule = parser.instantiate(found)["data"]
     return data
 

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
+from fedsim.cli.checks import check_assembly
 from fedsim.cli.config_files import check_config_files, normalise, with_clients
 from fedsim.cli.describe import FederatedTrainer, weights_for
+from fedsim.cli.outcome import say_run, say_scores
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.papers.files import OfAPaper, with_paper
-from fedsim.cli.report import group_runs, report, score_table, traffic
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_draw,
@@ -30,6 +31,8 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
+from fedsim.cli.values import check_values
+from fedsim.cli.verdicts import understood
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.files import make_folder
 from fedsim.data.datamodule import FederatedDataModule
@@ -80,7 +83,8 @@ class FedSimCLI(LightningCLI):
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False},
+            # the beginning of a name is no name: it would be of another option when there are more
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, self.command: {"allow_abbrev": False}},
             args=args,
         )
 
@@ -97,20 +101,23 @@ class FedSimCLI(LightningCLI):
         maps = "fedsim predict: also draw where the method's model has strong features, into run_dir/maps"
         parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
         parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
-        parser.add_argument("--save_ranking", action="store_true", help=ranking)
-        parser.add_argument("--save_maps", action="store_true", help=maps)
+        parser.add_argument("--save_ranking", action=ActionYesNo, default=False, help=ranking)
+        parser.add_argument("--save_maps", action=ActionYesNo, default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Read the config files first: the parser takes some wrong ones, and does not name the others."""
         command, *words = cast("list[str]", args)
-        check_config_files(words, self._parser(command).groups or ())
-        super().parse_arguments(parser, args)
+        own = self._parser(command)
+        check_config_files(words, own.groups or ())
+        with understood(command, [action.dest for action in own._actions]):
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
+        check_values(config.as_dict(), {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
@@ -150,6 +157,8 @@ class FedSimCLI(LightningCLI):
             warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
         if rank_of_this_process() > 0:
             return
+        if self.subcommand == "fit":
+            check_assembly(self.model, self.datamodule)
         if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
             make_folder(self.run_dir, "run_dir")
         if self.subcommand == "fit":
@@ -233,26 +242,16 @@ class FedSimCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the run's table; end with the signal that asked the run to stop."""
         if self.trainer.is_global_zero:
-            self._say_scores()
+            say_run(self.run_dir)
         if was_stopped(self.trainer):
             raise RunStoppedError(self.model.strategy.stop_signal)
-
-    def _say_scores(self) -> None:
-        summary = self.run_dir / "summary.json"
-        final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
-        if any(name.startswith("test/") for name in final.get("metrics", {})):
-            say(report([str(self.run_dir)]))
-        else:
-            say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
-            if summary.exists():
-                say(traffic(group_runs([self.run_dir])))
 
     def after_test(self) -> None:
         """Print the scores."""
         if not self.trainer.is_global_zero:
             return
         log.info(self.scored)
-        say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.settings.evaluation.task]))
+        say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:
             say(f"wrote {self.model.rankings}")
 
@@ -280,8 +279,8 @@ def _as_list(given: Any) -> list[Any]:
     return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
 
 
-def _seed(seed: bool | int) -> int:
-    if isinstance(seed, bool):
+def _seed(seed: bool | int | None) -> int:
+    if seed is None or isinstance(seed, bool):
         raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed_everything: {seed} is not a number from 0 to {2**32 - 1}")

@@ -67,6 +67,8 @@ def _refusal(words: str, given: Mapping[str, Any]) -> str:
     words = words.rstrip(".")
     names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
     names += re.findall(rf"\b({'|'.join(given)})\b", words)
+    if "for __new__()" in words:  # fields of a time that is none
+        names += [name for name in ("max_time", "val_check_interval") if not isinstance(given[name], str | int | float)]
     if not names:
         return f"trainer: {words}"
     name = names[0]

@@ -120,11 +120,10 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
     crop = data.augmentation.crop
     sizes = {"augmentation.crop" if crop else "size": crop or data.size, "test_size": data.test_size}
     for (name, size), (arch, model) in itertools.product(sizes.items(), models.items()):
-        images = torch.zeros(2, 3, *size, device=model.flat.buffer.device)
         backbone = model.network.eval().backbone
         try:
             with torch.no_grad():
-                maps = backbone(images)
+                maps = backbone(torch.zeros(2, 3, *size, device=model.flat.buffer.device))
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
         if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
