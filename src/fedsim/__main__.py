@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
 
 from fedsim._version import __version__
 
@@ -58,8 +59,13 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.write(f"fedsim {__version__}\n")
         return 0
     if args[0] not in COMMANDS:
-        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; choose from {', '.join(COMMANDS)}\n")
+        close = get_close_matches(args[0], COMMANDS, n=1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        known = ", ".join(COMMANDS)
+        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; {guess}choose from {known}\n")
         return 2
+    if os.getcwd() not in map(os.path.abspath, sys.path):  # own classes are found by the console script, too
+        sys.path.insert(0, os.getcwd())
     if args[0] == "papers":
         from fedsim.cli.papers.command import run_papers_command
 

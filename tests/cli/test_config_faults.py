@@ -1,4 +1,4 @@
-"""Drawn faults in every section of a config: each is refused in one line that names the field, and nothing is written."""
+"""Drawn faults in every section of a config: each is one line that names the field, and nothing is written."""
 
 import contextlib
 import io
@@ -6,8 +6,8 @@ import signal
 
 import pytest
 import yaml
-
 from faults import BASES, draw
+
 from fedsim.__main__ import main
 from fedsim.cli.fit import FedSimCLI
 from small import refuse
@@ -17,12 +17,12 @@ PATIENCE = 60  # seconds for one config on a busy machine: a fault must not make
 NOISE = ("Namespace(", "<class", "Got value", "class this", "class {", "class [{", "Subtypes", "NestedArg")
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """Training would start."""
 
 
 def _would_train(*_, **__):
-    raise Reached
+    raise ReachedError
 
 
 def _late(*_):
@@ -55,7 +55,7 @@ def bases(tmp_path_factory):
 
 
 def reaches_training(*args):
-    with pytest.raises(Reached):
+    with pytest.raises(ReachedError):
         main(["fit", *map(str, args)])
 
 
@@ -74,7 +74,7 @@ def test_a_drawn_fault_is_one_line(bases, tmp_path, capsys, number):
     args = ("fit", "--config", config, "--run_dir", run_dir)
     try:
         line = refuse(capsys, *args)
-    except Reached:
+    except ReachedError:
         assert fault.may_be_meant, f"taken: {fault}"
         return
     assert all(field in line for field in fault.fields), f"{fault}: {line}"

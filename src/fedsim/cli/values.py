@@ -45,27 +45,31 @@ def _check_arguments(given: Mapping[str, Any], cls: type, where: str) -> None:
 
 def _check(value: Any, hint: Any, where: str, owner: type) -> None:
     """Check a value of type ``hint``, which is an argument of ``owner`` or stands within one."""
-    if value is None:
-        if not _takes_null(hint):
-            raise ConfigError(f"{where}: null means nothing here; leave it out for the default, or give {_named(hint)}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        own = owner.__module__.partition(".")[0] in _OWN
-        if math.isnan(value) or (own and not where.startswith(_ENDLESS)):
-            raise ConfigError(f"{where}: {value} is no number that can be used; give a finite one")
-    elif value == "" and owner.__module__.partition(".")[0] in _OWN:
-        raise ConfigError(f"{where}: is an empty text; leave it out for the default, or give a value")
-    elif not isinstance(value, Mapping) and all(
-        _is_section(one) for one in _alternatives(hint) if one is not types.NoneType
-    ):
-        raise ConfigError(f"{where}: is a section, with fields below it, and not {value}")
-    elif isinstance(value, Mapping) and "class_path" in value:
+    if isinstance(value, Mapping) and "class_path" in value:
         cls = _class_at(value["class_path"])
         _check_arguments(value.get("init_args") or {}, cls or owner, where)
     elif isinstance(value, Mapping):
         _check_mapping(value, hint, where, owner)
+    elif problem := _problem(value, hint, where, owner.__module__.partition(".")[0] in _OWN):
+        raise ConfigError(f"{where}: {problem}")
     elif isinstance(value, list | tuple):
         for inner in value:
             _check(inner, next(_hints_within(hint, (list, tuple)), Any), where, owner)
+
+
+def _problem(value: Any, hint: Any, where: str, is_own: bool) -> str | None:
+    """Return what is wrong with a value that has no fields; ``is_own``: its class is not the user's."""
+    if value is None:
+        named = f"null means nothing here; leave it out for the default, or give {_named(hint)}"
+        return None if _takes_null(hint) else named
+    if isinstance(value, float) and not math.isfinite(value):
+        endless = math.isinf(value) and (where.startswith(_ENDLESS) or not is_own)
+        return None if endless else f"{value} is no number that can be used; give a finite one"
+    if value == "" and is_own:
+        return "is an empty text; leave it out for the default, or give a value"
+    if all(_is_section(one) for one in _alternatives(hint) if one is not types.NoneType):
+        return f"is a section, with fields below it, and not {value}"
+    return None
 
 
 def _check_mapping(value: Mapping[str, Any], hint: Any, where: str, owner: type) -> None:

@@ -52,13 +52,8 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(str(error), 1 if isinstance(error, DrawsFailedError) else 2)
     if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
-    if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
-        return Verdict(lost, 2)
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-        where = error.filename or "a file of the run"
-        return Verdict(f"{where}: cannot be written ({error.strerror}); make room or write to another folder", 2)
-    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
-        return Verdict(f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline", 2)
+    if (said := _said_by_others(error)) is not None:
+        return Verdict(said, 2)
     if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", str(error), re.MULTILINE):
         return Verdict(refused[1], 2)  # our own error, of which the parser keeps the words alone
     if isinstance(error, argparse.ArgumentError):
@@ -112,6 +107,18 @@ def one_line(message: str, length: int = 400) -> str:
     """Squeeze a message into one line of reasonable length."""
     text = re.sub(r"\s+", " ", message).strip()
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _said_by_others(error: Exception) -> str | None:
+    """Say what torch, the disk and W&B mean; None: it is none of what they say."""
+    if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
+        return lost
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        where = error.filename or "a file of the run"
+        return f"{where}: cannot be written ({error.strerror}); make room or write to another folder"
+    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
+        return f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline"
+    return None
 
 
 def _lost_process(message: str) -> str | None:
