@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
 
 from jsonargparse import set_parsing_settings
 
@@ -14,6 +13,7 @@ from fedsim.cli.options import check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
+from fedsim.core.false_alarms import ignore_false_alarms
 
 _OF_LIGHTNING = ("fit", "validate", "test", "predict", "describe")
 
@@ -86,17 +86,4 @@ def _set_up_messages() -> None:
     logging.getLogger("fedsim").setLevel(logging.INFO if rank_of_this_process() == 0 else logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for message in (
-        ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
-        ".*`srun` command is available.*",  # where it is needed, fedsim.strategy.launch says so
-        ".*does not have many workers.*",  # loaders yield one empty batch per round
-        ".*sync_dist=True.*",  # scores are equal on all ranks before they are logged
-        ".*Experiment logs directory.*exists and is not empty.*",  # --overwrite asked for it
-        ".*Checkpoint directory.*exists and is not empty.*",
-        ".*barrier\\(\\): using the device under current context.*",
-        ".*is supported for historical reasons but its usage is discouraged.*",
-        ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
-        ".*GPU available but not used.*",
-        ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
-    ):
-        warnings.filterwarnings("ignore", message)
+    ignore_false_alarms()

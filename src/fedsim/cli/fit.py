@@ -41,6 +41,7 @@ from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, R
 from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
 from fedsim.federation.events import was_stopped
 from fedsim.federation.federation import Federation
+from fedsim.federation.trainer import DEFAULTS
 from fedsim.strategy.launch import follow_launcher, leave_launcher
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,7 @@ class FedSimCLI(LightningCLI):
             model_class=Federation,
             datamodule_class=FederatedDataModule,
             trainer_class=FederatedTrainer,
-            trainer_defaults={
-                "strategy": {"class_path": "fedsim.strategy.FederatedStrategy"},
-                "use_distributed_sampler": False,
-                "num_sanity_val_steps": 0,
-                "log_every_n_steps": 1,
-                "max_epochs": 100,
-                "enable_model_summary": False,
-            },
+            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **DEFAULTS},
             save_config_callback=KeepConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
