@@ -20,8 +20,12 @@ COMMANDS = {
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",
     "sweep": "run a sweep on this machine: a W&B file, a method's or a paper's; or print its command lines",
+    "list": "list the methods, backbones, data sets, ... that a config can name, with a line each",
+    "completion": "print a script that completes commands and options in bash, zsh or tcsh",
     "papers": "list the papers whose rows fit --paper knows, or show one, with its printed numbers",
 }
+
+_WITH_SHORT_HELP = ("fit", "validate", "test", "predict", "describe")
 
 _HELP = """\
 usage: fedsim COMMAND [options]
@@ -31,7 +35,7 @@ Federated person re-identification on PyTorch Lightning.
 commands:
 {commands}
 
-  fedsim COMMAND --help      all options of a command
+  fedsim COMMAND --help      options of a command
   fedsim --version
 
 first steps:
@@ -70,6 +74,11 @@ def main(args: list[str] | None = None) -> int:
         from fedsim.cli.papers.command import run_papers_command
 
         return run_papers_command(args[1:])
+    helps = any(word in ("-h", "--help") for word in args[1:]) and args[-1] != "all"
+    if args[0] in ("list", "completion") or (helps and args[0] in _WITH_SHORT_HELP):
+        from fedsim.cli.light import run_light
+
+        return run_light(args, COMMANDS)
     # a lost connection is one line of ours; torch would add pages of its C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli.app import run_command

@@ -9,13 +9,11 @@ import sys
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
-from fedsim.cli.options import check_options
+from fedsim.cli.options import WITH_TRAINER, check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
-
-_OF_LIGHTNING = ("fit", "validate", "test", "predict", "describe")
 
 
 def run_command(args: list[str]) -> int:
@@ -55,8 +53,10 @@ def _code_of(args: list[str]) -> int:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, then set up messages: Lightning sets up its own on import. Then run it."""
     # help says what is written below settings' fields; to read it takes a second, also of a later command
-    set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {command, *words}))
-    if command in _OF_LIGHTNING:
+    words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
+    helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
+    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
+    if command in WITH_TRAINER:
         check_options(words, command)
         from fedsim.cli.fit import run
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +31,16 @@ _OF_ALL = (
     "paper",
 )
 """options of every command that trains or scores, beside those of Lightning's method and the sections"""
+
+
+WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
+"""Commands that have these options."""
+
+
+def all_options(command: str) -> list[str]:
+    """Names of a command's options, those of its sections without what is below them."""
+    sections = [f"{section}.{name}" for section in _SECTIONS for name in arguments_of_section(section)]
+    return [*_OF_ALL, *_arguments_of(command), *sections]
 
 
 def check_options(words: Sequence[str], command: str) -> None:
@@ -74,12 +85,31 @@ def _arguments_of(command: str) -> list[str]:
     return [name for name in names if name not in ("model", "datamodule") and not name.endswith("dataloaders")]
 
 
+def arguments_of_section(section: str) -> list[str]:
+    """Names of a section's options."""
+    return _names(section)[:-1]
+
+
+def texts_of_section(section: str) -> dict[str, str]:
+    """Return option of a section -> what the docstring of its class says of it."""
+    text = ast.get_docstring(_class_of(*_SECTIONS[section])) or ""
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE)
+    return {name: " ".join(said.split()) for name, said in found}
+
+
 def _read_arguments(package: str, file: str, cls: str, method: str) -> list[str]:
     """Names of a method's arguments, read off its source."""
+    body = _class_of(package, file, cls).body
+    [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
+    return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
+
+
+@cache
+def _class_of(package: str, file: str, cls: str) -> ast.ClassDef:
+    """Parse the source of a class."""
     spec = find_spec(package)
     assert spec is not None, f"{package} is installed"
     [folder] = spec.submodule_search_locations or []
     tree = ast.parse((Path(folder) / file).read_text(encoding="utf-8"))
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
-    [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
-    return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+    return found
