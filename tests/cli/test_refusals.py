@@ -1,6 +1,7 @@
 """Mistakes that fedsim does not see itself, but Lightning, the parser or the disk: one line, exit code 2."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -193,6 +194,30 @@ def test_a_setting_that_does_not_fit_the_data_leaves_the_run_there_as_it_is(caps
     options = ("--run_dir", run, "--overwrite=true", "--model.clients={nobody: {batch_size: 4}}")
     assert "there is no client nobody" in refuse(capsys, "fit", "--config", tiny, *options)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("--trainer.logger=TensorBoardLogger", "TensorBoardLogger needs save_dir; give it as --trainer.logger.save_dir"),
+     ("--trainer.callbacks=LearningRateFinder", "LearningRateFinder would train the server's step; set model.client"),
+     ("--trainer.callbacks=BatchSizeFinder", "BatchSizeFinder would train the server's step; set model.client"),
+     ("--trainer.precision=16", "trainer.precision: 16 is not supported; use 32-true or bf16-mixed")],
+)  # fmt: skip
+def test_what_lightning_has_and_a_federation_has_not(capsys, tiny, tmp_path, options, words):
+    assert words in refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", options)
+
+
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: logs}}", "tensorboard"),
+     ("--trainer.logger=MLFlowLogger", "mlflow"), ("--trainer.callbacks=RichProgressBar", "rich")],
+)  # fmt: skip
+def test_a_class_whose_package_is_missing_names_it(capsys, tiny, tmp_path, option, package):
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
+    assert package in line.lower()
+    assert "pip install" in line
 
 
 # -- own classes -------------------------------------------------------------------------------------------------------

@@ -169,8 +169,9 @@ class FedSimCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
         config = self.config_init[self.subcommand]["trainer"]
-        if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
-            raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
+        if str(config["precision"]) in ("16", "16-mixed"):  # on a CPU Lightning would quietly take something else
+            given = config["precision"]
+            raise ConfigError(f"trainer.precision: {given} is not supported; use 32-true or bf16-mixed")
         kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")

@@ -38,9 +38,14 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
 
 def _check_arguments(given: Mapping[str, Any], cls: type, where: str) -> None:
     """Check the arguments of a class."""
-    hints = _hints(cls)
+    hints, defaults = _hints(cls), _defaults(cls)
     for name, value in given.items():
-        _check(value, hints.get(name, Any), f"{where}.{name}", cls)
+        if name not in defaults or not _same(value, defaults[name]):
+            _check(value, hints.get(name, Any), f"{where}.{name}", cls)
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
 
 
 def _check(value: Any, hint: Any, where: str, owner: type) -> None:
@@ -84,16 +89,21 @@ def _check_mapping(value: Mapping[str, Any], hint: Any, where: str, owner: type)
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the types of a class's arguments; where the default is null, the type has null, too."""
+    """Return the types of a class's arguments."""
     try:
-        hints = get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # of the class alone
-        parameters = inspect.signature(cls).parameters
-    except (NameError, TypeError, ValueError):  # names for type checkers only, or no Python
+        return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # of the class alone
+    except (NameError, TypeError):  # names for type checkers only, or no Python
         return {}
-    return {
-        name: Union[hint, None] if name in parameters and parameters[name].default is None else hint  # noqa: UP007 - of any object
-        for name, hint in hints.items()
-    }
+
+
+@cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a class's arguments, which are right whatever their types say."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -54,8 +54,8 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(str(cause), 2)
     if (said := _said_by_others(error)) is not None:
         return Verdict(said, 2)
-    if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", str(error), re.MULTILINE):
-        return Verdict(refused[1], 2)  # our own error, of which the parser keeps the words alone
+    if (built := _not_built(str(error))) is not None:
+        return Verdict(built, 2)
     if isinstance(error, argparse.ArgumentError):
         return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None
@@ -107,6 +107,19 @@ def one_line(message: str, length: int = 400) -> str:
     """Squeeze a message into one line of reasonable length."""
     text = re.sub(r"\s+", " ", message).strip()
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _not_built(message: str) -> str | None:
+    """Say which class cannot be built, often for want of a package; None: it is not that."""
+    if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", message, re.MULTILINE):
+        return refused[1]  # our own error, of which the parser keeps the words alone
+    found = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
+    if lacks := re.search(r"Requirement '([^']*)' not met", message):
+        name = found[1].rpartition(".")[2] if found else message.partition(" ")[0].strip("`")
+        return f"{name} needs {lacks[1]}, which is not installed; run pip install '{lacks[1]}'"
+    if not message.startswith("Does not validate") or found is None or "Option '" in found[2]:
+        return None
+    return f"{found[1].rpartition('.')[2]} cannot be built ({one_line(found[2], 240)})"
 
 
 def _said_by_others(error: Exception) -> str | None:
@@ -198,6 +211,9 @@ def _said(key: str, what: str) -> str:
     what = re.sub(r"\s+", " ", what).strip()
     if unknown := unknown_argument(what):
         return unknown
+    if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", what):
+        first = lacking[2].partition(",")[0]
+        return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
     if "Unable to load config" in what:
         return "is a section; give its fields, or a file that holds them"
     if key in _WANTED:

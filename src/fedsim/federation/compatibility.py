@@ -13,8 +13,10 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
@@ -146,6 +148,8 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
 
 def _check_callback(callback: Callback, who: str) -> None:
     """Raise ConfigError if ``callback`` acts within a round, or saves in the middle of one, or too little to go on."""
+    if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
+        raise ConfigError(f"{who} would train the server's step; set model.client, or try values by fedsim sweep")
     if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
         raise ConfigError(f"{who} acts on the server's step; use model.client settings instead")
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
