@@ -18,28 +18,33 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from fedsim.cli.checks import check_assembly
+from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.config_files import check_config_files, normalise, with_clients
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.outcome import say_run, say_scores
+from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.papers.files import OfAPaper, with_paper
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_draw,
+    make_run_dir,
     prepare_for_fit,
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.cli.values import check_values
 from fedsim.cli.verdicts import understood
-from fedsim.core.errors import ConfigError, RunStoppedError
-from fedsim.core.files import make_folder
+from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import METRICS_OF
-from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking, join_run
-from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
-from fedsim.federation.events import was_stopped
+from fedsim.federation.callbacks import (
+    KeepConfig,
+    Preemption,
+    RoundProgress,
+    RunSummary,
+    ScoreLastRound,
+    Tracking,
+    join_run,
+)
+from fedsim.federation.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.strategy.launch import follow_launcher, leave_launcher
@@ -111,7 +116,7 @@ class FedSimCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
-        check_values(config.as_dict(), {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
+        check_config(config.as_dict())
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
@@ -145,16 +150,13 @@ class FedSimCLI(LightningCLI):
             self.model.rankings = self.run_dir / "rankings"
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
-        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.settings.evaluation.task])
-        federated = self.datamodule.federated
+        check_run(self.trainer, self.model, self.datamodule)
         if self.subcommand == "fit":
-            warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
+            check_fit(self.trainer, self.model, self.datamodule)
         if rank_of_this_process() > 0:
             return
-        if self.subcommand == "fit":
-            check_assembly(self.model, self.datamodule)
         if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
-            make_folder(self.run_dir, "run_dir")
+            make_run_dir(self.run_dir)
         if self.subcommand == "fit":
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
             for logger in self.trainer.loggers:
@@ -197,6 +199,7 @@ class FedSimCLI(LightningCLI):
             callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
+        callbacks.append(ScoreLastRound())
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
@@ -236,10 +239,7 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; end with the signal that asked the run to stop."""
-        if self.trainer.is_global_zero:
-            say_run(self.run_dir)
-        if was_stopped(self.trainer):
-            raise RunStoppedError(self.model.strategy.stop_signal)
+        end_fit(self.trainer, self.run_dir)
 
     def after_test(self) -> None:
         """Print the scores."""

@@ -39,7 +39,7 @@ _REMEDIES = {
     "accelerator": "set trainer.accelerator to cpu or auto",
     "devices": "give a number of ranks from 1, or auto; on GPUs also a list of theirs",
     "num_nodes": "leave it out, or give the number of machines, which Slurm or torchrun must start",
-    "strategy": "in a config leave it out; in Python take fedsim.Trainer, or strategy=FederatedStrategy()",
+    "strategy": "leave it out or use fedsim.strategy.FederatedStrategy",
     "max_time": "give days:hours:minutes:seconds, such as 00:12:00:00",
 }
 
@@ -114,7 +114,10 @@ def check_trainer(
     }
     if not isinstance(trainer.strategy, FederatedStrategy):
         name = type(trainer.strategy).__name__
-        raise ConfigError(f"trainer.strategy: {name} is not fedsim's; {_REMEDIES['strategy']}")
+        raise ConfigError(
+            f"trainer.strategy: {name} is not fedsim's; in a config leave it out; in Python take "
+            "fedsim.Trainer, or strategy=FederatedStrategy()"
+        )
     trainer.strategy.check()
     if trainer.strategy._layer_sync is not None:
         raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from fedsim.core.checks import within
+from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.store import Place
 from fedsim.evaluation.settings import Evaluation
@@ -79,7 +79,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
         self.client.check("model.client")
-        within("model", "[1, 1024]", threads=self.threads)
+        at_least("model", 1, threads=self.threads)
+        within("model", "[1, 1024]", threads=self.threads)  # torch's own error is a page
         if self.server_optimizer is not None:
             try:
                 self.server_optimizer([nn.Parameter(torch.zeros(1))])

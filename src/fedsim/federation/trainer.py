@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.files import make_folder
 from fedsim.evaluation.summary import score_rows
-from fedsim.federation.callbacks import Preemption, RoundProgress, RunSummary
+from fedsim.federation.callbacks import Preemption, RoundProgress, RunSummary, ScoreLastRound
 from fedsim.strategy.strategy import FederatedStrategy
 
 DEFAULTS = {
@@ -51,7 +51,7 @@ class Trainer(lightning.Trainer):
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
-        callbacks.append(Preemption())
+        callbacks += [ScoreLastRound(), Preemption()]
         if run_dir is None:
             options = {"logger": False, "enable_checkpointing": False} | options
         else:
