@@ -39,9 +39,10 @@ commands:
   fedsim --version
 
 first steps:
-  fedsim fit --config configs/quickstart.yaml
+  fedsim fit --config quickstart
+  fedsim list
   fedsim papers
-  fedsim fit --config configs/data/synthetic.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
+  fedsim fit --config data/synthetic --config methods/fedpav --model.backbone SmallCNN
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedsim.cli.config_files import join_configs
+from fedsim.cli.config_files import join_configs, with_shipped
 from fedsim.cli.papers.files import with_paper
 from fedsim.cli.verdicts import understood
 from fedsim.core.errors import ConfigError
@@ -44,7 +44,7 @@ def run_subcommand(group: str, commands: Mapping[str, Callable[..., str]], args:
             f"fedsim {group}: there is no command {args[0] if args else '(none)'}; {guess}"
             f"choose from {', '.join(commands)}"
         )
-    return call(commands[args[0]], join_configs(with_paper(args[1:])), f"{group} {args[0]}")
+    return call(commands[args[0]], join_configs(with_shipped(with_paper(args[1:]))), f"{group} {args[0]}")
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:

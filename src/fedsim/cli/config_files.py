@@ -8,6 +8,7 @@ import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import yaml
 
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import DataError
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
@@ -29,6 +32,33 @@ def _config_at(here: str, following: str) -> str | None:
     if here in ("--config", "-c"):
         return following
     return here.removeprefix("--config=") if here.startswith("--config=") else None
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return name -> path of the configs that come with fedsim, such as ``quickstart`` and ``methods/fedavg``."""
+    paths = sorted(_CONFIGS.rglob("*.yaml"))
+    return {path.relative_to(_CONFIGS).with_suffix("").as_posix(): path for path in paths}
+
+
+def with_shipped(args: Sequence[str]) -> list[str]:
+    """Let ``--config`` name configs that come with fedsim, with or without folder and suffix, wherever it is called.
+
+    A file of the working directory has precedence.
+
+    >>> [Path(word).name for word in with_shipped(["--config", "none.yaml", "-c", "methods/fedavg"])]
+    ['--config', 'none.yaml', '-c', 'fedavg.yaml']
+    """
+    found = list(args)
+    for place, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
+        path = _config_at(here, following)
+        if path is None or path.startswith("{") or Path(path).exists():
+            continue
+        own = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
+        if own is not None and here.startswith("--config="):
+            found[place] = f"--config={own}"
+        elif own is not None:
+            found[place + 1] = str(own)
+    return found
 
 
 def with_clients(args: list[str]) -> list[str]:
@@ -71,7 +101,9 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
         _check_keys(path, yaml.compose(text, yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
+        close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
+        remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
+        raise DataError(f"{path}: cannot read this config ({error}); {remedy}") from error
     except yaml.YAMLError as error:
         raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
     if not isinstance(content, dict):

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
-from fedsim.cli.config_files import check_config_files, normalise, with_clients
+from fedsim.cli.config_files import check_config_files, normalise, with_clients, with_shipped
 from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.output import rank_of_this_process, say
@@ -65,7 +65,7 @@ def run(command: str, args: list[str]) -> None:
     # configs of older runs name classes where they were; and the parser knows short names of loaded classes
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
-    FedSimCLI([command, *with_clients(with_own_config(command, normalise(with_paper(args))))])
+    FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
 
 
 class FedSimCLI(LightningCLI):

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from fedsim.cli.config_files import shipped_configs
 from fedsim.core.errors import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
@@ -41,11 +42,24 @@ def run(args: list[str]) -> str:
     if args[:1] in (["-h"], ["--help"]):
         return f"usage: fedsim list [{' | '.join(KINDS)}] ...: what a config can name; without a word: all of it"
     for kind in args:
-        if kind not in KINDS:
-            close = get_close_matches(kind, KINDS, n=1)
+        if kind not in (*KINDS, "configs"):
+            close = get_close_matches(kind, (*KINDS, "configs"), n=1)
             guess = f"did you mean {close[0]}? " if close else ""
-            raise ConfigError(f"fedsim list: there is no list of {kind}; {guess}choose from {', '.join(KINDS)}")
-    return "\n\n".join(_table(kind) for kind in args or KINDS)
+            raise ConfigError(
+                f"fedsim list: there is no list of {kind}; {guess}choose from {', '.join(KINDS)}, configs"
+            )
+    return "\n\n".join(_configs() if kind == "configs" else _table(kind) for kind in args or (*KINDS, "configs"))
+
+
+def _configs() -> str:
+    """List the configs that come with fedsim, by the comment that each begins with."""
+    paths = shipped_configs()
+    width, room = max(map(len, paths)), shutil.get_terminal_size((100, 24)).columns
+    lines = ["configs (--config NAME; later ones win)"]
+    for name, path in paths.items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        lines.append(f"  {name:<{width}}  {textwrap.shorten(first, max(room - width - 4, 40), placeholder=' ...')}")
+    return "\n".join(lines)
 
 
 def _table(kind: str) -> str:

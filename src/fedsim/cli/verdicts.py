@@ -174,7 +174,7 @@ def explain(message: str, known: Iterable[str] = ()) -> str:
         if named := re.match(r"(-*)([\w.]+): there is no such option$", text):
             text += f"; {guess}" if (guess := did_you_mean(_BELOW_COMMAND.sub("", named[2]), known)) else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
-            text = f"{text}; give a config that has them, such as --config configs/quickstart.yaml"
+            text = f"{text}; give a config that has them, such as --config quickstart"
         return one_line(_BELOW_COMMAND.sub("", text), 340)
     return one_line(f"{key}: {_said(key, what)}", 340)
 
