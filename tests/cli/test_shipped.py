@@ -31,8 +31,8 @@ def test_the_first_steps_of_help_work_outside_the_repository(tmp_path, monkeypat
         words = step.split()[1:]
         assert main(["describe", *words, "--trainer.accelerator=cpu"]) == 0, capsys.readouterr().err
         assert "What is shared" in capsys.readouterr().out
-    assert main(["data", "manifest", "--config", "quickstart", "--output", "m.csv"]) == 0
-    assert list(tmp_path.iterdir()) == [tmp_path / "m.csv"]
+    assert main(["data", "preview", "--config", "quickstart", "--output", "people.png"]) == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "people.png"]
 
 
 def test_a_file_of_the_working_directory_comes_first(tmp_path, monkeypatch):

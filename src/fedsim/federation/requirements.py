@@ -109,6 +109,8 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
     for name, num_images in small:
         if num_images < 2:
             raise ConfigError(f"data: client {name} has fewer than the two training images of a batch; leave it out")
+    if says and (alone := [c.name for c in clients if c.num_classes == 1 and not settings[c.name].clusters]):
+        log.warning("%s: only one identity to train on, so nothing can be told apart", ", ".join(alone[:MAX_NAMES]))
     if small and says:
         names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
         more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
