@@ -13,6 +13,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the clients' validation data",
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
+    "init": "look at a folder of data sets, and write a commented config for it",
     "describe": "show what a config shares, who holds what, and what a run will cost",
     "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
     "augment": "augment fit: train a generator of people per client; preview: draw what it makes; write: write it",

@@ -21,6 +21,7 @@ _MODULES = {
     "augment": "fedsim.cli.augment.command",
     "data": "fedsim.cli.data",
     "export": "fedsim.cli.export",
+    "init": "fedsim.cli.init",
     "rank": "fedsim.cli.rank",
     "report": "fedsim.cli.report.command",
     "sweep": "fedsim.cli.sweep.command",
