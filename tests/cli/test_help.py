@@ -63,7 +63,7 @@ def test_lists_have_every_class_with_a_line(capsys):
 
 @pytest.mark.parametrize(
     ("words", "answer"),
-    [("list method", "did you mean methods?"), ("fitt", "did you mean fit?"), ("data chek", "did you mean check?"),
+    [("list method", "did you mean methods?"), ("fitt", "did you mean fit?"), ("data checks", "did you mean check?"),
      ("completion fish", "bash, zsh, tcsh")],
 )  # fmt: skip
 def test_a_slip_is_answered_with_what_was_meant(capsys, words, answer):
