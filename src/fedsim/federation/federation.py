@@ -139,8 +139,7 @@ class Federation(LightningModule):
         """Score the validation sets, and during a fit the test sets, too."""
         if self.trainer.sanity_checking:
             return  # to score untrained models shows nothing, and takes as long as any scoring
-        fitting = self.trainer.state.fn == "fit"
-        trained = list(self.reports) if fitting else ()
+        trained = list(self.reports) if (fitting := self.trainer.state.fn == "fit") else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.settings.evaluation.test_during_fit:
             metrics |= as_oracle(self.evaluator.score("test", trained))
