@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_links_and_config_files_exist(path):
     missing = [link for link in links if not (path.parent / link).exists()]
     missing += [name for name in re.findall(r"\bconfigs/[a-z\d_/.-]+\.yaml", text) if not (ROOT / name).exists()]
     assert missing == []
+
+
+def test_the_readme_s_script_is_the_file_and_runs_without_a_warning(capsys):
+    path = ROOT / "docs" / "examples" / "two_rounds.py"
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown == [path.read_text().partition('"""\n\n')[2]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runpy.run_path(str(path))
+    assert re.search(r"^test +global +seen +0\.\d+", capsys.readouterr().out, re.MULTILINE)
 
 
 def anchors(path):

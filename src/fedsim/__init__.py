@@ -1,8 +1,61 @@
 """fedsim: federated person re-identification on PyTorch Lightning and torch.distributed.
 
-Nothing heavy is imported here: ``fedsim --help`` must not wait for torch.
+Nothing heavy is imported here: ``fedsim --help`` must not wait for torch. What stands in ``__all__`` is imported at its
+first use.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fedsim._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, SyntheticReID
+    from fedsim.evaluation.settings import Evaluation
+    from fedsim.federation import Federation
+    from fedsim.federation.trainer import Trainer
+    from fedsim.models import Neck
+    from fedsim.training.settings import LocalTraining, Objective
+
+_PLACES = {
+    "Augmentation": "fedsim.data",
+    "Evaluation": "fedsim.evaluation.settings",
+    "FederatedDataModule": "fedsim.data",
+    "Federation": "fedsim.federation",
+    "LocalTraining": "fedsim.training.settings",
+    "MarketFolders": "fedsim.data",
+    "Neck": "fedsim.models",
+    "Objective": "fedsim.training.settings",
+    "SyntheticReID": "fedsim.data",
+    "Trainer": "fedsim.federation.trainer",
+}
+_FACES = ("data", "methods", "models")  # packages that need no import of their own: fedsim.methods.FedPav
+
+__all__ = [
+    "Augmentation",
+    "Evaluation",
+    "FederatedDataModule",
+    "Federation",
+    "LocalTraining",
+    "MarketFolders",
+    "Neck",
+    "Objective",
+    "SyntheticReID",
+    "Trainer",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is used."""
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    if name in _FACES:
+        return import_module(f"fedsim.{name}")
+    raise AttributeError(f"module 'fedsim' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_FACES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
 
 from fedsim._version import __version__
 
@@ -12,6 +13,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the clients' validation data",
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
+    "init": "look at a folder of data sets, and write a commented config for it",
     "describe": "show what a config shares, who holds what, and what a run will cost",
     "doctor": "say what this machine has, what a fit would use of it, and what stands in the way",
     "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
@@ -20,8 +22,12 @@ COMMANDS = {
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table over finished runs, and draw it",
     "sweep": "run a sweep on this machine: a W&B file, a method's or a paper's; or print its command lines",
+    "list": "list the methods, backbones, data sets, ... that a config can name, with a line each",
+    "completion": "print a script that completes commands and options in bash, zsh or tcsh",
     "papers": "list the papers whose rows fit --paper knows, or show one, with its printed numbers",
 }
+
+_WITH_SHORT_HELP = ("fit", "validate", "test", "predict", "describe")
 
 _HELP = """\
 usage: fedsim COMMAND [options]
@@ -31,13 +37,14 @@ Federated person re-identification on PyTorch Lightning.
 commands:
 {commands}
 
-  fedsim COMMAND --help      all options of a command
+  fedsim COMMAND --help      options of a command
   fedsim --version
 
 first steps:
-  fedsim fit --config configs/quickstart.yaml
+  fedsim fit --config quickstart
+  fedsim list
   fedsim papers
-  fedsim fit --config configs/data/synthetic.yaml --config configs/methods/fedpav.yaml --trainer.devices=2
+  fedsim fit --config data/synthetic --config methods/fedpav --model.backbone SmallCNN
 """
 
 
@@ -60,12 +67,22 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.write(f"fedsim {__version__}\n")
         return 0
     if args[0] not in COMMANDS:
-        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; choose from {', '.join(COMMANDS)}\n")
+        close = get_close_matches(args[0], COMMANDS, n=1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        known = ", ".join(COMMANDS)
+        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; {guess}choose from {known}\n")
         return 2
+    if os.getcwd() not in map(os.path.abspath, sys.path):  # own classes are found by the console script, too
+        sys.path.insert(0, os.getcwd())
     if args[0] == "papers":
         from fedsim.cli.papers.command import run_papers_command
 
         return run_papers_command(args[1:])
+    helps = any(word in ("-h", "--help") for word in args[1:]) and args[-1] != "all"
+    if args[0] in ("list", "completion") or (helps and args[0] in _WITH_SHORT_HELP):
+        from fedsim.cli.light import run_light
+
+        return run_light(args, COMMANDS)
     # a lost connection is one line of ours; torch would add pages of its C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli.app import run_command

@@ -1,16 +1,18 @@
 """``fedsim export`` of pruned models: dense and sparse files hold what the federation has."""
 
 import json
+import os
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
 from fedsim.functional.encodings import sparse_bytes
-from fedsim.methods import FedDIP, Local, LotteryFL
+from fedsim.methods import IFCA, Ditto, FedBN, FedDIP, FedPav, Local, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, receive, refuse
 
@@ -85,11 +87,45 @@ def test_a_sparse_file_is_as_long_as_its_encoding(dip, tmp_path, capsys):
     assert path.stat().st_size == 8 + header + payload
 
 
+@pytest.mark.parametrize("method", [FedPav(), FedBN(), Local(), Ditto()], ids=lambda method: type(method).__name__)
+def test_any_client_s_personalised_model_can_be_exported(method, tmp_path, capsys):
+    model, output = fit(make_model(method)), tmp_path / "town1.safetensors"
+    model.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    exported(capsys, "--ckpt_path", tmp_path / "last.ckpt", "--output", output, "--client", "town1")
+    client = model.parts.clients["town1"]
+    client.load()
+    receive(client, method, model.server)
+    method.personalise(client)
+    expected = {n.removeprefix("backbone."): t.clone() for n, t in client.model.network.state_dict().items()}
+    client.unload()
+    found = load_file(output)
+    assert found.keys() == {name for name, tensor in expected.items() if tensor.is_floating_point()}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
+    output, before = tmp_path / "x.safetensors", os.umask(0o022)
+    try:
+        text = exported(capsys, "--ckpt_path", dip[1], "--output", output)
+    finally:
+        os.umask(before)
+    assert text.startswith(f"wrote {output}: global model of FedDIP, round 2; ")
+    assert output.stat().st_mode & 0o777 == 0o644
+    with safe_open(output, "pt") as file:
+        about = file.metadata()
+    assert (about["method"], about["model"], about["round"], about["format"]) == ("FedDIP", "global", "2", "pt")
+
+
+def test_a_model_that_a_method_puts_together_is_refused(tmp_path, capsys):
+    fit(make_model(IFCA(clusters=2))).trainer.save_checkpoint(tmp_path / "last.ckpt")
+    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
+    assert "IFCA puts a client's model together in a way of its own" in refuse(capsys, "export", *args)
+
+
 def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, capsys):
     lottery, dip = lottery[1], dip[1]
     output = tmp_path / "x.safetensors"
     for checkpoint, options, expected in (
-        (dip, ["--client", "town0"], "clients of FedDIP do not prune"),
         (lottery, ["--client", "twon0"], "there is no client twon0; choose from town0, town1, town2"),
         (lottery, [], "no global model to export"),  # statistics are the clients' own
         (dip, ["--arch", "resnet"], "choose one of the checkpoint's architectures: smallcnn"),
@@ -103,7 +139,7 @@ def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     model.trainer.save_checkpoint(tmp_path / "last.ckpt")
     args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
     assert "nothing is pruned here" in refuse(capsys, "export", *args, "--sparse", "true")
-    assert exported(capsys, *args).strip() == ""
+    assert exported(capsys, *args).startswith(f"wrote {tmp_path / 'x'}: client town0 model of LotteryFL, round 1; ")
     assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
     assert set(read_checkpoint(tmp_path / "last.ckpt")["fedsim"]["ledger"]["unpruned"]) == {"town0", "town1", "town2"}
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_wrong_config_files(capsys, tmp_path):
     assert f"{broken}: is not valid YAML" in refuse(capsys, "fit", "--config", broken)
     assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
     line = refuse(capsys, "fit")
-    assert "model.method, model.backbone; give a config that has them, such as --config configs/quickstart.yaml" in line
+    assert "model.method, model.backbone; give a config that has them, such as --config quickstart" in line
     assert f"{tmp_path}: is a folder; give a config file" in refuse(capsys, "fit", "--config", tmp_path)
 
 
@@ -200,12 +201,12 @@ def test_last_is_the_last_round_and_a_resumed_run_keeps_the_curves(fedsim, tiny,
     assert read_checkpoint(last)["global_step"] == 3  # an evaluation was after round 2
     fedsim("fit", "--ckpt_path", run, "--trainer.max_epochs=5")  # the run directory says the rest
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["rounds"], summary["final"]["round"]) == (5, 4)
+    assert (summary["rounds"], summary["final"]["round"]) == (5, 5)
     epochs = []
     for name in ("metrics-1.csv", "metrics.csv"):
         with (run / name).open() as file:
             epochs += [int(row["epoch"]) for row in csv.DictReader(file) if row["val/mAP"]]
-    assert epochs == [1, 3]
+    assert epochs == [1, 2, 3, 4], "the last round of either call is scored, too"
 
 
 def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
@@ -448,3 +449,33 @@ def test_settings_of_a_client_need_no_client_in_the_config(tiny, tmp_path, capsy
     both = {"town0": {"local_epochs": 3, "batch_size": 8}, "town1": {"local_epochs": 2, "grad_clip": 1.5}}
     assert resolved(f"--config={some}", *nested) == both
     assert resolved("--model.clients", "{town2: {accumulate: 2}}", *nested) == {"town2": {"accumulate": 2}, **alone}
+
+
+def test_the_last_round_is_scored_whatever_the_interval(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = ["--config", str(tiny), "--run_dir", str(run), "--trainer.check_val_every_n_epoch=2"]
+    assert main(["fit", *options]) == 0  # of three rounds
+    assert json.loads((run / "summary.json").read_text())["final"]["round"] == 3
+    with (run / "metrics.csv").open() as file:
+        scored = [int(row["epoch"]) + 1 for row in csv.DictReader(file) if row["val/mAP"]]
+    assert scored == [2, 3]
+    assert f"wrote {run}: config.yaml, metrics.csv, summary.json, checkpoints" in capsys.readouterr().out
+
+
+def test_an_interval_that_is_longer_than_the_run_scores_nothing(tiny, tmp_path, capsys):
+    options = ["--config", str(tiny), "--run_dir", str(tmp_path / "run"), "--trainer.check_val_every_n_epoch=9"]
+    assert main(["fit", *options]) == 0
+    assert "no scores: see trainer.check_val_every_n_epoch" in capsys.readouterr().out
+
+
+def test_without_a_terminal_long_rounds_write_lines_with_the_time_left(tiny, tmp_path, caplog):
+    callback = "{class_path: fedsim.federation.callbacks.RoundProgress, init_args: {line_interval: 0.0}}"
+    options = ["--run_dir", str(tmp_path / "run"), f"--trainer.callbacks=[{callback}]", "--trainer.max_epochs=2"]
+    with caplog.at_level("INFO", logger="fedsim"):
+        assert main(["fit", "--config", str(tiny), *options]) == 0
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(
+        re.fullmatch(r"round 1/2: town0 \(1/4\), batch 1/\d+, loss [\d.]+, about \d:\d\d:\d\d left", x) for x in lines
+    )
+    assert any(re.fullmatch(r"round 1/2: loss .*, about \d:\d\d:\d\d left", line) for line in lines)
+    assert any(re.fullmatch(r"round 2/2: loss .* \d+\.\d{3}", line) for line in lines), "nothing is left"

@@ -1,5 +1,8 @@
 """Mistakes that fedsim does not see itself, but Lightning, the parser or the disk: one line, exit code 2."""
 
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from lightning import Trainer
@@ -7,6 +10,7 @@ from lightning import Trainer
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.compatibility import naming_the_field
+from run_dirs import write_run
 from small import refuse
 
 
@@ -97,7 +101,6 @@ OF_THE_PARSER = [
     ("--trainer.precision=17", "trainer.precision: expected 32-true or bf16-mixed, got 17"),
     ("--trainer.logger=nolog", "trainer.logger: there is no class nolog; give the class_path of one"),
     ("--trainer.max_epochs=many", "trainer.max_epochs: expected int or null, got many"),
-    ("--model.client.optimizer=Adamm", "model.client.optimizer: there is no class Adamm"),
     ("--model.client.optimizer=torch.optim.Adamm", "model.client.optimizer: there is no class torch.optim.Adamm"),
     ("--model.client.optimizer=nowhere.Adam", "model.client.optimizer: there is no class nowhere.Adam"),
     ("--model.client.optimizer.lr=nan", "model.client.optimizer.lr: expected float or Tensor, got nan"),
@@ -107,6 +110,17 @@ OF_THE_PARSER = [
     ("--data.source.clients=x", "data.source.clients: expected int, got x"),
     ("--trainer.strategy.connect_timeout=x", 'd days, h:m:s" but got "x"'),
     ("--model.client=5", "model.client: is a section; give its fields"),
+    ("--model.method=Dittoo", "model.method: there is no class Dittoo; did you mean Ditto?"),
+    ("--model.client.optimizer=Adamm", "model.client.optimizer: there is no class Adamm; did you mean Adam?"),
+    ("--trainer.logger=WandbLoger", "trainer.logger: there is no class WandbLoger; did you mean WandbLogger?"),
+    ("--model.method=fedsim.methods.FedPv", "has no attribute 'FedPv'); did you mean FedPav?"),
+    ("--model.method=nowhere.Mine", "(no module named 'nowhere'); is nowhere installed, in the working directory"),
+    ("--model.method=small.Some", "small.Some is no Method; derive it from Method"),
+    ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
+    ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
+    ("--model.client.batchsize=3", "there is no such option; did you mean model.client.batch_size?"),
+    ("--trainer.max_epoch=3", "--trainer.max_epoch: there is no such option; did you mean --trainer.max_epochs?"),
+    ("--model.availability=5", "model.availability: is a section"),
 ]  # fmt: skip
 
 
@@ -162,3 +176,89 @@ def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
     config.write_text(f"trainer: {section}")
     assert main(["describe", "--config", str(tiny), "--config", str(config)]) == 0
     assert "bytes of 7 rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("data: 5", "data: is a section"),
+     ("model: {objective: {triplet: .nan}}", "model.objective.triplet: nan is no number that can be used"),
+     ("model: {evaluation: {layer: null}}", "model.evaluation.layer: null means nothing here; leave it out for the"),
+     ("model: {availability: 5}", "model.availability: is a section"),
+     ("model: {evaluation: {layr: pool}}", "there is no such option; did you mean model.evaluation.layer?"),
+     ("trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}", "trainer: stands twice, in lines 1 and 2; remove one"),
+     ("model: {client: {batch_size: 4, batch_size: 8}}", "model.client.batch_size: stands twice"),
+     ("model: {method: {class_path: FedPav, weighting: size}}", "model.method.weighting: does not stand beside"),
+     ("model: {method: {class_path: FedPav, init_args: }}", "model.method.init_args: expected arguments with their"),
+     ("model: {method: {class_path: }}", "model.method.class_path: expected the name of a class, got nothing")],
+)  # fmt: skip
+def test_what_yaml_itself_would_take_names_the_field(capsys, tiny, tmp_path, content, words):
+    later = tmp_path / "later.yaml"
+    later.write_text(content.replace(", batch_size: 8", ",\n  batch_size: 8"))
+    line = refuse(capsys, "fit", "--config", tiny, "--config", later, "--run_dir", tmp_path / "run")
+    assert words in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_that_does_not_fit_the_data_leaves_the_run_there_as_it_is(capsys, tiny, tmp_path):
+    """It is found out before ``--overwrite`` removes anything."""
+    run = write_run(tmp_path / "run", {1: {"val/mAP": 0.5}})
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    options = ("--run_dir", run, "--overwrite=true", "--model.clients={nobody: {batch_size: 4}}")
+    assert "there is no client nobody" in refuse(capsys, "fit", "--config", tiny, *options)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("--trainer.logger=TensorBoardLogger", "TensorBoardLogger needs save_dir; give it as --trainer.logger.save_dir"),
+     ("--trainer.callbacks=LearningRateFinder", "LearningRateFinder would train the server's step; set model.client"),
+     ("--trainer.callbacks=BatchSizeFinder", "BatchSizeFinder would train the server's step; set model.client"),
+     ("--trainer.precision=16", "trainer.precision: 16 is not supported; use 32-true or bf16-mixed")],
+)  # fmt: skip
+def test_what_lightning_has_and_a_federation_has_not(capsys, tiny, tmp_path, options, words):
+    assert words in refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", options)
+
+
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: logs}}", "tensorboard"),
+     ("--trainer.logger=MLFlowLogger", "mlflow"), ("--trainer.callbacks=RichProgressBar", "rich")],
+)  # fmt: skip
+def test_a_class_whose_package_is_missing_names_it(capsys, tiny, tmp_path, option, package):
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
+    assert package in line.lower()
+    assert "pip install" in line
+
+
+# -- own classes -------------------------------------------------------------------------------------------------------
+
+
+def own_module(folder, monkeypatch, text):
+    """Write a module into a new working directory; return its name, which no other test has."""
+    name = f"own_{folder.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    return name
+
+
+def test_own_classes_are_found_in_the_working_directory(capsys, tiny, tmp_path, monkeypatch):
+    name = own_module(tmp_path, monkeypatch, "from fedsim.methods import FedPav\nclass Mine(FedPav): pass\n")
+    assert main(["describe", "--config", str(tiny), f"--model.method={name}.Mine"]) == 0
+    assert capsys.readouterr().out.startswith("Mine, 3 rounds")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("def f(:", "line 1: SyntaxError: invalid syntax"),
+     ("x = 1\ny = z", "line 2: NameError: name 'z' is not defined"),
+     ("import not_there", "no module named 'not_there'); own_"),
+     ("class Other: pass", "has no attribute 'Mine')")],
+)  # fmt: skip
+def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, monkeypatch, text, words):
+    name = own_module(tmp_path, monkeypatch, text)
+    assert words in refuse(
+        capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--model.method={name}.Mine"
+    )

@@ -28,19 +28,23 @@ def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
         ("--model.methods", "did you mean --model.method? "),
         ("--data.sourcex.root", "did you mean --data.source? "),
         ("--trainer.xyz", ""),
+        ("--trainer.max_epoch=3", "did you mean --trainer.max_epochs? "),  # a beginning is no name
+        ("--modle.method=Local", "did you mean --model? "),
+        ("--seed_everythin", "did you mean --seed_everything? "),
+        ("--ckpt_pat=x", "did you mean --ckpt_path? "),
+        ("--run_di=x", "did you mean --run_dir? "),
     ],
 )
 def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
     with pytest.raises(ConfigError) as caught:
         check_options(["--config", "a.yaml", word], "fit")
-    option = word.partition("=")[0].split(".")[:2]
-    assert str(caught.value) == (
-        f"{'.'.join(option)}: there is no such option; {guess}fedsim fit --help lists all options"
-    )
+    first, _, second = word.partition("=")[0].partition(".")
+    option = f"{first}.{second.partition('.')[0]}" if first[2:] in _SECTIONS else first
+    assert str(caught.value) == (f"{option}: there is no such option; {guess}fedsim fit --help lists all options")
 
 
 def test_what_the_parser_takes_goes_on_to_the_parser():
-    words = "--trainer.max_epoch=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
+    words = "--trainer.max_epochs=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
     check_options([*words.split(), "--model.method.init_args.mu", "--data.source", "--ckpt_path=model.pt"], "fit")
 
 

@@ -386,7 +386,7 @@ def test_check_names_what_is_missing_or_broken(root, tmp_path):
     shutil.copytree(root / "VIPeR", tmp_path / "VIPeR")
     shutil.rmtree(tmp_path / "VIPeR" / "cam_b")
     (tmp_path / "VIPeR" / "cam_b").mkdir()
-    text = check_data(tmp_path)
+    text = check_data(tmp_path, everything=True)
     assert "not there; ask its authors, Liang Zheng et al." in text
     assert "holds no images" in " ".join(text.split())
     assert "caviar4reid" in text

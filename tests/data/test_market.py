@@ -1,13 +1,20 @@
 """Folders in Market-1501's layout: what is listed, in which order, and what is refused in one line."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from fedsim.__main__ import main
 from fedsim.core.errors import DataError
+from fedsim.data import FederatedDataModule
+from fedsim.data.check import check_data
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
+from fedsim.federation.requirements import check_batches
+from fedsim.training.settings import LocalTraining
 
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 
@@ -348,3 +355,33 @@ def test_take_and_chunks_choose_files(tmp_path):
     chunks = list(files.chunks())
     assert len(chunks) > 1
     assert torch.equal(torch.cat([chunk.decode((2, 1)) for chunk in chunks]), everything)
+
+
+def test_a_check_shows_what_is_there_and_no_more(market_tree, tmp_path, capsys):
+    text = check_data(market_tree)
+    names = [line.split()[0] for line in text.splitlines()[2:] if line and not line.startswith((" ", "training"))]
+    assert names == ["north", "south", "west"]
+    assert "6 / 24 / 6 / 12" in text  # training identities and images, queries, gallery
+    assert "not there" in check_data(market_tree, everything=True)
+    assert "holds no data set; one in Market-1501 layout has bounding_box_train" in check_data(tmp_path)
+    assert main(["data", "check", str(market_tree)]) == 0
+    assert capsys.readouterr().out.count("your own; can be used") == 3
+
+
+def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
+    alone = tmp_path / "alone"
+    shutil.copytree(market_tree / "north", alone)
+    for path in (alone / "bounding_box_train").iterdir():
+        if not path.name.startswith("0001"):
+            path.unlink()
+    assert "only one identity to train on" in " ".join(check_data(tmp_path).split())
+    data = FederatedDataModule(MarketFolders(str(alone)), val="none")
+    settings = {client.name: LocalTraining(batch_size=2) for client in data.federated.clients}
+    check_batches(data.federated.clients, settings, says=True)
+    assert "alone: only one identity to train on, so nothing can be told apart" in caplog.text
+
+
+def test_drawn_splits_say_that_queries_are_not_used_now(market_tree, tmp_path, capsys):
+    shutil.copytree(market_tree / "north", tmp_path / "north")
+    assert main(["data", "splits", "--folder", str(tmp_path / "north")]) == 0
+    assert "query is not used while it is there" in capsys.readouterr().out

@@ -210,4 +210,4 @@ def test_architectures_are_aggregated_apart():
 
 def test_a_wrong_name_lists_the_rules(capsys, tiny):
     line = refuse(capsys, "fit", "--config", tiny, "--model.aggregation", "Krumm")
-    assert "model.aggregation: there is no class Krumm; choose from Krum, Median, TrimmedMean" in line
+    assert "model.aggregation: there is no class Krumm; did you mean Krum?" in line

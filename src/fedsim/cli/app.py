@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
 
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
-from fedsim.cli.options import check_options
+from fedsim.cli.options import WITH_TRAINER, check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
-
-_OF_LIGHTNING = ("fit", "validate", "test", "predict", "describe")
+from fedsim.core.false_alarms import ignore_false_alarms
 
 
 def run_command(args: list[str]) -> int:
@@ -55,8 +53,10 @@ def _code_of(args: list[str]) -> int:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, then set up messages: Lightning sets up its own on import. Then run it."""
     # help says what is written below settings' fields; to read it takes a second, also of a later command
-    set_parsing_settings(docstring_parse_attribute_docstrings=bool({"-h", "--help"} & {command, *words}))
-    if command in _OF_LIGHTNING:
+    words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
+    helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
+    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
+    if command in WITH_TRAINER:
         check_options(words, command)
         from fedsim.cli.fit import run
 
@@ -86,17 +86,4 @@ def _set_up_messages() -> None:
     logging.getLogger("fedsim").setLevel(logging.INFO if rank_of_this_process() == 0 else logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for message in (
-        ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
-        ".*`srun` command is available.*",  # where it is needed, fedsim.strategy.launch says so
-        ".*does not have many workers.*",  # loaders yield one empty batch per round
-        ".*sync_dist=True.*",  # scores are equal on all ranks before they are logged
-        ".*Experiment logs directory.*exists and is not empty.*",  # --overwrite asked for it
-        ".*Checkpoint directory.*exists and is not empty.*",
-        ".*barrier\\(\\): using the device under current context.*",
-        ".*is supported for historical reasons but its usage is discouraged.*",
-        ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
-        ".*GPU available but not used.*",
-        ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
-    ):
-        warnings.filterwarnings("ignore", message)
+    ignore_false_alarms()

@@ -8,6 +8,7 @@ import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import yaml
 
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import DataError
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
@@ -29,6 +32,33 @@ def _config_at(here: str, following: str) -> str | None:
     if here in ("--config", "-c"):
         return following
     return here.removeprefix("--config=") if here.startswith("--config=") else None
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return name -> path of the configs that come with fedsim, such as ``quickstart`` and ``methods/fedavg``."""
+    paths = sorted(_CONFIGS.rglob("*.yaml"))
+    return {path.relative_to(_CONFIGS).with_suffix("").as_posix(): path for path in paths}
+
+
+def with_shipped(args: Sequence[str]) -> list[str]:
+    """Let ``--config`` name configs that come with fedsim, with or without folder and suffix, wherever it is called.
+
+    A file of the working directory has precedence.
+
+    >>> [Path(word).name for word in with_shipped(["--config", "none.yaml", "-c", "methods/fedavg"])]
+    ['--config', 'none.yaml', '-c', 'fedavg.yaml']
+    """
+    found = list(args)
+    for place, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
+        path = _config_at(here, following)
+        if path is None or path.startswith("{") or Path(path).exists():
+            continue
+        own = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
+        if own is not None and here.startswith("--config="):
+            found[place] = f"--config={own}"
+        elif own is not None:
+            found[place + 1] = str(own)
+    return found
 
 
 def with_clients(args: list[str]) -> list[str]:
@@ -67,16 +97,57 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        _check_keys(path, yaml.compose(text, yaml.SafeLoader))
+        content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read this config ({error}); does the file exist?") from error
+        close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
+        remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
+        raise DataError(f"{path}: cannot read this config ({error}); {remedy}") from error
     except yaml.YAMLError as error:
         raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
     for section in sections:
         _check_section(path, content, section)
+    _check_classes(path, content)
     return content
+
+
+def _check_keys(path: str, node: yaml.Node | None, where: str = "") -> None:
+    """Refuse a key that stands twice in one section: YAML itself would take the last value without a word."""
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        field, line = f"{where}.{key.value}".lstrip("."), key.start_mark.line + 1
+        if key.value in lines:
+            twice = f"stands twice, in lines {lines[key.value]} and {line}"
+            raise DataError(f"{path}: {field}: {twice}; remove one of them")
+        lines[key.value] = line
+        _check_keys(path, value, field)
+    for value in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _check_keys(path, value, where)
+
+
+def _check_classes(path: str, value: Any, where: str = "") -> None:
+    """Refuse what is no class where there is a ``class_path``; whether the class exists is for the parser to say."""
+    for inner in value if isinstance(value, list) else ():
+        _check_classes(path, inner, where)
+    if not isinstance(value, dict):
+        return
+    if "class_path" in value:
+        name, arguments = value["class_path"], value.get("init_args", {})
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{path}: {where}.class_path: expected the name of a class, got {name or 'nothing'}")
+        if not isinstance(arguments, dict):
+            raise DataError(
+                f"{path}: {where}.init_args: expected arguments with their names, got {arguments or 'nothing'}"
+            )
+        if others := [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]:
+            raise DataError(f"{path}: {where}.{others[0]}: does not stand beside class_path; move it below init_args")
+    for name, inner in value.items():
+        _check_classes(path, inner, where if name == "init_args" else f"{where}.{name}".lstrip("."))
 
 
 def _check_section(path: str, content: dict[str, Any], section: str) -> None:

@@ -8,13 +8,14 @@ from jsonargparse import ArgumentParser
 
 from fedsim.cli.commands import run_subcommand
 from fedsim.cli.config_files import read_config
+from fedsim.cli.values import check_values
 from fedsim.core.errors import ConfigError
 from fedsim.data.check import check_data
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
 from fedsim.data.cuhksysu import cut_people
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.manifest import hash_rows, write_manifest
-from fedsim.data.market import MarketFolders, write_market_splits
+from fedsim.data.market import QUERY, MarketFolders, write_market_splits
 from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
@@ -29,13 +30,14 @@ def run(args: list[str]) -> str:
     return run_subcommand("data", {command.__name__: command for command in commands}, args)
 
 
-def check(root: str) -> str:
-    """Look which of the papers' data sets are in a folder, and whether they are complete.
+def check(root: str, all: bool = False) -> str:
+    """Look which data sets are in a folder, the papers' or your own, and whether they are complete.
 
     Args:
         root: the folder of data sets.
+        all: also list those of the papers that are not there, and where they are expected.
     """
-    return check_data(Path(root).expanduser())
+    return check_data(Path(root).expanduser(), all)
 
 
 def prepare(config: str | list[str], cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
@@ -133,6 +135,7 @@ def data_of(config: str | list[str]) -> FederatedDataModule:
             found = parser.parse_object({"data": content["data"]}, found)
     if found is None:
         raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
+    check_values(found.as_dict(), {"data": FederatedDataModule})
     data: FederatedDataModule = parser.instantiate(found)["data"]
     return data
 
@@ -158,4 +161,5 @@ def splits(
     how = {"style": style, "cross_camera": cross_camera, "asking": [camera - 1 for camera in asking or ()]}
     path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, **how)
     sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
-    return f"wrote {path}: {len(drawn)} splits of {sizes}"
+    unused = f"; {path.parent / QUERY} is not used while it is there" if (path.parent / QUERY).is_dir() else ""
+    return f"wrote {path}: {len(drawn)} splits of {sizes}{unused}"

@@ -1,4 +1,4 @@
-"""``fedsim export``: the global model of a checkpoint, or a client's pruned one, as safetensors."""
+"""``fedsim export``: the global model of a checkpoint, or a client's personalised one, as safetensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim._version import __version__
 from fedsim.cli.commands import call
 from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import replacing
+from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_states
@@ -46,7 +47,8 @@ def export(
             checkpoint.
         output: the file to write.
         arch: which architecture, where the federation has several.
-        client: whose pruned model to write: the global one without what this client has pruned; default: the global.
+        client: whose personalised model to write: what it keeps together with what is shared, without what it has
+            pruned; default: the global model.
         sparse: write a pruned model in a second file, too, named OUTPUT with .sparse.safetensors at its end: a bit per
             element and the values that are left.
         mean: write the plain mean of the clients' own models, of one architecture: what trained apart and is averaged
@@ -67,8 +69,11 @@ def export(
     masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
     if sparse and not masks:
         raise ConfigError("--sparse: nothing is pruned here; leave it out, or give --client a client that prunes")
-    said = []
-    _write(path, lambda partial: save_file(tensors, partial))
+    about = _metadata(checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global")
+    _write(path, lambda partial: save_file(tensors, partial, about))
+    said = [
+        f"wrote {path}: {about['model']} model of {about['method']}, round {about['round']}; {len(tensors)} tensors"
+    ]
     if sparse:
         beside = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
         _write(beside, lambda partial: write_sparse(tensors, masks.keys(), partial))
@@ -84,8 +89,16 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with replacing(path) as partial:
             write(partial)
+            follow_umask(partial)  # the library makes files that nobody else can read
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
+
+
+def _metadata(checkpoint: Mapping[str, Any], model: str) -> dict[str, str]:
+    """Return what the file says of itself, all texts: ``safetensors.safe_open(file, "pt").metadata()`` reads it."""
+    content, progress = checkpoint[CONTENT_KEY], checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    about = {"fedsim": __version__, "method": content["method"], "model": model, "round": progress["started"]}
+    return {"format": "pt", **{name: str(value) for name, value in about.items()}}
 
 
 def _sizes(dense: Path, sparse: Path, tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> str:
@@ -106,7 +119,7 @@ def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Te
     if not content["complete"][arch]:
         raise ConfigError(
             f"ckpt_path: {content['method']} keeps part of the backbone on the clients, there is no global model to "
-            "export"
+            f"export; give --client one of {', '.join(content['clients'])}"
         )
     return _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
 
@@ -121,20 +134,26 @@ def _global_masks(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Ten
 def _client_tensors(
     checkpoint: dict[str, Any], path: Path, arch: str | None, client: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a client's tensors and masks by name: the global model where it has not pruned, and its own statistics."""
+    """Return the tensors of a client's personalised model by name, and its masks if it prunes."""
     content = checkpoint[CONTENT_KEY]
     if client not in content["clients"]:
         raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
     state = read_states(path, content, [client])[client]
-    mask = state.get("kept.mask")
-    if mask is None:
-        raise ConfigError(f"--client: clients of {content['method']} do not prune; leave it out for the global model")
+    if {"kept.trunk", "kept.norms", "kept.cluster"} & state.keys():
+        raise ConfigError(
+            f"--client: {content['method']} puts a client's model together in a way of its own; score it by fedsim "
+            "test, or leave --client out for the global model"
+        )
     arch = _chosen(checkpoint, arch)
     vector, layout = checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch]
+    whole, mask = [*layout, *content["private_layouts"][arch]], state.get("kept.mask")
+    if mask is None:
+        personal = state.get("kept.personal", torch.cat([vector, state["state"]]))
+        return _cut(personal, whole), {}
     if len(mask) not in {len(vector), *(entry["offset"] for entry in layout)}:
         raise ConfigError(f"--arch: client {client} has another network than {arch}; choose its own")
     model = torch.cat([vector[: len(mask)].masked_fill(~mask, 0.0), vector[len(mask) :], state["state"]])
-    return _cut(model, [*layout, *content["private_layouts"][arch]]), _cut(mask, layout)
+    return _cut(model, whole), _cut(mask, layout)
 
 
 def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> dict[str, Tensor]:

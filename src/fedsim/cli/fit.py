@@ -12,32 +12,41 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
-from fedsim.cli.config_files import check_config_files, normalise, with_clients
+from fedsim.cli.checks import check_config, check_fit, check_run
+from fedsim.cli.config_files import check_config_files, normalise, with_clients, with_shipped
 from fedsim.cli.describe import FederatedTrainer, weights_for
+from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.papers.files import OfAPaper, with_paper
-from fedsim.cli.report import group_runs, report, score_table, traffic
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_draw,
+    make_run_dir,
     prepare_for_fit,
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.core.errors import ConfigError, RunStoppedError
-from fedsim.core.files import make_folder
+from fedsim.cli.verdicts import understood
+from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import METRICS_OF
-from fedsim.federation.callbacks import KeepConfig, Preemption, RoundProgress, RunSummary, Tracking, join_run
-from fedsim.federation.compatibility import check_trainer, naming_the_field, warn_of_idle_ranks
-from fedsim.federation.events import was_stopped
+from fedsim.federation.callbacks import (
+    KeepConfig,
+    Preemption,
+    RoundProgress,
+    RunSummary,
+    ScoreLastRound,
+    Tracking,
+    join_run,
+)
+from fedsim.federation.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
+from fedsim.federation.trainer import DEFAULTS
 from fedsim.strategy.launch import follow_launcher, leave_launcher
 
 log = logging.getLogger(__name__)
@@ -56,7 +65,7 @@ def run(command: str, args: list[str]) -> None:
     # configs of older runs name classes where they were; and the parser knows short names of loaded classes
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
-    FedSimCLI([command, *with_clients(with_own_config(command, normalise(with_paper(args))))])
+    FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
 
 
 class FedSimCLI(LightningCLI):
@@ -68,19 +77,13 @@ class FedSimCLI(LightningCLI):
             model_class=Federation,
             datamodule_class=FederatedDataModule,
             trainer_class=FederatedTrainer,
-            trainer_defaults={
-                "strategy": {"class_path": "fedsim.strategy.FederatedStrategy"},
-                "use_distributed_sampler": False,
-                "num_sanity_val_steps": 0,
-                "log_every_n_steps": 1,
-                "max_epochs": 100,
-                "enable_model_summary": False,
-            },
+            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **DEFAULTS},
             save_config_callback=KeepConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False},
+            # the beginning of a name is no name: it would be of another option when there are more
+            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, self.command: {"allow_abbrev": False}},
             args=args,
         )
 
@@ -97,20 +100,23 @@ class FedSimCLI(LightningCLI):
         maps = "fedsim predict: also draw where the method's model has strong features, into run_dir/maps"
         parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
         parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
-        parser.add_argument("--save_ranking", action="store_true", help=ranking)
-        parser.add_argument("--save_maps", action="store_true", help=maps)
+        parser.add_argument("--save_ranking", action=ActionYesNo, default=False, help=ranking)
+        parser.add_argument("--save_maps", action=ActionYesNo, default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Read the config files first: the parser takes some wrong ones, and does not name the others."""
         command, *words = cast("list[str]", args)
-        check_config_files(words, self._parser(command).groups or ())
-        super().parse_arguments(parser, args)
+        own = self._parser(command)
+        check_config_files(words, own.groups or ())
+        with understood(command, [action.dest for action in own._actions]):
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
+        check_config(config.as_dict())
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
@@ -144,14 +150,13 @@ class FedSimCLI(LightningCLI):
             self.model.rankings = self.run_dir / "rankings"
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
-        check_trainer(self.trainer, self.datamodule.val != "none", METRICS_OF[self.model.settings.evaluation.task])
-        federated = self.datamodule.federated
+        check_run(self.trainer, self.model, self.datamodule)
         if self.subcommand == "fit":
-            warn_of_idle_ranks(self.trainer.world_size, len(federated.clients))
+            check_fit(self.trainer, self.model, self.datamodule)
         if rank_of_this_process() > 0:
             return
         if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
-            make_folder(self.run_dir, "run_dir")
+            make_run_dir(self.run_dir)
         if self.subcommand == "fit":
             prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
             for logger in self.trainer.loggers:
@@ -166,8 +171,9 @@ class FedSimCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
         config = self.config_init[self.subcommand]["trainer"]
-        if str(config["precision"]) == "16-mixed":  # on a CPU Lightning would quietly take something else
-            raise ConfigError("trainer.precision: 16-mixed is not supported; use 32-true or bf16-mixed")
+        if str(config["precision"]) in ("16", "16-mixed"):  # on a CPU Lightning would quietly take something else
+            given = config["precision"]
+            raise ConfigError(f"trainer.precision: {given} is not supported; use 32-true or bf16-mixed")
         kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
@@ -193,6 +199,7 @@ class FedSimCLI(LightningCLI):
             callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
+        callbacks.append(ScoreLastRound())
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
         if config["enable_checkpointing"] is not False and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
@@ -232,27 +239,14 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; end with the signal that asked the run to stop."""
-        if self.trainer.is_global_zero:
-            self._say_scores()
-        if was_stopped(self.trainer):
-            raise RunStoppedError(self.model.strategy.stop_signal)
-
-    def _say_scores(self) -> None:
-        summary = self.run_dir / "summary.json"
-        final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
-        if any(name.startswith("test/") for name in final.get("metrics", {})):
-            say(report([str(self.run_dir)]))
-        else:
-            say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
-            if summary.exists():
-                say(traffic(group_runs([self.run_dir])))
+        end_fit(self.trainer, self.run_dir)
 
     def after_test(self) -> None:
         """Print the scores."""
         if not self.trainer.is_global_zero:
             return
         log.info(self.scored)
-        say(score_table(self.trainer.callback_metrics, METRICS_OF[self.model.settings.evaluation.task]))
+        say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:
             say(f"wrote {self.model.rankings}")
 
@@ -280,8 +274,8 @@ def _as_list(given: Any) -> list[Any]:
     return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
 
 
-def _seed(seed: bool | int) -> int:
-    if isinstance(seed, bool):
+def _seed(seed: bool | int | None) -> int:
+    if seed is None or isinstance(seed, bool):
         raise ConfigError("seed_everything: give a number; a run without a known seed cannot be repeated")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed_everything: {seed} is not a number from 0 to {2**32 - 1}")

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,37 +19,97 @@ _SECTIONS = {  # package, file and class whose arguments are the options of a se
 }
 
 
+_OF_ALL = (
+    "help",
+    "config",
+    "print_config",
+    "seed_everything",
+    "run_dir",
+    "overwrite",
+    "save_ranking",
+    "save_maps",
+    "paper",
+)
+"""options of every command that trains or scores, beside those of Lightning's method and the sections"""
+
+
+WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
+"""Commands that have these options."""
+
+
+def all_options(command: str) -> list[str]:
+    """Names of a command's options, those of its sections without what is below them."""
+    sections = [f"{section}.{name}" for section in _SECTIONS for name in arguments_of_section(section)]
+    return [*_OF_ALL, *_arguments_of(command), *sections]
+
+
 def check_options(words: Sequence[str], command: str) -> None:
     """Look at the first two parts of each option such as ``--trainer.max_epochs``; the parser looks at all of it.
 
     Args:
         words: of the command line, without the command.
-        command: its name, for the message.
+        command: its name, one of Lightning's or ``describe``.
 
     Raises:
-        ConfigError: if a section has no option of this name, or none that begins like it.
+        ConfigError: if there is no option of this name, or no section has it.
     """
     for word in words:
-        found = re.match(r"--(trainer|model|data)\.(\w+)", word)
+        found = re.match(r"--(no_)?(\w+)(?:\.(\w+))?(?=$|[.=+])", word)
         if found is None:
             continue
-        section, name = found.groups()
-        known = _names(section)
-        if not any(other.startswith(name) for other in known):  # the parser takes the beginning of a name, too
+        _, first, second = found.groups()
+        known: Sequence[str] = [*_OF_ALL, *_SECTIONS, *_arguments_of(command)]
+        if first in _SECTIONS and second is not None:
+            known, prefix, name = _names(first), f"{first}.", second
+        else:
+            prefix, name = "", first
+        if name not in known:
             close = get_close_matches(name, known, n=1)
-            guess = f"did you mean --{section}.{close[0]}? " if close else ""
+            guess = f"did you mean --{prefix}{close[0]}? " if close else ""
             raise ConfigError(
-                f"--{section}.{name}: there is no such option; {guess}fedsim {command} --help lists all options"
+                f"--{prefix}{name}: there is no such option; {guess}fedsim {command} --help lists all options"
             )
 
 
 def _names(section: str) -> list[str]:
     """Names of a section's options: the arguments of its class, whose module stays unread by Python."""
     package, file, cls = _SECTIONS[section]
+    return [*_read_arguments(package, file, cls, "__init__"), "help"]
+
+
+def _arguments_of(command: str) -> list[str]:
+    """Names of the options that a command has of Lightning's method of its name; describe has none."""
+    if command == "describe":
+        return []
+    names = _read_arguments(*_SECTIONS["trainer"], command)
+    return [name for name in names if name not in ("model", "datamodule") and not name.endswith("dataloaders")]
+
+
+def arguments_of_section(section: str) -> list[str]:
+    """Names of a section's options."""
+    return _names(section)[:-1]
+
+
+def texts_of_section(section: str) -> dict[str, str]:
+    """Return option of a section -> what the docstring of its class says of it."""
+    text = ast.get_docstring(_class_of(*_SECTIONS[section])) or ""
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE)
+    return {name: " ".join(said.split()) for name, said in found}
+
+
+def _read_arguments(package: str, file: str, cls: str, method: str) -> list[str]:
+    """Names of a method's arguments, read off its source."""
+    body = _class_of(package, file, cls).body
+    [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
+    return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
+
+
+@cache
+def _class_of(package: str, file: str, cls: str) -> ast.ClassDef:
+    """Parse the source of a class."""
     spec = find_spec(package)
     assert spec is not None, f"{package} is installed"
     [folder] = spec.submodule_search_locations or []
     tree = ast.parse((Path(folder) / file).read_text(encoding="utf-8"))
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
-    [init] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    return [argument.arg for argument in (*init.args, *init.kwonlyargs) if argument.arg != "self"] + ["help"]
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+    return found

@@ -158,7 +158,9 @@ def _as_json(ranking: Ranking) -> str:
 
 def run(args: list[str]) -> str:
     """Parse ``fedsim rank FEATURES.npz [options]``."""
-    parser = ArgumentParser(exit_on_error=False, prog="fedsim rank", description="Score features from any program.")
+    parser = ArgumentParser(
+        exit_on_error=False, allow_abbrev=False, prog="fedsim rank", description="Score features from any program."
+    )
     parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
     flags = {
         "invalid_as_zero": "average over all queries, those without a match as zeros",

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import make_folder
 from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
@@ -153,6 +154,11 @@ def _option(args: Sequence[str], name: str) -> str | None:
         elif arg == name and position + 1 < len(args):
             value = args[position + 1]
     return value
+
+
+def make_run_dir(folder: Path) -> None:
+    """Make the folder of a run; raise ConfigError if it cannot be one."""
+    make_folder(folder, "run_dir")
 
 
 def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:

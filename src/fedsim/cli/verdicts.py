@@ -7,25 +7,22 @@ import errno
 import itertools
 import re
 import signal
-from importlib import import_module
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
-from fedsim.core.errors import DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
+from fedsim.cli.class_names import did_you_mean, missing_class, unknown_argument
+from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 
-# settings that are classes -> module and name of their base; for the list in the message about a wrong name
-_CLASSES = {
-    "model.method": ("fedsim.methods.base", "Method"),
-    "model.backbone": ("fedsim.models.backbones", "Backbone"),
-    "model.selection": ("fedsim.federation.selection", "Selection"),
-    "model.privacy": ("fedsim.federation.privacy", "Privacy"),
-    "model.aggregation": ("fedsim.federation.robust", "Aggregation"),
-    "data.source": ("fedsim.data.images", "ReIDSource"),
-}
 # where the types that the parser knows say too little; without a section: options of fedsim augment
 _WANTED = {
     "seed_everything": f"a number from 0 to {2**32 - 1}",
     "trainer.precision": "32-true or bf16-mixed",
     "model.clients": "the fields of each client, such as {town0: {batch_size: 8}}",
+    "model.hardware.clients": "the fields of each client, such as {town0: {up_mbit: 8}}",
     "data.generated": "settings of its own, such as --data.generated.root FOLDER",
     "data.size": "a height and a width, such as [64, 32]",
     "size": "a height and a width, such as [64, 32]",
@@ -55,22 +52,86 @@ def verdict_on(error: BaseException, command: str) -> Verdict | None:
         return Verdict(str(error), 1 if isinstance(error, DrawsFailedError | NotReadyError) else 2)
     if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
         return Verdict(str(cause), 2)
-    if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
-        return Verdict(lost, 2)
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-        where = error.filename or "a file of the run"
-        return Verdict(f"{where}: cannot be written ({error.strerror}); make room or write to another folder", 2)
-    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
-        return Verdict(f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline", 2)
+    if (said := _said_by_others(error)) is not None:
+        return Verdict(said, 2)
+    if (built := _not_built(str(error))) is not None:
+        return Verdict(built, 2)
     if isinstance(error, argparse.ArgumentError):
         return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None
+
+
+@contextmanager
+def understood(command: str, known: Iterable[str]) -> Iterator[None]:
+    """Turn what the parser raises in a block into one line.
+
+    Args:
+        command: whose options are parsed.
+        known: names of its options, see :func:`explain`.
+
+    Raises:
+        ConfigError: if the parser refuses something, or a module that the config names cannot be imported.
+    """
+    try:
+        yield
+    except argparse.ArgumentError as error:
+        if _user_error_behind(error) is not None:
+            raise
+        raise ConfigError(f"{explain(str(error), known)}; fedsim {command} --help lists all options") from error
+    except FedSimError:
+        raise
+    except Exception as error:
+        file, line = _place_of(error)
+        if not _is_own(file):
+            raise
+        raise ConfigError(
+            f"{file}, line {line}: {type(error).__name__}: {error}; the config names a class of this file"
+        ) from error
+
+
+def _place_of(error: Exception) -> tuple[str, int | None]:
+    """Return file and line where an error was raised; of wrong syntax, where it is."""
+    if isinstance(error, SyntaxError):
+        return error.filename or "", error.lineno
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return last.filename, last.lineno
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file is of the user: neither of fedsim, nor of Python or an installed package."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    return file.endswith(".py") and not file.startswith((*installed, str(Path(__file__).parents[1])))
 
 
 def one_line(message: str, length: int = 400) -> str:
     """Squeeze a message into one line of reasonable length."""
     text = re.sub(r"\s+", " ", message).strip()
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _not_built(message: str) -> str | None:
+    """Say which class cannot be built, often for want of a package; None: it is not that."""
+    if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", message, re.MULTILINE):
+        return refused[1]  # our own error, of which the parser keeps the words alone
+    found = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
+    if lacks := re.search(r"Requirement '([^']*)' not met", message):
+        name = found[1].rpartition(".")[2] if found else message.partition(" ")[0].strip("`")
+        return f"{name} needs {lacks[1]}, which is not installed; run pip install '{lacks[1]}'"
+    if not message.startswith("Does not validate") or found is None or "Option '" in found[2]:
+        return None
+    return f"{found[1].rpartition('.')[2]} cannot be built ({one_line(found[2], 240)})"
+
+
+def _said_by_others(error: Exception) -> str | None:
+    """Say what torch, the disk and W&B mean; None: it is none of what they say."""
+    if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
+        return lost
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        where = error.filename or "a file of the run"
+        return f"{where}: cannot be written ({error.strerror}); make room or write to another folder"
+    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
+        return f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline"
+    return None
 
 
 def _lost_process(message: str) -> str | None:
@@ -97,8 +158,10 @@ def _user_error_behind(error: BaseException | None) -> FedSimError | None:
     return None
 
 
-def explain(message: str) -> str:
+def explain(message: str, known: Iterable[str] = ()) -> str:
     r"""Turn a message of the parser into one line that names the field and what it may be.
+
+    ``known`` are names of options that there are, such as ``model.client.batch_size``.
 
     >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
     'model.threads: expected int, got many'
@@ -106,8 +169,12 @@ def explain(message: str) -> str:
     key, what = _innermost(message)
     if not key:
         text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", what)
+        text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
+        text = re.sub(r"^unrecognized arguments: (--[\w.]+)(=\S*)?$", r"\1: there is no such option", text)
+        if named := re.match(r"(-*)([\w.]+): there is no such option$", text):
+            text += f"; {guess}" if (guess := did_you_mean(_BELOW_COMMAND.sub("", named[2]), known)) else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
-            text = f"{text}; give a config that has them, such as --config configs/quickstart.yaml"
+            text = f"{text}; give a config that has them, such as --config quickstart"
         return one_line(_BELOW_COMMAND.sub("", text), 340)
     return one_line(f"{key}: {_said(key, what)}", 340)
 
@@ -139,38 +206,32 @@ def _indent(text: str) -> int:
 def _said(key: str, what: str) -> str:
     """Return what to say of a field, from what the parser says of it."""
     given = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", what, re.MULTILINE)
-    given = given or re.search(r"Got value: (\S+)", what)
-    value, what = given[1] if given else "this", re.sub(r"\s+", " ", what).strip()
-    if unknown := re.search(r"Option '([^']*)' is not accepted", what):
-        return f"there is no option {unknown[1]} here"
+    given = given or re.search(r"Got value: (\S+?)\.?(?: Got value: .*)?$", what, re.MULTILINE)
+    value = given[1] if given and given[1] else "an empty text" if re.search(r"Got value: *(\.|$)", what) else "this"
+    what = re.sub(r"\s+", " ", what).strip()
+    if unknown := unknown_argument(what):
+        return unknown
+    if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", what):
+        first = lacking[2].partition(",")[0]
+        return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
     if "Unable to load config" in what:
         return "is a section; give its fields, or a file that holds them"
     if key in _WANTED:
         return f"expected {_WANTED[key]}, got {value}"
+    # behind it, the parser repeats the section around the value
+    what = re.sub(r"\.? Got value: Namespace\(.*$", "", what)
     types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", what)
     is_number = types is not None and re.search("<class '(int|float)'>", types[1])
-    if not is_number and (missing := _missing_class(key, what, value)):
+    if not is_number and (missing := missing_class(key, what, value)):
         return missing
     if types is not None:
         telling = [error for error in types[2].split(" - ") if not error.startswith("Expected a")]
         return f"cannot use {value} ({telling[0]})" if telling else f"expected {_readable(types[1])}, got {value}"
-    what = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", r"\2 is not one of \1", what)
+    if what.endswith("Got value:"):
+        what += f" {value}"
+    what = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (.*)$", r"\2 is not one of \1", what)
+    what = re.sub(r"Expected a tuple with (\d+) elements\. Got value: (.*)$", r"expected \1 values, got \2", what)
     return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", what)
-
-
-def _missing_class(key: str, what: str, value: str) -> str | None:
-    """Return what to say where a class was expected, and something else given; None: that is not what is wrong."""
-    named = re.search(r"import path string: (\S+)", what)
-    base = re.search(r"Not a valid subclass of (\w+)", what)
-    if not (named or base or re.search("import path|has no attribute '|No module named '", what)):
-        return None
-    name = named[1] if named else value
-    choices = next((_names(*base) for field, base in _CLASSES.items() if key.startswith(field)), [])
-    if choices:
-        return f"there is no class {name}; choose from {', '.join(choices)}, or give the class_path of your own"
-    if base and not named:
-        return f"{name} is no {base[1]}; give its fields, or a class_path with init_args"
-    return f"there is no class {name}; give the class_path of one"
 
 
 def _readable(types: str) -> str:
@@ -188,13 +249,3 @@ def _readable(types: str) -> str:
 def _is_of_lightning(error: Exception) -> bool:
     """Whether Lightning refuses a setting: by name, as not every command imports Lightning."""
     return any(cls.__name__ == "MisconfigurationException" for cls in type(error).__mro__)
-
-
-def _names(module: str, name: str) -> list[str]:
-    """Names of fedsim's own classes for a setting, by module and name of their base."""
-    base = getattr(import_module(module), name)
-    found = [base]
-    for cls in found:
-        found += cls.__subclasses__()
-    own = {cls.__name__ for cls in found if cls.__module__.startswith("fedsim.") and not cls.__name__.startswith("_")}
-    return sorted(own - {base.__name__})

@@ -64,6 +64,13 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def follow_umask(path: Path) -> None:
+    """Give a file the rights that new files of this process have."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def flush_file(path: Path) -> None:
     """Wait until a file's content is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -21,6 +21,8 @@ from fedsim.core.checks import not_negative, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
 
+MAX_PIXELS = 100_000  # of a height or width that can be meant
+
 _ATTEMPTS = 10  # rectangles drawn per image, as in torchvision; the first one that fits is erased
 _GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue in brightness (ITU-R BT.601)
 _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS  # random numbers per image
@@ -56,7 +58,7 @@ class Augmentation:
     """largest shift of the hue to either side, in turns of the colour circle, at most 0.5"""
 
     def __post_init__(self) -> None:
-        if self.crop is not None and min(self.crop) < 1:
+        if self.crop is not None and not 1 <= min(self.crop) <= max(self.crop) <= MAX_PIXELS:
             raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
         where = "data.augmentation"
         within(where, "[0, 1]", flip=self.flip, erase=self.erase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +15,16 @@ from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
 from fedsim.data.listing import SUFFIXES
+from fedsim.data.market import PARTS, is_market_folder, read_market_domain
 
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
     datasets.VIPeR, datasets.ThreeDPeS, datasets.ILIDS, datasets.GRID, datasets.CAVIAR4REID, datasets.CUHKSYSU,
     datasets.Omniglot, datasets.CIFAR10,
 )  # fmt: skip
+
+
+_ABSENT = "not there"
 
 
 class Finding(NamedTuple):
@@ -35,15 +40,28 @@ class Finding(NamedTuple):
     """the folder, the parts by which it was recognised, and how many of its images are read"""
 
 
-def check_data(root: Path) -> str:
-    """Return a table of all data sets: sizes in ``root``, official sizes, and problems; raise DataError without it."""
+def check_data(root: Path, everything: bool = False) -> str:
+    """Return a table of the data sets in ``root``: their sizes, official sizes, and problems.
+
+    ``everything``: also those of the papers that are not there.
+
+    Raises:
+        DataError: if there is no such folder.
+    """
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    findings, verdicts = find_data(root), ("complete", "there; no official count")
+    verdicts = ("complete", "there; no official count")
+    findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
+    own = find_own(root, {f.layout.partition(":")[0] for f in findings})
     rows = [
         [f.name, _sizes(f.found), _sizes(f.official), f.layout, f.problem or verdicts[f.official is None]]
-        for f in findings
+        for f in (*findings, *own)
     ]
+    if not rows:
+        return (
+            f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
+            "true says where those of the papers are expected"
+        )
     headers = ["data set", "found", "official", "read as", ""]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
@@ -55,12 +73,29 @@ def find_data(root: Path) -> list[Finding]:
     return [*(_look(kind(str(root))) for kind in _CLASSES), labeled._replace(name="cuhk03np, labeled")]
 
 
+def find_own(root: Path, known: Collection[str]) -> list[Finding]:
+    """Look for data sets in Market-1501 layout in ``root``, or for itself; ``known`` are folders that are found."""
+    folders = [root, *sorted(root.iterdir())]
+    return [_look_at(folder) for folder in folders if is_market_folder(folder) and folder.name not in known]
+
+
+def _look_at(folder: Path) -> Finding:
+    """Read one of the user's own."""
+    try:
+        domain = read_market_domain(folder)
+    except DataError as error:
+        return Finding(folder.name, None, None, str(error), f"{folder.name}: Market-1501 layout")
+    few = "only one identity to train on: nothing can be told apart"
+    problem = few if domain.train is not None and len(domain.train.identities) == 1 else "your own; can be used"
+    return Finding(folder.name, _count([domain]), None, problem, f"{folder.name}: Market-1501 layout")
+
+
 def _look(data_set: DataSet) -> Finding:
     name, official, problem = data_set.name, data_set.official, ""
     try:
         folder = data_set.find()
     except DataError:
-        return Finding(name, None, official, f"not there; {data_set.ask}")
+        return Finding(name, None, official, f"{_ABSENT}; {data_set.ask}")
     try:
         domains = data_set.domains_in(folder)
     except DataError as error:

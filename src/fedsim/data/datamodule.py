@@ -19,7 +19,7 @@ from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
-from fedsim.data.augmentation import Augmentation
+from fedsim.data.augmentation import MAX_PIXELS, Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federated import FederatedData, map_splits
@@ -112,8 +112,10 @@ class FederatedDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         for name, pixels in (("size", size), ("test_size", test_size or size)):
-            if min(pixels) < 1:
+            if not 1 <= min(pixels) <= max(pixels) <= MAX_PIXELS:
                 raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
+        if augmentation.pad > max(size):
+            raise ConfigError(f"data.augmentation.pad: {augmentation.pad} reaches beyond images of {list(size)} pixels")
         limit = limit_client_batches
         if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
             rule = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"

@@ -148,12 +148,12 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
     least 2 are held out, at least 2 stay) or of ``images`` (at least 1). Returns (remaining training images, held-out
     set). Raises DataError if a client has too few identities, or an identity would be left without training images.
     """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
     if how == "none":
         return train, None
     if how == "first_image":
         return _hold_out_first_images(client, train)
-    if not 0 < fraction < 1:
-        raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
     if how == "images":
         return _hold_out_images(client, train, fraction)
     identities = train.identities

@@ -49,15 +49,16 @@ class MarketFolders(ReIDSource):
             raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
         if self.names is not None:
             folders = [self.root / name for name in self.names]
-        elif _is_data_set(self.root):
+        elif is_market_folder(self.root):
             folders = [self.root]
-        elif not (folders := sorted(filter(_is_data_set, self.root.iterdir()))):
+        elif not (folders := sorted(filter(is_market_folder, self.root.iterdir()))):
             layout = f"a folder with {', '.join(PARTS)}"
             raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}")
         return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in folders]
 
 
-def _is_data_set(folder: Path) -> bool:
+def is_market_folder(folder: Path) -> bool:
+    """Return whether a folder looks like a data set in Market-1501 layout."""
     return any((folder / part).is_dir() for part in PARTS)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.checks import at_least, not_negative, positive
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
@@ -29,6 +29,7 @@ _BATCH = 16  # images drawn at a time: small enough for the intermediate arrays 
 _SIZES = ((40, 4, 3), (32, 4, 3), (30, 3, 3), (24, 2, 3), (16, 2, 2), (12, 2, 2), (12, 2, 2), (8, 2, 2), (6, 2, 2))
 _TEST_IDENTITIES = 24
 _TEST_SHOTS = 2
+_MOST = 100_000  # domains, or times their size: to list the pictures of more takes longer than anybody waits
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class SyntheticReID(ReIDSource):
     """
 
     def __init__(self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0) -> None:
-        at_least("data.source", 1, clients=clients)
-        not_negative("data.source", unseen=unseen)
-        positive("data.source", scale=scale)
+        within("data.source", f"[1, {_MOST}]", clients=clients)
+        within("data.source", f"[0, {_MOST}]", unseen=unseen)
+        within("data.source", f"(0, {_MOST}]", scale=scale)
         self.clients, self.unseen, self.scale, self.seed = clients, unseen, scale, seed
 
     def domains(self) -> list[Domain]:

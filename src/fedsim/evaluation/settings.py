@@ -45,6 +45,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Check the ranges."""
         at_least("model.evaluation", 1, batch_size=self.batch_size)
+        at_least("model.evaluation", 0, share_from=self.share_from)
         if self.task == "classification" and self.ensemble:
             raise ConfigError("model.evaluation.ensemble: joins retrieval features; leave it out of classification")
 

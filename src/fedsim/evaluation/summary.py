@@ -75,6 +75,21 @@ def summarise(
     return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in names if f"{seen}/{m}" in metrics}
 
 
+def score_rows(scores: Mapping[str, float]) -> list[dict[str, str | float]]:
+    """Return the scores of :func:`summarise` as a table: a row per split, kind of model and data set.
+
+    >>> score_rows({"test/global/town0/mAP": 0.5, "test/global/town0/rank1": 0.6, "test/mAP": 0.5})
+    [{'split': 'test', 'model': 'global', 'data set': 'town0', 'mAP': 0.5, 'rank1': 0.6}]
+    """
+    rows: dict[tuple[str, ...], dict[str, str | float]] = {}
+    for key, value in scores.items():
+        if key.count("/") == 3 and key.startswith(("val/", "test/")):
+            *of, metric = key.split("/")
+            row = rows.setdefault(tuple(of), dict(zip(("split", "model", "data set"), of, strict=True)))
+            row[metric] = value
+    return list(rows.values())
+
+
 def few_names(scores: Mapping[str, float]) -> dict[str, float]:
     """Return the scores of :func:`summarise`, without single data sets if there are more than MAX_NAMES."""
     domains = {key.split("/")[2] for key in scores if key.count("/") == 3} - {"seen", "unseen"}

@@ -13,8 +13,10 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
@@ -68,6 +70,8 @@ def _refusal(words: str, given: Mapping[str, Any]) -> str:
     words = words.rstrip(".")
     names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
     names += re.findall(rf"\b({'|'.join(given)})\b", words)
+    if "for __new__()" in words:  # fields of a time that is none
+        names += [name for name in ("max_time", "val_check_interval") if not isinstance(given[name], str | int | float)]
     if not names:
         return f"trainer: {words}"
     name = names[0]
@@ -113,7 +117,10 @@ def check_trainer(
     }
     if not isinstance(trainer.strategy, FederatedStrategy):
         name = type(trainer.strategy).__name__
-        raise ConfigError(f"trainer.strategy: {name} is not supported; {_REMEDIES['strategy']}")
+        raise ConfigError(
+            f"trainer.strategy: {name} is not fedsim's; in a config leave it out; in Python take "
+            "fedsim.Trainer, or strategy=FederatedStrategy()"
+        )
     trainer.strategy.check()
     if trainer.strategy._layer_sync is not None:
         raise ConfigError("trainer.sync_batchnorm: clients have unequal numbers of batches; set model.bn_stats instead")
@@ -147,6 +154,8 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
 
 def _check_callback(callback: Callback, who: str) -> None:
     """Raise ConfigError if ``callback`` acts within a round, or saves in the middle of one, or too little to go on."""
+    if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
+        raise ConfigError(f"{who} would train the server's step; set model.client, or try values by fedsim sweep")
     if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
         raise ConfigError(f"{who} acts on the server's step; use model.client settings instead")
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):

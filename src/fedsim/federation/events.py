@@ -42,7 +42,10 @@ def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None
 
 def log_scores(federation: LightningModule, metrics: Mapping[str, float]) -> None:
     """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
-    federation.log_dict(few_names(metrics), on_step=False, on_epoch=True, batch_size=1)
+    # sync_dist for rank 0 alone: no collective, and no advice to use one
+    federation.log_dict(
+        few_names(metrics), on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True
+    )
     federation.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
 
 

@@ -137,8 +137,9 @@ class Federation(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the validation sets, and during a fit the test sets, too."""
-        fitting = self.trainer.state.fn == "fit"
-        trained = list(self.reports) if fitting and not self.trainer.sanity_checking else ()
+        if self.trainer.sanity_checking:
+            return  # to score untrained models shows nothing, and takes as long as any scoring
+        trained = list(self.reports) if (fitting := self.trainer.state.fn == "fit") else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.settings.evaluation.test_during_fit:
             metrics |= as_oracle(self.evaluator.score("test", trained))

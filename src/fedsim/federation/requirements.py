@@ -110,6 +110,8 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
     for name, num_images in small:
         if num_images < 2:
             raise ConfigError(f"data: client {name} has fewer than the two training images of a batch; leave it out")
+    if says and (alone := [c.name for c in clients if c.num_classes == 1 and not settings[c.name].clusters]):
+        log.warning("%s: only one identity to train on, so nothing can be told apart", ", ".join(alone[:MAX_NAMES]))
     if small and says:
         names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
         more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
@@ -145,11 +147,10 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
     crop = data.augmentation.crop
     sizes = {"augmentation.crop" if crop else "size": crop or data.size, "test_size": data.test_size}
     for (name, size), (arch, model) in itertools.product(sizes.items(), models.items()):
-        images = torch.zeros(2, 3, *size, device=model.flat.buffer.device)
         backbone = model.network.eval().backbone
         try:
             with torch.no_grad():
-                maps = backbone(images)
+                maps = backbone(torch.zeros(2, 3, *size, device=model.flat.buffer.device))
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
         if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:

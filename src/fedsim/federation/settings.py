@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from fedsim.core.checks import at_least
+from fedsim.core.checks import at_least, within
+from fedsim.core.errors import ConfigError
 from fedsim.core.store import Place
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
@@ -78,3 +80,9 @@ class Settings:
         """Check what can be checked without data."""
         self.client.check("model.client")
         at_least("model", 1, threads=self.threads)
+        within("model", "[1, 1024]", threads=self.threads)  # torch's own error is a page
+        if self.server_optimizer is not None:
+            try:
+                self.server_optimizer([nn.Parameter(torch.zeros(1))])
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"model.server_optimizer: {error}") from error

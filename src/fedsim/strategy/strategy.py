@@ -69,10 +69,12 @@ class FederatedStrategy(DDPStrategy):
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
-        """Raise ConfigError if a timeout is not positive (the parser hides errors of a strategy's constructor)."""
+        """Raise ConfigError if a timeout or the backend is none: the parser hides errors of the constructor."""
         for name in ("timeout", "round_timeout", "silence_timeout", "connect_timeout"):
             if (value := getattr(self, name)) <= timedelta():
                 raise ConfigError(f"trainer.strategy.{name}: {value} is no time")
+        if (backend := self._process_group_backend) not in (None, "nccl", "gloo"):
+            raise ConfigError(f"trainer.strategy.process_group_backend: {backend} is neither nccl nor gloo, nor null")
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Schedule:
         """Raise ConfigError, naming the field, if a number cannot be right."""
         at_least(where, 1, step=self.step, rounds=self.rounds)
         at_least(where, 0, warmup=self.warmup)
+        within(where, "[0, 1]", warmup_start=self.warmup_start)
         at_least(where, 0, "; use null for no end", drops=self.drops)
 
     def factor(self, round_: int) -> float:
@@ -225,6 +226,7 @@ class LocalTraining:
         if self.long_round is not None:
             self.long_round.check(f"{where}.long_round")
         positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
+        not_negative(where, head_lr=self.head_lr)
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
         self._check_pieces(where)
         in_groups = self.sampler == "identity" or self.cluster is not None

@@ -9,7 +9,7 @@ from fedsim.cli.augment.images import preview, write
 from fedsim.cli.augment.processes import ending_on_signals
 from fedsim.cli.augment.settings import check_settings_files
 from fedsim.cli.commands import run_subcommand
-from fedsim.cli.config_files import join_configs
+from fedsim.cli.config_files import join_configs, with_shipped
 from fedsim.cli.papers.files import with_paper
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.launch import find_launch, leave_launcher
@@ -18,7 +18,7 @@ from fedsim.strategy.launch import find_launch, leave_launcher
 def run(args: list[str]) -> str:
     """Run ``fedsim augment COMMAND [options]``, and return what is to be printed."""
     if args[:1] == ["fit"]:
-        return _fit(join_configs(with_paper(args[1:])))
+        return _fit(join_configs(with_shipped(with_paper(args[1:]))))
     return run_subcommand("augment", {"fit": fit, "preview": preview, "write": write}, args)
 
 

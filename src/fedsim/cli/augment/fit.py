@@ -156,7 +156,7 @@ def _quality_of(root: Path, clients: Sequence[ClientData], given: list[str] | No
 def fit_parser() -> ArgumentParser:
     """Return the parser of ``fedsim augment fit``."""
     description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
-    parser = ArgumentParser(exit_on_error=False, prog="fedsim augment fit", description=description)
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, prog="fedsim augment fit", description=description)
     parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
     parser.add_argument(  # by itself: a default that is set for an argument of the function leaves it "required"
         "--appearance",

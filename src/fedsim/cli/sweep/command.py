@@ -22,6 +22,7 @@ from fedsim.core.files import make_folder
 def _sweep_parser() -> ArgumentParser:
     parser = ArgumentParser(
         exit_on_error=False,
+        allow_abbrev=False,
         prog="fedsim sweep",
         description="Run a W&B sweep file without W&B's server. Options after -- are given to every draw.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from lightning import LightningModule, Trainer
@@ -22,17 +23,19 @@ _MAX_NAMES = 12  # of clients in one line
 
 
 class RoundProgress(RoundCallback, ProgressBar):
-    """One bar over all rounds on a terminal, and one line per round.
+    """One bar over all rounds on a terminal, and one line per round; without a terminal also lines within long rounds.
 
     Reading a loss waits for the device, so the bar looks at most every ``interval`` seconds.
 
     Args:
         interval: seconds between two updates of the bar.
+        line_interval: seconds without a line after which one is written, where there is no terminal.
     """
 
-    def __init__(self, interval: float = 0.2) -> None:
+    def __init__(self, interval: float = 0.2, line_interval: float = 60.0) -> None:
         super().__init__()
-        self.interval, self._last = interval, 0.0
+        self.interval, self.line_interval, self._last = interval, line_interval, 0.0
+        self._first, self._started, self._rounds = 0, 0.0, 0
         self._enabled = True
         self._bar: tqdm[NoReturn] | None = None
         self._round, self._clients = 0, list[str]()
@@ -59,6 +62,8 @@ class RoundProgress(RoundCallback, ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar, on terminals only."""
+        self._first, self._started, self._rounds = trainer.current_epoch, time.monotonic(), trainer.max_epochs or 0
+        self._last = self._started
         if self._enabled and sys.stderr.isatty():
             layout = "{l_bar}{bar:24}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]{postfix}"
             total, done = max(trainer.max_epochs or 0, 0) or None, trainer.current_epoch
@@ -69,14 +74,27 @@ class RoundProgress(RoundCallback, ProgressBar):
         self._round, self._clients = round_, clients
 
     def on_client_batch(self, report: BatchReport) -> None:
-        """Move the bar."""
-        if self._bar is None or time.monotonic() - self._last < self.interval:
+        """Move the bar, or write a line if there has been none for long."""
+        pause = self.line_interval if self._bar is None else self.interval
+        if not self._enabled or time.monotonic() - self._last < pause:
             return
         self._last = time.monotonic()
         position = self._clients.index(report.client)
-        self._bar.n = self._round + (position + report.share) / len(self._clients)
+        done = self._round + (position + report.share) / len(self._clients)
         visit = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
-        self._bar.set_postfix_str(f"{visit}, loss {float(report.loss):.3f}")
+        visit += f", loss {float(report.loss):.3f}"
+        if self._bar is None:
+            log.info("round %d/%d: %s%s", self._round + 1, self._rounds, visit, self._time_left(done))
+        else:
+            self._bar.n = done
+            self._bar.set_postfix_str(visit)
+
+    def _time_left(self, done: float) -> str:
+        """Return the time that the rest will take at the pace so far; empty if nobody knows; ``done``: rounds."""
+        if done <= self._first or self._rounds <= done:
+            return ""
+        seconds = (time.monotonic() - self._started) * (self._rounds - done) / (done - self._first)
+        return f", about {timedelta(seconds=round(seconds))} left"
 
     def on_scoring(self, what: str) -> None:
         """Say what is being scored."""
@@ -99,8 +117,9 @@ class RoundProgress(RoundCallback, ProgressBar):
         if 1 < len(busy) <= _MAX_NAMES:
             shown += f", ranks busy {'/'.join(busy)} %"
         line = f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}"
+        self._last = time.monotonic()
         if self._bar is None:
-            log.info(line)
+            log.info(line + self._time_left(trainer.current_epoch + 1))
         else:
             self._bar.write(line, file=sys.stderr)
             self._bar.n = trainer.current_epoch + 1

@@ -1,0 +1,45 @@
+"""What can be found out about a run before anything is written, and before other ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning import Trainer
+
+from fedsim.cli.values import check_values
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import METRICS_OF
+from fedsim.federation.assembly import assemble
+from fedsim.federation.compatibility import check_trainer, warn_of_idle_ranks
+from fedsim.federation.federation import Federation
+from fedsim.federation.wiring import axes_of
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first value of a parsed config that cannot be meant."""
+    check_values(config, {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
+
+
+def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule) -> None:
+    """Look at options and folders of a command; raise ConfigError or DataError for what is wrong."""
+    check_trainer(trainer, data.val != "none", METRICS_OF[model.settings.evaluation.task])
+    _ = data.federated  # lists its files
+
+
+def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) -> None:
+    """Put a federation together without its clients' states, on the CPU of the first rank, and drop it.
+
+    Else a run directory would be begun, or an older run there replaced, for settings and data that do not go together.
+
+    Raises:
+        ConfigError: as the fit would.
+    """
+    clients = len(data.federated.clients)
+    warn_of_idle_ranks(trainer.world_size, clients)
+    if trainer.global_rank == 0:
+        how = replace(model.settings, client_store="host")
+        parts = assemble(how, data, clients, clients + 1, torch.device("cpu"))  # a rank behind those of all clients
+        axes_of(how, parts)

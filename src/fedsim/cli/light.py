@@ -1,0 +1,72 @@
+"""Commands that are answered from fedsim's source alone, without torch: short help, lists, shell completion."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping
+
+from fedsim.cli.listing import KINDS, classes_of
+from fedsim.cli.listing import run as run_list
+from fedsim.cli.options import WITH_TRAINER, all_options
+from fedsim.cli.short_help import short_help
+from fedsim.core.errors import ConfigError, FedSimError
+
+_SHELLS = ("bash", "zsh", "tcsh")
+_GROUPS = {
+    "data": ("check", "convert", "manifest", "prepare", "preview", "splits"),
+    "augment": ("fit", "preview", "write"),
+}
+_FILES = ("config", "run_dir", "ckpt_path")
+
+
+def run_light(args: list[str], commands: Mapping[str, str]) -> int:
+    """Run a command that needs no torch; ``commands``: name -> what it does. Return the exit code: 0, or 2."""
+    command, *words = args
+    try:
+        if command == "list":
+            text = run_list(words)
+        elif command == "completion":
+            text = completion(words, commands)
+        else:
+            text = short_help(command, commands[command])
+    except FedSimError as error:
+        sys.stderr.write(f"fedsim: error: {error}\n")
+        return 2
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def completion(words: list[str], commands: Mapping[str, str]) -> str:
+    """Return a script that completes commands, options, classes and files in a shell.
+
+    Raises:
+        ConfigError: if the shell is unknown, or shtab is not installed.
+    """
+    if len(words) != 1 or words[0] not in _SHELLS:
+        raise ConfigError(f"fedsim completion: name your shell, one of {', '.join(_SHELLS)}")
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigError("fedsim completion: needs shtab, which is not installed; run pip install shtab") from error
+    parser = ArgumentParser(prog="fedsim", allow_abbrev=False)
+    below = parser.add_subparsers()
+    for command, what in commands.items():
+        own = below.add_parser(command, help=what, add_help=command not in WITH_TRAINER)
+        if command == "list":
+            own.add_argument("kind", choices=list(KINDS))
+        elif command == "completion":
+            own.add_argument("shell", choices=_SHELLS)
+        elif command in _GROUPS:
+            own.add_argument("command", choices=_GROUPS[command])
+        for name in all_options(command) if command in WITH_TRAINER else ():
+            option = own.add_argument(f"--{name}", choices=_choices(name))
+            if name in _FILES:
+                option.complete = shtab.FILE  # type: ignore[attr-defined] # by which shtab is told
+    return str(shtab.complete(parser, shell=words[0]))
+
+
+def _choices(option: str) -> list[str] | None:
+    """Return the classes that an option can name; None: it names none."""
+    base = next((base for base, setting in KINDS.values() if setting == option), None)
+    return None if base is None else [entry.name for entry in classes_of(base)]

@@ -1,0 +1,50 @@
+"""What a command that trains or scores prints in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning import Trainer
+
+from fedsim.cli.output import say
+from fedsim.cli.report import group_runs, report, score_table, traffic
+from fedsim.core.errors import RunStoppedError
+from fedsim.evaluation.summary import METRICS_OF
+from fedsim.federation.events import strategy_of, was_stopped
+
+
+def end_fit(trainer: Trainer, run_dir: Path) -> None:
+    """Print on the first rank what a fit came to; raise RunStoppedError if a signal ended it."""
+    if trainer.is_global_zero:
+        _say_run(run_dir)
+    if was_stopped(trainer):
+        stop_signal = strategy_of(trainer).stop_signal
+        assert stop_signal is not None, "a signal has stopped it"
+        raise RunStoppedError(stop_signal)
+
+
+def _say_run(run_dir: Path) -> None:
+    """Print a fit's scores, or its traffic if there are none, and where its files are."""
+    summary = run_dir / "summary.json"
+    final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
+    if any(name.startswith("test/") for name in final.get("metrics", {})):
+        say(report([str(run_dir)]))
+    else:
+        say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
+        if summary.exists():
+            say(traffic(group_runs([run_dir])))
+    if summary.exists():
+        say(f"wrote {run_dir}: {', '.join(_results(run_dir))}")
+
+
+def _results(run_dir: Path) -> list[str]:
+    names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints")
+    return [name for name in names if (run_dir / name).exists()]
+
+
+def say_scores(metrics: Mapping[str, Any], task: str) -> None:
+    """Print the scores of a checkpoint."""
+    say(score_table(metrics, METRICS_OF[task]))

@@ -1,0 +1,24 @@
+"""Warnings of Lightning that do not hold for a federation."""
+
+from __future__ import annotations
+
+import warnings
+
+_MESSAGES = (
+    ".*`srun` command is available.*",  # where it is needed, fedsim.strategy.launch says so
+    ".*does not have many workers.*",  # loaders yield one empty batch per round
+    ".*Experiment logs directory.*exists and is not empty.*",  # a run directory is made before the run
+    ".*Checkpoint directory.*exists and is not empty.*",
+    ".*barrier\\(\\): using the device under current context.*",
+    ".*is supported for historical reasons but its usage is discouraged.*",
+    ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
+    ".*GPU available but not used.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
+    ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
+)
+
+
+def ignore_false_alarms() -> None:
+    """Silence them in this process, or in the block of ``warnings.catch_warnings()`` around the call."""
+    for message in _MESSAGES:
+        warnings.filterwarnings("ignore", message)

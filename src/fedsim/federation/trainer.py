@@ -1,0 +1,112 @@
+"""Lightning's Trainer with fedsim's strategy and defaults, for federations that are built in Python."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import CSVLogger
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.false_alarms import ignore_false_alarms
+from fedsim.core.files import make_folder
+from fedsim.evaluation.summary import score_rows
+from fedsim.federation.callbacks import Preemption, RoundProgress, RunSummary, ScoreLastRound
+from fedsim.strategy.strategy import FederatedStrategy
+
+DEFAULTS = {
+    "use_distributed_sampler": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "max_epochs": 100,
+    "enable_model_summary": False,
+}
+"""Values of Lightning's settings that a federation needs, or is better with; the command line has the same."""
+
+
+class Trainer(lightning.Trainer):
+    """Lightning's Trainer for a :class:`~fedsim.federation.federation.Federation`.
+
+    ``max_epochs`` is the number of rounds, ``devices`` the number of ranks, ``check_val_every_n_epoch`` the interval of
+    evaluation; all of Lightning's other arguments have their meaning.
+
+    Args:
+        run_dir: where a fit writes ``metrics.csv``, ``summary.json`` and ``checkpoints``, for fedsim report and export;
+            None: nothing is written.
+        options: Lightning's arguments, in the place of :data:`DEFAULTS`.
+
+    Raises:
+        ConfigError: if ``run_dir`` holds a run already.
+    """
+
+    def __init__(self, *, run_dir: str | Path | None = None, **options: Any) -> None:
+        callbacks = _as_list(options.pop("callbacks", None))
+        if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RoundProgress())
+        options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
+        callbacks += [ScoreLastRound(), Preemption()]
+        if run_dir is None:
+            options = {"logger": False, "enable_checkpointing": False} | options
+        else:
+            folder = Path(run_dir)
+            _begin(folder)
+            callbacks += [*_of_run(folder), *_checkpoints(folder, options.get("enable_checkpointing"), callbacks)]
+            options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
+        with _without_false_alarms():
+            super().__init__(**{"strategy": FederatedStrategy()} | DEFAULTS | options, callbacks=callbacks)
+
+    @property
+    def scores(self) -> list[dict[str, str | float]]:
+        """The last evaluation as a table: a row per split, kind of model and data set; scores are fractions of 1."""
+        return score_rows({name: float(value) for name, value in self.callback_metrics.items()})
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Train a federation; the arguments are Lightning's."""
+        with _without_false_alarms():
+            super().fit(*args, **kwargs)
+
+    def validate(self, *args: Any, **kwargs: Any) -> Any:
+        """Score the clients' validation data; the arguments are Lightning's, the table is in :attr:`scores`."""
+        with _without_false_alarms():
+            return super().validate(*args, **{"verbose": False} | kwargs)
+
+    def test(self, *args: Any, **kwargs: Any) -> Any:
+        """Score the test sets; the arguments are Lightning's, the table is in :attr:`scores`."""
+        with _without_false_alarms():
+            return super().test(*args, **{"verbose": False} | kwargs)
+
+
+def _begin(folder: Path) -> None:
+    if (folder / "summary.json").exists():
+        raise ConfigError(f"run_dir: {folder} holds a run already; give another one, or remove it")
+    make_folder(folder, "run_dir")
+
+
+def _of_run(folder: Path) -> list[Callback]:
+    # settings made in Python have no text to compare: each run is of a kind of its own
+    return [RunSummary(str(folder), hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12])]
+
+
+def _checkpoints(folder: Path, wanted: bool | None, given: list[Callback]) -> list[Callback]:
+    if wanted is False or any(isinstance(callback, ModelCheckpoint) for callback in given):
+        return []
+    where = folder / "checkpoints"
+    return [ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)]
+
+
+@contextmanager
+def _without_false_alarms() -> Iterator[None]:
+    with warnings.catch_warnings():
+        ignore_false_alarms()
+        yield
+
+
+def _as_list(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, list) else [given]
