@@ -441,7 +441,7 @@ def test_many_runs_stand_below_the_rows_that_they_are_closest_to(tmp_path, capsy
     lines = lines[: lines.index("")]
     told = [line.split("  ")[0].partition(" [")[0] for line in lines]  # without marks of footnotes
     at = told.index("MOON+D")
-    assert told[at : at + 3] == ["MOON+D", "MOON c", "MOON e"]
+    assert told[at : at + 3] == ["MOON+D", "MOON", "MOON mu 5.0"]
     at = told.index("FedBN+D")  # SKA without lg is FedBN
     assert told[at : at + 3] == ["FedBN+D", "SKA", "FedBN"]
     assert told[-1] == "Ditto"  # of which the table has nothing

@@ -13,9 +13,11 @@ from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.export import global_tensors
 from fedsim.core.errors import ConfigError
+from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
+from fedsim.evaluation.pictures import RankedLists, draw_ranked_lists
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
@@ -265,22 +267,39 @@ def test_pictures_show_queries_and_what_they_found(rankings, features, name):
     if domain.splits:
         query, gallery = (domain.gallery.images.take(part) for part in domain.splits[0])
     sheet = np.asarray(Image.open(rankings / f"{name}.png"))
-    height, width = 128 + 8, 64 + 8
-    rows = min(8, len(query))
-    assert sheet.shape == (rows * height, 11 * width + 8, 3)
-    chosen = [round(q) for q in np.linspace(0, len(query) - 1, rows)]
-    frames = set()
-    for row, q in enumerate(chosen):
-        shown = sheet[row * height + 3 :][:128, 3:][:, :64]
-        assert (shown == as_picture(query, q)).all()
-        for column in range(10):
-            g, left = lists["index"][q, column], 8 + (column + 1) * width
-            frame = tuple(sheet[row * height + 1, left + 1].tolist())
-            shown = sheet[row * height + 3 :][:128, left + 3 :][:, :64]
-            assert (shown == as_picture(gallery, g)).all()
-            assert frame == ((50, 205, 50) if lists["is_match"][q, column] else (255, 0, 0))
-            frames.add(frame)
-    assert len(frames) == 2
+    places = []  # of all 128 x 64 pixels of a picture, row by row
+    for row, q in enumerate(round(q) for q in np.linspace(0, len(query) - 1, min(8, len(query)))):
+        places.append((row, 0, None, as_picture(query, q)))
+        for column, g in enumerate(lists["index"][q, :10], start=1):
+            places.append((row, column, bool(lists["is_match"][q, column - 1]), as_picture(gallery, g)))
+    marks = {True: set(), False: set(), None: set()}
+    for row, column, is_match, picture in places:
+        left, top = column * WIDTH + 12 * (column > 0) + 4, 20 + row * HEIGHT + 4
+        shown = sheet[top : top + 128, left : left + 64]
+        assert (shown[24:] == picture[24:]).all()  # a mark is in a corner above
+        frame = sheet[top - 4 : top + 132, left - 4 : left + 68].copy()
+        frame[4:-4, 4:-4] = 255
+        marks[is_match].add((frame.tobytes(), (shown[:16, -16:] == picture[:16, -16:]).all()))
+        below = sheet[top + 132 : top + HEIGHT - 4, left : left + 64]
+        assert below.min() < 128, "identity and camera stand below"
+    assert [len(marks[kind]) for kind in (True, False, None)] == [1, 1, 1]
+    [(match, _)], [(other, _)] = marks[True], marks[False]
+    grey = [np.frombuffer(frame, np.uint8).reshape(136, 72, 3).mean(axis=2) for frame in (match, other)]
+    assert np.abs(grey[0] - grey[1]).max() > 100, "without colours, too"
+
+
+WIDTH, HEIGHT = 64 + 8 + 4, 128 + 8 + 18
+
+
+def test_images_keep_their_shapes_in_pictures():
+    labels = RetrievalLabels(np.array([7]), np.array([0]), np.array([7, 8]), np.array([1, 1]))
+    lists = RankedLists(np.array([[1, 0]]), np.ones((1, 2), np.float32), np.array([[False, True]]))
+    square, wide = (ImageArray(np.full((1, *size, 3), 90, np.uint8)) for size in ((50, 50), (16, 32)))
+    sheet = np.asarray(draw_ranked_lists(lists, labels, square, ImagesInParts([wide, square])))
+    for column, size in enumerate([(128, 128), (128, 128), (64, 128)]):
+        left = column * (128 + 8 + 4) + 12 * (column > 0)
+        found = np.argwhere((sheet[20:, left : left + 136] == 90).all(axis=2))
+        assert (np.ptp(found, axis=0) + 1).tolist() == list(size)
 
 
 def as_picture(images, position):

@@ -147,7 +147,8 @@ class Federation(LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
-        log_scores(self, self.evaluator.score("test", rankings=self.rankings))
+        self.scores = self.evaluator.score("test", rankings=self.rankings)
+        log_scores(self, self.scores)
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
