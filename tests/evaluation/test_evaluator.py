@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,14 @@ from PIL import Image
 from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.export import global_tensors
+from fedsim.cli.report import read_run
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
 from fedsim.evaluation.pictures import RankedLists, draw_ranked_lists
+from fedsim.evaluation.query_file import QueryResults, mean_results, write_queries
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
@@ -222,6 +225,106 @@ def test_predicted_features_are_ranked_alike_by_the_command(finished, config, fe
         if name == "north":
             assert found["mAP"] == metrics["test/global/north/mAP"]
             assert (found["n_valid"], found["n_queries"]) == (10, 12)
+
+
+# -- single queries ----------------------------------------------------------------------------------------------------
+
+
+def averages(queries, name, splits, metric):
+    """Mean over the queries that count of each split, then over splits."""
+    parts = np.split(queries[f"global/{name}/{metric}"].astype(float), np.cumsum(splits)[:-1])
+    return np.mean([np.nanmean(part) for part in parts])
+
+
+def test_a_fit_keeps_the_scores_of_single_queries(finished, features):
+    queries, metrics = np.load(finished / "queries.npz"), metrics_of(finished)
+    assert queries["round"] == 1
+    for name, (domain, query, gallery) in features.items():
+        trials = trials_of(domain, query, gallery)
+        splits = queries[f"{name}/splits"]
+        assert splits.tolist() == [len(labels.query_pids) for _, _, labels in trials]
+        assert queries[f"{name}/pids"].tolist() == np.concatenate([t[2].query_pids for t in trials]).tolist()
+        ranks = [rank for trial in trials for rank in positive_ranks(cosines_of(*trial[:2]), trial[2])]
+        precision = [np.mean(np.arange(1, len(r) + 1) / r) if len(r) else np.nan for r in ranks]
+        np.testing.assert_allclose(queries[f"global/{name}/mAP"], precision, rtol=1e-6)
+        hits = [float(r[0] == 1) if len(r) else np.nan for r in ranks]
+        np.testing.assert_array_equal(queries[f"global/{name}/rank1"], hits)
+        for metric in ("mAP", "mAP_trapezoid", "rank1"):
+            assert averages(queries, name, splits, metric) == pytest.approx(metrics[f"test/global/{name}/{metric}"])
+        assert queries[f"global/{name}/cmc"][[0, 4, 9]].tolist() == pytest.approx(
+            [metrics[f"test/global/{name}/rank{k}"] for k in (1, 5, 10)]
+        )
+    assert "personalised/north/mAP" in queries.files
+    assert np.isnan(queries["global/north/mAP"]).sum() == 2, "queries without a match"
+
+
+def test_a_report_reads_them(finished):
+    run, written = read_run(finished), np.load(finished / "queries.npz")
+    found = run.queries.found
+    assert set(found) == {name.removesuffix("/cmc") for name in written.files if name.endswith("/cmc")}
+    np.testing.assert_array_equal(found["global/viper"].scores["mAP"], written["global/viper/mAP"].astype(float))
+    assert (found["global/viper"].num_splits, found["global/north"].num_splits) == (SPLITS, 1)
+
+
+def test_a_test_keeps_its_scores(finished, config, tmp_path, caplog):
+    shutil.copytree(finished, tmp_path / "run")
+    options = ["--config", str(config), "--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]
+    with caplog.at_level(logging.INFO):
+        assert main(["test", *options, "--model.evaluation.flip=true"]) == 0
+    path = tmp_path / "run" / "tests" / "last.json"
+    assert f"wrote {path}" in caplog.text
+    content, run = json.loads(path.read_text()), read_run(tmp_path / "run")
+    assert (content["round"], content["evaluation"]["flip"]) == (1, True)
+    assert run.tested == content
+    assert content["metrics"]["test/global/north/mAP"] != metrics_of(finished)["test/global/north/mAP"]
+    assert main(["test", *options]) == 0
+    assert json.loads(path.read_text())["metrics"] == {
+        name: value
+        for name, value in metrics_of(finished).items()
+        if name.startswith("test/") and "/local/" not in name
+    }
+    first, second = np.load(path.with_suffix(".npz")), np.load(finished / "queries.npz")
+    np.testing.assert_array_equal(first["global/viper/mAP"], second["global/viper/mAP"])
+    assert main(["test", *options, "--run_dir", str(tmp_path / "other")]) == 0
+    assert (tmp_path / "other" / "tests" / "last.json").is_file()
+
+
+def test_scores_that_cannot_be_kept_are_shown_all_the_same(finished, config, tmp_path, caplog, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tests").touch()  # a file where the folder goes
+    options = ["--config", str(config), "--run_dir", str(tmp_path / "run")]
+    with caplog.at_level(logging.INFO):
+        assert main(["test", *options, "--ckpt_path", str(finished / "checkpoints" / "last.ckpt")]) == 0
+    assert "the scores are not kept" in caplog.text
+    assert "north" in capsys.readouterr().out
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharing", SHARING)
+def test_two_ranks_keep_the_same_queries(finished, config, tmp_path, sharing):
+    finish(Run(tmp_path, "fit", "--config", config, "--run_dir", tmp_path / "two", sharing, ranks=2))
+    one, two = (np.load(folder / "queries.npz") for folder in (finished, tmp_path / "two"))
+    assert one.files == two.files
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_of_very_many_sets_no_file_is_kept(tmp_path):
+    results = QueryResults({"mAP": np.ones(1)}, np.ones(1, dtype=np.int64), (1,), (1.0,))
+    path = tmp_path / "queries.npz"
+    write_queries(path, {("test", "global", f"s{i}"): results for i in range(50)}, 3)
+    assert len(np.load(path).files) == 1 + 4 * 50
+    write_queries(path, {("test", "global", f"s{i}"): results for i in range(51)}, 4)
+    assert not path.exists(), "nor one of an earlier evaluation"
+
+
+def test_several_clients_models_on_one_set_are_averaged():
+    first, second = (
+        QueryResults({"mAP": np.array([a, np.nan])}, np.array([1, 2]), (2,), (a, 1.0)) for a in (0.25, 0.75)
+    )
+    mean = mean_results([first, second])
+    np.testing.assert_array_equal(mean.scores["mAP"], [0.5, np.nan])
+    assert mean.cmc == (0.5, 1.0)
 
 
 # -- ranked lists ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -51,16 +50,16 @@ def draw(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: R
     }
     width = min(20.0, max(_WIDTH, 0.07 * len(columns) * len(names)))
     with new_figure(width, 4.8 if means else 2.8) as figure:
-        rows = figure.subplots(2, 1, height_ratios=(4, 5)) if means else [figure.subplots()]
-        if means:
-            grid = rows[0].get_subplotspec().subgridspec(1, len(means))
-            rows[0].remove()
-            for place, (title, lines) in enumerate(means.items()):
-                axes = figure.add_subplot(grid[place])
-                _draw_lines(axes, lines)
-                _name_axes(axes, title, "round", metric)
-        _draw_bars(rows[-1], columns, list(names.values()))
-        _name_axes(rows[-1], "per data set" + ("" if rule.name == "last" else f", rule {rule.name}"), "", metric)
+        pictures = figure.subplot_mosaic(
+            [list(means), ["bars"] * len(means)] if means else [["bars"]],
+            height_ratios=(4, 5) if means else None,
+        )
+        for title, lines in means.items():
+            _draw_lines(pictures[title], lines)
+            _name_axes(pictures[title], title, "round", metric)
+        _draw_bars(pictures["bars"], columns, list(names.values()))
+        title = "per data set" + ("" if rule.name == "last" else f", rule {rule.name}")
+        _name_axes(pictures["bars"], title, "", metric)
         _add_legend(figure, [line for lines in means.values() for line in lines], columns)
         save_figure(figure, path, "--figure")
 
@@ -182,8 +181,10 @@ def _draw_bars(axes: Axes, columns: Sequence[Series], names: Sequence[str]) -> N
         for x in left[~there]:
             axes.annotate("n/a", (x, 0), (0, 2), textcoords="offset points", rotation=90, ha="center", va="bottom",
                           fontsize=6 if step > 0.1 else 4, color="#555555")  # fmt: skip
-    how = {"rotation": 30, "ha": "right"} if len(names) > 5 else {}
-    axes.set_xticks(range(len(names)), names, **how)
+    axes.set_xticks(range(len(names)), names)
+    if len(names) > 5:
+        for text in axes.get_xticklabels():
+            text.set(rotation=30, ha="right")
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(bottom=0)
 
@@ -202,7 +203,7 @@ def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] 
     from matplotlib.patches import Patch
 
     drawn = {one.number for one in lines}
-    handles: dict[int, tuple[str, tuple[Artist, ...]]] = {}
+    handles: dict[int, tuple[str, Any]] = {}
     for one in (*bars, *lines):
         style = style_of(one.number)
         line = Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line, markersize=4)
@@ -225,7 +226,7 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
     import matplotlib as mpl  # slow to import
     from matplotlib.figure import Figure
 
-    small = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
+    small: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
     with mpl.rc_context({**small, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
         yield Figure(figsize=(width, height), layout="constrained")
 

@@ -32,18 +32,21 @@ def name_variants(runs: Sequence[Run]) -> list[str]:
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the settings in which runs differ: dotted name -> value of each run, ``-`` where it has none.
 
-    Of parts that are of different classes only the class is told. Seeds, folders and machines are no settings.
+    Of parts that are of different classes the class is told, and what differs within a class. Seeds, folders and
+    machines are no settings.
     """
     settings = [settings_of(run) for run in runs]
     names = dict.fromkeys(name for of in settings for name in of)
     found = {name: [_text(of[name]) if name in of else _MISSING for of in settings] for name in names}
     differing = {name: values for name, values in found.items() if len(set(values)) > 1}
-    classes = [name.removesuffix("class_path") for name in differing if name.endswith(".class_path")]
-    return {
-        name: values
-        for name, values in differing.items()
-        if name.endswith(".class_path") or not any(name.startswith(f"{of}init_args.") for of in classes)
-    }
+    classes = {name.removesuffix("class_path"): of for name, of in differing.items() if name.endswith(".class_path")}
+
+    def is_told(name: str, values: Sequence[str]) -> bool:
+        """Whether a setting differs within a class, where it is one of a class."""
+        of = next((of for part, of in classes.items() if name.startswith(f"{part}init_args.")), [""] * len(runs))
+        return len(set(zip(of, values, strict=True))) > len(set(of))
+
+    return {name: values for name, values in differing.items() if is_told(name, values)}
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def cmc(groups: Sequence[Group], name: str) -> list[Series]:
     for group in groups:
         found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name)) is not None]
         if len(found) == len(group.runs) and all(len(of_query.cmc) for _, of_query in found):
-            values = np.array([of_query.cmc for _, of_query in found]).T
+            values = list(np.array([of_query.cmc for _, of_query in found]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
         else:
             keys = [f"test/{group.runs[0].primary}/{name}/rank{rank}" for rank in (1, 5, 10)]
@@ -151,7 +151,7 @@ def cmc(groups: Sequence[Group], name: str) -> list[Series]:
             if not all(len(of_rank) for of_rank in of_ranks):
                 continue
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
-        lines.append(_series(group.label, numbers[group, group.runs[0].primary], x, list(values)))
+        lines.append(_series(group.label, numbers[group, group.runs[0].primary], x, values))
     return lines
 
 

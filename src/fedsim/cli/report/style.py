@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+LineStyle = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito, "Color universal design", 2008; without yellow, which is too light for lines on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"),
             ("P", "cross"), ("X", "x"), ("*", "star"))  # fmt: skip
-_LINES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+_LINES: tuple[tuple[LineStyle, str], ...] = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 _HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
 
 
@@ -17,7 +19,7 @@ class Style(NamedTuple):
 
     colour: str
     marker: str
-    line: str
+    line: LineStyle
     hatch: str
     plotly_marker: str
     plotly_line: str

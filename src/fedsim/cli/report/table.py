@@ -98,7 +98,8 @@ def report(
         wrote.append(f"wrote {html}")
     if format == "table":
         return "\n\n".join([*parts, *wrote])
-    log.info("\n".join(wrote))
+    for line in wrote:
+        log.info(line)
     return "\n\n".join(parts)
 
 
