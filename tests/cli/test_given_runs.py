@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 
 import pytest
 
@@ -117,3 +118,12 @@ def test_scores_of_fedsim_test_are_a_rule(tmp_path, capsys):
     assert "checkpoint best.ckpt: round 7" in text
     (run / "tests" / "best.json").write_text("{")
     assert "is no JSON" in refuse(capsys, "report", run, "--rule", "tested")
+
+
+def test_a_page_without_its_library_is_one_line(tmp_path, capsys, monkeypatch):
+    run = write(tmp_path / "run")
+    monkeypatch.delitem(sys.modules, "fedsim.cli.report.html.page", raising=False)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    line = refuse(capsys, "report", run, "--html", tmp_path / "out.html", "--figure", tmp_path / "f.png")
+    assert "--html: needs plotly and jinja2; pip install 'fedsim[report]'" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "it is said before anything is drawn"

@@ -79,6 +79,8 @@ def report(
         raise ConfigError(f"--horizon: {horizon} is no round; rounds are 1, 2, ...")
     if compare is not None and format != "table":
         raise ConfigError(f"--format: {format} is not for published numbers, which have notes; leave --compare out")
+    if html is not None:
+        from fedsim.cli.report.html.page import write_page  # needs a library that not everybody has
     opened, left_out = open_runs([Path(run) for run in runs], unfinished)
     groups = group_opened(opened)
     if metric is None:
@@ -92,8 +94,6 @@ def report(
         parts = _texts(blocks, format, left_out)
     wrote = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:
-        from fedsim.cli.report.html.page import write_page  # imports a library that draws
-
         write_page(Path(html), groups, metric, chosen, compare, left_out)
         wrote.append(f"wrote {html}")
     if format == "table":

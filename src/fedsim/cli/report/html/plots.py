@@ -158,14 +158,9 @@ def _heat_map(run: Run, values: list[list[Any]], how: Mapping[str, Any]) -> grap
     rounds = sorted(run.log)
     figure = graph_objects.Figure(layout=_layout("round", ""))
     figure.add_heatmap(
-        z=values,
-        y=clients_of(run),
-        x=[rounds[block[0]] for block in blocks_of(len(rounds))],
-        xgap=1,
-        ygap=1,
-        colorbar={"thickness": 12},
-        **how,
-    )
+        z=values, y=clients_of(run), x=[rounds[block[0]] for block in blocks_of(len(rounds))], xgap=1, ygap=1,
+        colorbar={"thickness": 12}, **how,
+    )  # fmt: skip
     figure.update_yaxes(autorange="reversed", title=None, ticksuffix=" ")
     figure.update_xaxes(tickformat="d", tick0=rounds[0], dtick=max(1, len(rounds) // 8))
     figure.update_layout(meta={"rows": len(values)})
