@@ -21,6 +21,8 @@ from small import refuse
 pytest.importorskip("plotly", reason="the extra 'report' is not installed")
 pytest.importorskip("jinja2", reason="the extra 'report' is not installed")
 
+from fedsim.cli.report.html.plots import plots_of
+
 SETS = ("market1501", "viper")
 METHODS = ("FedPav", "Local", "FedProx")
 ODD = "</script><b>odd & 'name'"
@@ -165,6 +167,15 @@ def test_bars_costs_cmc_and_participation_are_the_files_numbers(runs, parsed):
     assert heat["z"] == [[1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 1, 0]]
 
 
+def test_hatched_bars_have_their_colour(tmp_path):
+    runs = [write_run(tmp_path / f"m{i}", {1: scores_of({"a": 0.5})}, method=f"M{i}") for i in range(9)]
+    [bars] = [plot for plot in plots_of(group_runs(runs), {"a": "a"}, "mAP", Rule()) if plot.name == "bars"]
+    markers = [trace["marker"] for trace in json.loads(bars.json)[""]["data"]]
+    assert [marker["pattern"]["shape"] for marker in markers] == [*[""] * 7, "/", "/"]
+    assert {marker["pattern"]["fillmode"] for marker in markers} == {"overlay"}, "or white stands on nothing"
+    assert len({(marker["color"], marker["pattern"]["shape"]) for marker in markers}) == 9
+
+
 def test_tables_hold_scores_tests_settings_and_versions(runs, parsed):
     scores = {row[0]: row[1:] for row in parsed.tables["table-scores"][1:]}
     group = group_runs(runs)[0]
@@ -240,26 +251,42 @@ BOXES = """box => Object.fromEntries([...box.querySelectorAll('.plot, .legend, .
   .concat([box]).map(part => [part.classList[0], part.getBoundingClientRect().toJSON()]))"""
 
 
-def test_every_picture_can_be_seen_and_nothing_is_hidden(opened):
-    shown, said, width = opened
-    plots = shown.query_selector_all(".plot")
-    assert len(plots) == 5
-    for plot in plots:
+def check_boxes(shown, width):
+    """Plots are large enough, in the window, and above their legends, near them."""
+    for plot in shown.query_selector_all(".plot"):
         boxes = plot.evaluate(BOXES)
         assert boxes["xy"]["width"] > 0.45 * width
         assert boxes["xy"]["height"] > 40
         assert boxes["plot"]["right"] <= width
         if "legend" in boxes:
             above = max(boxes[name]["bottom"] for name in ("xy", "g-xtitle", "xaxislayer-above") if name in boxes)
-            assert boxes["legend"]["top"] >= above - 1, plot.get_attribute("id")
+            assert above - 1 <= boxes["legend"]["top"] <= above + 150, plot.get_attribute("id")
             assert boxes["legend"]["right"] <= width
             assert boxes["legend"]["bottom"] <= boxes["plot"]["bottom"] + 1
     assert shown.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
+
+
+def test_every_picture_can_be_seen_and_nothing_is_hidden(opened):
+    shown, said, width = opened
+    assert len(shown.query_selector_all(".plot")) == 5
+    check_boxes(shown, width)
     parts = "[...document.querySelectorAll('.plot text, td, th, p')]"
     written = f"{parts}.filter(part => part.textContent.trim() && part.textContent !== 'n/a')"
     sizes = shown.evaluate(f"{written}.map(part => parseFloat(getComputedStyle(part).fontSize))")
     assert min(sizes) >= 11
     assert said == []
+
+
+def test_many_names_fit_below(browser, tmp_path):
+    scores = {r: scores_of({"a": 0.5, "b": 0.1 * r}) for r in (1, 2)}
+    runs = [write_run(tmp_path / f"m{i}", scores, method=f"Method with a long name {i}") for i in range(14)]
+    assert main(["report", *map(str, runs), "--html", str(tmp_path / "many.html")]) == 0
+    for width in (1280, 390):
+        shown = browser.new_page(viewport={"width": width, "height": 900})
+        shown.goto((tmp_path / "many.html").as_uri())
+        shown.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+        check_boxes(shown, width)
+        shown.close()
 
 
 def test_choices_sorting_and_other_widths(opened):

@@ -45,6 +45,8 @@ class Block:
         if format_ == "table":
             parts = [self._in_parts(), "\n".join(note for note in self.notes if note)]
             return "\n\n".join(part for part in parts if part)
+        if not self.lines:
+            return ""
         headers = [header.replace("\n", ", ") for header in self.headers]
         style, sign = ("pipe", " ± ") if format_ == "markdown" else ("latex_booktabs", r" $\pm$ ")
         return tabulate(self.lines, headers, style, disable_numparse=True, colalign=self._sides()).replace("+-", sign)

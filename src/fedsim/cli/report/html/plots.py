@@ -20,6 +20,8 @@ from fedsim.cli.report.style import faded, style_of
 from fedsim.core.errors import DataError
 
 _MEANS = ("seen", "unseen")
+_PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
+"""The colour below white hatches; without overlay, there is none."""
 _NAMES = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -113,7 +115,7 @@ def _bars(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: 
         own = {"offsetgroup": column.label, "legendgroup": column.label}
         figure.add_bar(
             x=list(names.values()), y=_numbers(column.mean), name=column.label, **own,
-            marker={"color": style.colour, "pattern": {"shape": style.plotly_hatch, "fgcolor": "white", "size": 6}},
+            marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
             error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
             hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
         )  # fmt: skip
