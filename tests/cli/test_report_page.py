@@ -255,8 +255,8 @@ def check_boxes(shown, width):
     """Plots are large enough, in the window, and above their legends, near them."""
     for plot in shown.query_selector_all(".plot"):
         boxes = plot.evaluate(BOXES)
-        assert boxes["xy"]["width"] > 0.45 * width
-        assert boxes["xy"]["height"] > 40
+        assert plot.evaluate("box => box._fullLayout._size.w") > 0.45 * width
+        assert plot.evaluate("box => box._fullLayout._size.h") > 80
         assert boxes["plot"]["right"] <= width
         if "legend" in boxes:
             above = max(boxes[name]["bottom"] for name in ("xy", "g-xtitle", "xaxislayer-above") if name in boxes)
