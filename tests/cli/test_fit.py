@@ -269,6 +269,10 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
         "summary.json",
         "checkpoints/best.ckpt/v1/global.ckpt",
         "features/town0.npz",
+        "rankings/town0.png",
+        "maps/town0.png",
+        "queries.npz",
+        "tests/best.json",
         "notes",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)

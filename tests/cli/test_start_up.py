@@ -61,7 +61,8 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
 @pytest.mark.parametrize(
     ("command", "code", "absent"),
     [
-        ("report {run}", 0, TORCH),
+        ("report {run}", 0, "torch matplotlib scipy plotly jinja2"),
+        ("report {run} --significance --figure {run}/f.png", 0, TORCH),
         ("report {run} --wrong", 2, TORCH),
         ("sweep {sweep} --dry-run", 0, TORCH),
         ("sweep --method fedpav --print", 0, TORCH),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,14 @@ from PIL import Image
 from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.export import global_tensors
+from fedsim.cli.report import read_run
 from fedsim.core.errors import ConfigError
+from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
+from fedsim.evaluation.pictures import RankedLists, draw_ranked_lists
+from fedsim.evaluation.query_file import QueryResults, mean_results, write_queries
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
@@ -222,6 +227,104 @@ def test_predicted_features_are_ranked_alike_by_the_command(finished, config, fe
             assert (found["n_valid"], found["n_queries"]) == (10, 12)
 
 
+# -- single queries ----------------------------------------------------------------------------------------------------
+
+
+def averages(queries, name, splits, metric):
+    """Mean over the queries that count of each split, then over splits."""
+    parts = np.split(queries[f"global/{name}/{metric}"].astype(float), np.cumsum(splits)[:-1])
+    return np.mean([np.nanmean(part) for part in parts])
+
+
+def test_a_fit_keeps_the_scores_of_single_queries(finished, features):
+    queries, metrics = np.load(finished / "queries.npz"), metrics_of(finished)
+    assert queries["round"] == 1
+    for name, (domain, query, gallery) in features.items():
+        trials = trials_of(domain, query, gallery)
+        splits = queries[f"{name}/splits"]
+        assert splits.tolist() == [len(labels.query_pids) for _, _, labels in trials]
+        assert queries[f"{name}/pids"].tolist() == np.concatenate([t[2].query_pids for t in trials]).tolist()
+        ranks = [rank for trial in trials for rank in positive_ranks(cosines_of(*trial[:2]), trial[2])]
+        precision = [np.mean(np.arange(1, len(r) + 1) / r) if len(r) else np.nan for r in ranks]
+        np.testing.assert_allclose(queries[f"global/{name}/mAP"], precision, rtol=1e-6)
+        hits = [float(r[0] == 1) if len(r) else np.nan for r in ranks]
+        np.testing.assert_array_equal(queries[f"global/{name}/rank1"], hits)
+        for metric in ("mAP", "mAP_trapezoid", "rank1"):
+            assert averages(queries, name, splits, metric) == pytest.approx(metrics[f"test/global/{name}/{metric}"])
+        assert queries[f"global/{name}/cmc"][[0, 4, 9]].tolist() == pytest.approx(
+            [metrics[f"test/global/{name}/rank{k}"] for k in (1, 5, 10)]
+        )
+    assert "personalised/north/mAP" in queries.files
+    assert np.isnan(queries["global/north/mAP"]).sum() == 2, "queries without a match"
+
+
+def test_a_report_reads_them(finished):
+    run, written = read_run(finished), np.load(finished / "queries.npz")
+    found = run.queries.found
+    assert set(found) == {name.removesuffix("/cmc") for name in written.files if name.endswith("/cmc")}
+    np.testing.assert_array_equal(found["global/viper"].scores["mAP"], written["global/viper/mAP"].astype(float))
+    assert (found["global/viper"].num_splits, found["global/north"].num_splits) == (SPLITS, 1)
+
+
+def test_a_test_keeps_its_scores(finished, config, tmp_path, caplog):
+    shutil.copytree(finished, tmp_path / "run")
+    options = ["--config", str(config), "--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]
+    with caplog.at_level(logging.INFO):
+        assert main(["test", *options, "--model.evaluation.flip=true"]) == 0
+    path = tmp_path / "run" / "tests" / "last.json"
+    assert f"wrote {path}" in caplog.text
+    content, run = json.loads(path.read_text()), read_run(tmp_path / "run")
+    assert (content["round"], content["evaluation"]["flip"]) == (1, True)
+    assert run.tested == content
+    assert content["metrics"]["test/global/north/mAP"] != metrics_of(finished)["test/global/north/mAP"]
+    assert main(["test", *options]) == 0
+    tested = {name: value for name, value in json.loads(path.read_text())["metrics"].items() if name.count("/") > 1}
+    of_fit = {name: value for name, value in metrics_of(finished).items() if name.startswith("test/")}
+    assert tested == {name: value for name, value in of_fit.items() if "/local/" not in name}
+    first, second = np.load(path.with_suffix(".npz")), np.load(finished / "queries.npz")
+    np.testing.assert_array_equal(first["global/viper/mAP"], second["global/viper/mAP"])
+    assert main(["test", *options, "--run_dir", str(tmp_path / "other")]) == 0
+    assert (tmp_path / "other" / "tests" / "last.json").is_file()
+
+
+def test_scores_that_cannot_be_kept_are_shown_all_the_same(finished, config, tmp_path, caplog, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tests").touch()  # a file where the folder goes
+    options = ["--config", str(config), "--run_dir", str(tmp_path / "run")]
+    with caplog.at_level(logging.INFO):
+        assert main(["test", *options, "--ckpt_path", str(finished / "checkpoints" / "last.ckpt")]) == 0
+    assert "the scores are not kept" in caplog.text
+    assert "north" in capsys.readouterr().out
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sharing", SHARING)
+def test_two_ranks_keep_the_same_queries(finished, config, tmp_path, sharing):
+    finish(Run(tmp_path, "fit", "--config", config, "--run_dir", tmp_path / "two", sharing, ranks=2))
+    one, two = (np.load(folder / "queries.npz") for folder in (finished, tmp_path / "two"))
+    assert one.files == two.files
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_of_very_many_sets_no_file_is_kept(tmp_path):
+    results = QueryResults({"mAP": np.ones(1)}, np.ones(1, dtype=np.int64), (1,), (1.0,))
+    path = tmp_path / "queries.npz"
+    write_queries(path, {("test", "global", f"s{i}"): results for i in range(50)}, 3)
+    assert len(np.load(path).files) == 1 + 4 * 50
+    write_queries(path, {("test", "global", f"s{i}"): results for i in range(51)}, 4)
+    assert not path.exists(), "nor one of an earlier evaluation"
+
+
+def test_several_clients_models_on_one_set_are_averaged():
+    first, second = (
+        QueryResults({"mAP": np.array([a, np.nan])}, np.array([1, 2]), (2,), (a, 1.0)) for a in (0.25, 0.75)
+    )
+    mean = mean_results([first, second])
+    np.testing.assert_array_equal(mean.scores["mAP"], [0.5, np.nan])
+    assert mean.cmc == (0.5, 1.0)
+
+
 # -- ranked lists ------------------------------------------------------------------------------------------------------
 
 
@@ -265,22 +368,39 @@ def test_pictures_show_queries_and_what_they_found(rankings, features, name):
     if domain.splits:
         query, gallery = (domain.gallery.images.take(part) for part in domain.splits[0])
     sheet = np.asarray(Image.open(rankings / f"{name}.png"))
-    height, width = 128 + 8, 64 + 8
-    rows = min(8, len(query))
-    assert sheet.shape == (rows * height, 11 * width + 8, 3)
-    chosen = [round(q) for q in np.linspace(0, len(query) - 1, rows)]
-    frames = set()
-    for row, q in enumerate(chosen):
-        shown = sheet[row * height + 3 :][:128, 3:][:, :64]
-        assert (shown == as_picture(query, q)).all()
-        for column in range(10):
-            g, left = lists["index"][q, column], 8 + (column + 1) * width
-            frame = tuple(sheet[row * height + 1, left + 1].tolist())
-            shown = sheet[row * height + 3 :][:128, left + 3 :][:, :64]
-            assert (shown == as_picture(gallery, g)).all()
-            assert frame == ((50, 205, 50) if lists["is_match"][q, column] else (255, 0, 0))
-            frames.add(frame)
-    assert len(frames) == 2
+    places = []  # of all 128 x 64 pixels of a picture, row by row
+    for row, q in enumerate(round(q) for q in np.linspace(0, len(query) - 1, min(8, len(query)))):
+        places.append((row, 0, None, as_picture(query, q)))
+        for column, g in enumerate(lists["index"][q, :10], start=1):
+            places.append((row, column, bool(lists["is_match"][q, column - 1]), as_picture(gallery, g)))
+    marks = {True: set(), False: set(), None: set()}
+    for row, column, is_match, picture in places:
+        left, top = column * WIDTH + 12 * (column > 0) + 4, 20 + row * HEIGHT + 4
+        shown = sheet[top : top + 128, left : left + 64]
+        assert (shown[24:] == picture[24:]).all()  # a mark is in a corner above
+        frame = sheet[top - 4 : top + 132, left - 4 : left + 68].copy()
+        frame[4:-4, 4:-4] = 255
+        marks[is_match].add((frame.tobytes(), (shown[:16, -16:] == picture[:16, -16:]).all()))
+        below = sheet[top + 132 : top + HEIGHT - 4, left : left + 64]
+        assert below.min() < 128, "identity and camera stand below"
+    assert [len(marks[kind]) for kind in (True, False, None)] == [1, 1, 1]
+    [(match, _)], [(other, _)] = marks[True], marks[False]
+    grey = [np.frombuffer(frame, np.uint8).reshape(136, 72, 3).mean(axis=2) for frame in (match, other)]
+    assert np.abs(grey[0] - grey[1]).max() > 100, "without colours, too"
+
+
+WIDTH, HEIGHT = 64 + 8 + 4, 128 + 8 + 18
+
+
+def test_images_keep_their_shapes_in_pictures():
+    labels = RetrievalLabels(np.array([7]), np.array([0]), np.array([7, 8]), np.array([1, 1]))
+    lists = RankedLists(np.array([[1, 0]]), np.ones((1, 2), np.float32), np.array([[False, True]]))
+    square, wide = (ImageArray(np.full((1, *size, 3), 90, np.uint8)) for size in ((50, 50), (16, 32)))
+    sheet = np.asarray(draw_ranked_lists(lists, labels, square, ImagesInParts([wide, square])))
+    for column, size in enumerate([(128, 128), (128, 128), (64, 128)]):
+        left = column * (128 + 8 + 4) + 12 * (column > 0)
+        found = np.argwhere((sheet[20:, left : left + 136] == 90).all(axis=2))
+        assert (np.ptp(found, axis=0) + 1).tolist() == list(size)
 
 
 def as_picture(images, position):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from PIL import Image
 from torch import nn
 
@@ -46,16 +47,20 @@ class Red(nn.Module):
 
 def test_a_picture_shows_images_above_their_maps():
     images = torch.randint(1, 256, (3, 3, 16, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    sheet = np.array(draw_maps(Red(), images))
-    assert sheet.shape == (32, 24, 3)
-    for k, image in enumerate(images):
-        columns = slice(8 * k, 8 * (k + 1))
-        assert np.array_equal(sheet[:16, columns], image.permute(1, 2, 0).numpy())
+    images[..., 1::2] = images[..., ::2]  # every pixel twice
+    sheet = np.array(draw_maps(Red(), images)).astype(float)
+    assert sheet.shape[1] == 3 * (64 + 4) - 4
+    for k, image in enumerate(images.numpy()):
+        columns = slice(68 * k, 68 * k + 64)
+        large = image.transpose(1, 2, 0).repeat(8, axis=0).repeat(8, axis=1).astype(float)
+        assert np.array_equal(sheet[:128, columns], large)
         reds = [int(image[0, 0, 0]), int(image[0, 8, 0])]
+        grey = large @ [0.299, 0.587, 0.114]
         for half, red in enumerate(reds):
-            shown = sheet[16 + 8 * half : 24 + 8 * half, columns]
-            assert len(np.unique(shown)) == 1
-            assert int(shown[0, 0, 0]) == pytest.approx(255 * red / max(reds), abs=0.51)
+            colour = np.array(colormaps["viridis"](red / max(reds))[:3]) * 255
+            rows = slice(132 + 64 * half, 132 + 64 * (half + 1))
+            expected = 0.45 * grey[64 * half : 64 * (half + 1), :, None] + 0.55 * colour
+            np.testing.assert_allclose(sheet[rows, columns], expected, atol=3)
 
 
 def test_a_network_without_maps_is_refused():
@@ -78,7 +83,9 @@ def test_each_test_set_gets_a_picture_by_the_model_that_is_scored(method, tmp_pa
     model.settings.method.personalise(client)
     client.model.network.eval()
     first = sets.query.images.take(np.arange(8)).decode((32, 16))
-    expected = draw_maps(client.model.network.backbone, first)
+    captions = [f"{pid} c{camera}" for pid, camera in zip(sets.query.pids[:8], sets.query.camids[:8], strict=True)]
+    expected = draw_maps(client.model.network.backbone, first, captions)
+    assert not np.array_equal(np.array(expected), np.array(draw_maps(client.model.network.backbone, first, ["?"] * 8)))
     client.unload()
     assert np.array_equal(np.array(Image.open(tmp_path / "maps" / "town0.png")), np.array(expected))
     with torch.no_grad():

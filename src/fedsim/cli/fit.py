@@ -27,6 +27,7 @@ from fedsim.cli.papers.files import OfAPaper, with_paper
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_draw,
+    keep_scores,
     make_run_dir,
     prepare_for_fit,
     settle_checkpoint,
@@ -116,6 +117,7 @@ class FedSimCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]
+        self.given_dir = None if config["run_dir"] is None else Path(config["run_dir"])
         check_config(config.as_dict())
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
@@ -137,9 +139,9 @@ class FedSimCLI(LightningCLI):
         self.restarts = False
         if config.get("ckpt_path"):  # a wrong one is reported before processes start
             given, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
-            path, self.scored = settle_checkpoint(given, self.run_dir, self.subcommand == "fit", rounds)
-            config["ckpt_path"] = None if path is None else str(path)
-            self.restarts = path is None
+            self.scored = settle_checkpoint(given, self.run_dir, self.subcommand == "fit", rounds)
+            config["ckpt_path"] = None if self.scored.path is None else str(self.scored.path)
+            self.restarts = self.scored.path is None
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; ours follows
 
@@ -242,20 +244,22 @@ class FedSimCLI(LightningCLI):
         end_fit(self.trainer, self.run_dir)
 
     def after_test(self) -> None:
-        """Print the scores."""
+        """Print the scores, and keep those of test sets."""
         if not self.trainer.is_global_zero:
             return
-        log.info(self.scored)
+        log.info(self.scored.line)
         say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:
             say(f"wrote {self.model.rankings}")
+        if self.subcommand == "test":
+            log.info(keep_scores(self.given_dir, self.scored, self.model))
 
     after_validate = after_test
 
     def after_predict(self) -> None:
         """Say where the features are."""
         if self.trainer.is_global_zero:
-            log.info(self.scored)
+            log.info(self.scored.line)
             say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 

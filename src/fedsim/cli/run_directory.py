@@ -7,20 +7,27 @@ import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import make_folder
+from fedsim.core.files import make_folder, replacing
 from fedsim.core.versions import current_version
+from fedsim.evaluation.query_file import write_queries
+from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
+from fedsim.federation.federation import Federation
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
+TESTS = "tests"
+"""Folder with the scores of fedsim test: one file per checkpoint."""
 
 
 def default_run_dir(method: str, seed: int) -> str:
@@ -53,8 +60,19 @@ def find_checkpoint(given: str, run_dir: Path, fitting: bool) -> Path | None:
     return found
 
 
-def settle_checkpoint(given: str, run_dir: Path, fitting: bool, max_epochs: int | None) -> tuple[Path | None, str]:
-    """Return the checkpoint that ``--ckpt_path`` means, see :func:`find_checkpoint`, and a line that describes it.
+class Settled(NamedTuple):
+    """The checkpoint that a command has taken."""
+
+    path: Path | None
+    """None: a fit begins"""
+    line: str = ""
+    """describes it"""
+    round_: int = 0
+    """from 1"""
+
+
+def settle_checkpoint(given: str, run_dir: Path, fitting: bool, max_epochs: int | None) -> Settled:
+    """Return the checkpoint that ``--ckpt_path`` means, see :func:`find_checkpoint`.
 
     Raises:
         DataError: if there is none that can be read.
@@ -63,7 +81,7 @@ def settle_checkpoint(given: str, run_dir: Path, fitting: bool, max_epochs: int 
     path = find_checkpoint(given, run_dir, fitting)
     if path is None:
         log.info("%s has no checkpoint yet: the run begins", run_dir)
-        return None, ""
+        return Settled(None)
     checkpoint = read_checkpoint(path)
     done = rounds_done(checkpoint)
     wanted = math.inf if max_epochs is None or max_epochs == -1 or not fitting else max_epochs
@@ -71,7 +89,7 @@ def settle_checkpoint(given: str, run_dir: Path, fitting: bool, max_epochs: int 
         raise ConfigError(f"trainer.max_epochs: {wanted}, but {path} has {done} rounds already; give more than these")
     if wanted == done:
         log.info("nothing to train: %s is of round %d, the last; to go on, raise trainer.max_epochs", path, done)
-    return path, describe_checkpoint(path, checkpoint)
+    return Settled(path, describe_checkpoint(path, checkpoint), _progress(checkpoint)["started"])
 
 
 def checkpoint_at(path: Path, fitting: bool = False) -> Path:
@@ -145,6 +163,38 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     return [*found, *args]
 
 
+def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
+    """Write the scores of ``fedsim test`` to ``tests/CHECKPOINT.json``, those of single queries to the npz beside it.
+
+    The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint. Returns what
+    to say of it: a test on a disk that cannot be written has its scores on the terminal all the same.
+    """
+    assert scored.path is not None, "a test has a checkpoint"
+    parents = scored.path.absolute().parents
+    owner = run_dir or next((parent.parent for parent in parents if parent.name == CHECKPOINTS), None)
+    if owner is None:
+        return "scores are kept in a run directory, which is not known; name it with --run_dir"
+    named = next(
+        (part for part in (scored.path, *parents) if part.suffix == ".ckpt"), scored.path
+    )  # or a version of it
+    path = owner / TESTS / f"{named.stem}.json"
+    content = {
+        "checkpoint": scored.line,
+        "round": scored.round_,
+        "metrics": model.scores,
+        "evaluation": asdict(model.settings.evaluation),
+        "versions": versions(),
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    try:
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n")
+        write_queries(path.with_suffix(".npz"), model.evaluator.queries, scored.round_)
+    except OSError as error:
+        return f"{path}: the scores are not kept ({error.strerror})"
+    return f"wrote {path}"
+
+
 def _option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line."""
     value = None
@@ -189,7 +239,8 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
         return
     for path in (*metrics_files(folder), summary):
         path.unlink()
-    for path in (folder / "features", *(folder / CHECKPOINTS).glob("*.ckpt*")):
+    written = (QUERIES_FILE, "features", "rankings", "maps", TESTS)
+    for path in (*(folder / name for name in written), *(folder / CHECKPOINTS).glob("*.ckpt*")):
         if path.is_file():
             path.unlink()
         shutil.rmtree(path, ignore_errors=True)

@@ -79,6 +79,10 @@ class DecodedImages(Images):
         """Return the path of each image; see :meth:`Images.locations`."""
         return self.files.locations()
 
+    def sizes(self) -> list[Size | None]:
+        """Return the sizes of the files; see :meth:`Images.sizes`."""
+        return self.files.sizes()
+
     def is_decoded(self, size: Size) -> bool:
         """Whether a decoded file of this size is there."""
         return any(decoded.size == size for decoded, _ in self.found)

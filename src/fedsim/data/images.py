@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,10 @@ class Images(ABC):
         """Return the path of each image; None for an image without a file."""
         return [None] * len(self)
 
+    def sizes(self) -> list[Size | None]:
+        """Return the height and width of each image as it is stored; None for one that has any size it is asked for."""
+        return [None] * len(self)
+
     def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - subclasses need it
         """Whether :meth:`decode` only copies."""
         return False
@@ -49,6 +54,16 @@ class Images(ABC):
         """Yield short parts of the list, so that a caller can show its progress."""
         for start in range(0, len(self), _CHUNK):
             yield self.take(np.arange(start, min(start + _CHUNK, len(self)), dtype=np.int64))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open a file, whose pixels are read later; raise DataError, also for what fails in the block, naming it."""
+    try:
+        with Image.open(path) as image:
+            yield image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
+        raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
 
 
 class ImageFiles(Images):
@@ -68,15 +83,20 @@ class ImageFiles(Images):
         """Return the files."""
         return list(self.paths)
 
+    def sizes(self) -> list[Size | None]:
+        """Read the size of each file from its beginning."""
+        found: list[Size | None] = []
+        for path in self.paths:
+            with _opened(path) as image:
+                found.append((image.height, image.width))
+        return found
+
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
         out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
         for row, path in enumerate(self.paths):
-            try:
-                with Image.open(path) as image:
-                    out[row] = _resize(image.convert("RGB"), size)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
-                raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
+            with _opened(path) as image:
+                out[row] = _resize(image.convert("RGB"), size)
         return out
 
 
@@ -92,6 +112,11 @@ class ImageArray(Images):
     def take(self, index: Index) -> ImageArray:
         """Return a copy of the images at the positions ``index``."""
         return ImageArray(self.pixels[index])
+
+    def sizes(self) -> list[Size | None]:
+        """Return H and W, which all images share."""
+        height, width = self.pixels.shape[1:3]
+        return [(height, width)] * len(self)
 
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
@@ -127,6 +152,10 @@ class ImagesInParts(Images):
     def locations(self) -> list[Path | None]:
         """Return the path of each image; see :meth:`Images.locations`."""
         return [path for part in self.parts for path in part.locations()]
+
+    def sizes(self) -> list[Size | None]:
+        """Return the stored size of each image; see :meth:`Images.sizes`."""
+        return [size for part in self.parts for size in part.sizes()]
 
     def is_decoded(self, size: Size) -> bool:
         """Whether all parts are decoded."""

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from fedsim.core.errors import DataError
-from fedsim.data.images import Domain, Size, Split, turns
+from fedsim.data.images import Domain, Images, Size, Split, turns
 
-_MARGIN = 16
+_CAPTION = 18  # pixels: height of the line above a row
+_GAP = 2  # pixels between pictures
+_BETWEEN = 10  # pixels between people
+
+
+def true_to_shape(images: Images, size: Size) -> list[Image.Image]:
+    """Decode images in the shape that they are stored in: neither stretched nor cut.
+
+    Each becomes as large as fits into a square with the longer side of ``size`` (height, width). Images that have any
+    size that they are asked for get ``size``. Raise DataError naming an image that cannot be read.
+    """
+    side, pictures = max(size), []
+    for position, stored in enumerate(images.sizes()):
+        height, width = size if stored is None else (max(1, round(side * n / max(stored))) for n in stored)
+        [pixels] = images.take(np.array([position])).decode((height, width))
+        pictures.append(Image.fromarray(pixels.permute(1, 2, 0).numpy()))
+    return pictures
 
 
 def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images: int = 4) -> Image.Image:
     """Draw one row per data set: ``identities`` people with ``images`` pictures each, of different cameras if possible.
 
-    Training images are shown, or the gallery if there are none. ``size``: height and width of a picture, pixels.
+    Training images are shown, or the gallery if there are none. ``size``: see :func:`true_to_shape`.
     """
-    height, width = size
-    sheet = Image.new("RGB", (identities * (images * width + 4), len(domains) * (height + _MARGIN)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for row, domain in enumerate(domains):
-        split = domain.train or domain.gallery
-        top = row * (height + _MARGIN)
-        kind = "train" if domain.train else "unseen"
-        caption = f"{domain.name} ({kind}: {len(split.identities)} identities, {len(split)} images)"
-        draw.text((2, top + 2), caption, fill="black")
-        people = split.identities[split.identities > 0][:identities]
-        for column, pid in enumerate(people):
-            strip = _pictures(split, int(pid), images, size)
-            sheet.paste(Image.fromarray(strip), (column * (images * width + 4), top + _MARGIN))
+    rows = [_row(domain, size, identities, images) for domain in domains]
+    sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
+    top = 0
+    for row in rows:
+        sheet.paste(row, (0, top))
+        top += row.height
     return sheet
 
 
@@ -45,12 +53,36 @@ def write_contact_sheet(domains: list[Domain], size: Size, path: Path) -> None:
         raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another --output") from error
 
 
-def _pictures(split: Split, pid: int, count: int, size: Size) -> NDArray[np.uint8]:
-    """``count`` pictures of one person side by side, [H, count * W, 3], camera after camera in turn."""
+def _row(domain: Domain, size: Size, identities: int, images: int) -> Image.Image:
+    """Draw a data set's caption, above strips of people side by side."""
+    split = domain.train or domain.gallery
+    kind = "train" if domain.train else "unseen"
+    caption = f"{domain.name} ({kind}: {len(split.identities)} identities, {len(split)} images)"
+    people = split.identities[split.identities > 0][:identities]
+    strips = [_beside(_pictures(split, int(pid), images, size), _GAP) for pid in people]
+    pictures = _beside(strips, _BETWEEN)
+    font = ImageFont.load_default(12)
+    width = max(pictures.width, int(font.getlength(caption)) + 8)
+    row = Image.new("RGB", (width, pictures.height + _CAPTION + 6), "white")
+    ImageDraw.Draw(row).text((2, 2), caption, fill="black", font=font)
+    row.paste(pictures, (0, _CAPTION))
+    return row
+
+
+def _beside(pictures: Sequence[Image.Image], gap: int) -> Image.Image:
+    """Put pictures side by side, at their upper edges."""
+    width = sum(picture.width + gap for picture in pictures)
+    joined = Image.new("RGB", (max(width, 1), max((picture.height for picture in pictures), default=1)), "white")
+    left = 0
+    for picture in pictures:
+        joined.paste(picture, (left, 0))
+        left += picture.width + gap
+    return joined
+
+
+def _pictures(split: Split, pid: int, count: int, size: Size) -> list[Image.Image]:
+    """``count`` pictures of one person, camera after camera in turn."""
     index = np.flatnonzero(split.pids == pid)
     cameras = split.camids[index]
     chosen = index[np.lexsort((cameras, turns(cameras)))][:count]
-    pictures = split.take(np.sort(chosen)).images.decode(size)
-    blank = torch.full((count - len(pictures), *pictures.shape[1:]), 255, dtype=torch.uint8)
-    strip: NDArray[np.uint8] = torch.cat([*pictures.permute(0, 2, 3, 1), *blank.permute(0, 2, 3, 1)], dim=1).numpy()
-    return strip
+    return true_to_shape(split.images.take(np.sort(chosen)), size)

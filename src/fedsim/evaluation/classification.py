@@ -114,6 +114,10 @@ class ClassificationEvaluator(Evaluator):
         """Return means over images [1, 1], and no curve."""
         return np.array([[float(table.sum()) / len(table)] for table in tables]), np.empty(0)
 
+    def _of_queries(self, table: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return which images are classified right."""
+        return {"top1": table[:, 0]}
+
     @property
     def _classes(self) -> Index:
         assert self.federated.classes is not None

@@ -26,6 +26,7 @@ from fedsim.evaluation.extraction import Extractor
 from fedsim.evaluation.feature_file import write_features
 from fedsim.evaluation.pictures import draw_maps, draw_ranked_lists, rank_lists, write_picture, write_ranked_lists
 from fedsim.evaluation.plan import Job, SplitName, Trial, check_matches, score_trials, trials_of
+from fedsim.evaluation.query_file import QueryResults, mean_results
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
 from fedsim.evaluation.summary import METRICS, METRICS_OF, Curve, Kind, Row, summarise
@@ -40,8 +41,8 @@ class Evaluator(Extractor):
     def __post_init__(self) -> None:
         """Make the ranker; images are read later."""
         super().__post_init__()
-        self.curves: dict[Curve, list[float]] = {}
-        """CMC of the last evaluation: shares of the queries at rank 1, 2, ..."""
+        self.queries: dict[Curve, QueryResults] = {}
+        """scores of single queries in the last evaluation"""
         self._trials: dict[tuple[SplitName, str], list[Trial]] = {}
         how = self.settings
         self._ranker = Ranker(how.distance, make_backend(how.backend), how.single_gallery_shot, how.invalid_as_zero)
@@ -50,6 +51,11 @@ class Evaluator(Extractor):
     def primary(self) -> Kind:
         """See :attr:`Plan.primary`."""
         return self.plan.primary
+
+    @property
+    def curves(self) -> dict[Curve, list[float]]:
+        """CMC of the last evaluation: shares of the queries at rank 1, 2, ..."""
+        return {key: list(found.cmc) for key, found in self.queries.items() if found.cmc}
 
     def prepare(self, split: SplitName, trained: Iterable[str] = (), near: bool = False) -> None:
         """Check labels and read this rank's images now: a damaged image is reported before hours of training.
@@ -85,11 +91,12 @@ class Evaluator(Extractor):
                 if rankings is not None and plan.is_delivered(job.row) and self._writes(job):
                     self._write_lists(rankings / self._file_name(job), split, job, query, gallery)
         self.strategy.exchange([table for parts in tables for table in parts])
-        scores: dict[int, tuple[Floats, Floats]] = {}
+        found: dict[int, tuple[Floats, QueryResults]] = {}
         for job, parts in zip(jobs, tables, strict=True):
-            scores |= dict.fromkeys(job.rows, self._metrics_of(parts))
-        values, curves = ([scores[number][part] for number in range(len(rows))] for part in (0, 1))
-        self._keep_curves(split, rows, curves)
+            metrics, curve = self._metrics_of(parts)
+            found |= dict.fromkeys(job.rows, (metrics, self._results_of(split, job, parts, curve)))
+        self._keep(split, rows, [found[number][1] for number in range(len(rows))])
+        values = [found[number][0] for number in range(len(rows))]
         unseen = set(self.federated.unseen) if split == "test" else set()
         return summarise(split, rows, values, unseen, plan.primary, len(self.archs), METRICS_OF[self.settings.task])
 
@@ -145,15 +152,17 @@ class Evaluator(Extractor):
         query_images, gallery_images = sets.query.images, sets.gallery.images
         if sets.splits:
             query_images, gallery_images = (gallery_images.take(part) for part in sets.splits[0])
-        write_picture(path.with_name(f"{path.name}.png"), draw_ranked_lists(lists, query_images, gallery_images))
+        picture = draw_ranked_lists(lists, trial.labels, query_images, gallery_images)
+        write_picture(path.with_name(f"{path.name}.png"), picture)
 
     def _draw_maps(self, path: Path, job: Job) -> None:
         """Draw the loaded model's maps of the first queries, or of the first gallery images if there are no queries."""
         sets, model = self._sets("test", job.domain), self.models[job.row.arch]
-        images = sets.query.images if len(sets.query) else sets.gallery.images
-        first = images.take(np.arange(min(_MAPS, len(images))))
+        split = sets.query if len(sets.query) else sets.gallery
+        first = split.images.take(np.arange(min(_MAPS, len(split))))
+        captions = [f"{pid} c{camera}" for pid, camera in zip(split.pids, split.camids, strict=True)][:_MAPS]
         [pixels] = self.open_images(first, f"maps of {job.domain}", model.device).batches([torch.arange(len(first))])
-        write_picture(path, draw_maps(model.network.backbone, pixels))
+        write_picture(path, draw_maps(model.network.backbone, pixels, captions))
 
     def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
         """Return empty tables for a job's scores, a row per query."""
@@ -179,11 +188,24 @@ class Evaluator(Extractor):
         metrics = np.array([attrgetter(*METRICS)(ranking) for ranking in rankings])
         return metrics, np.mean([ranking.cmc for ranking in rankings], axis=0)
 
-    def _keep_curves(self, split: SplitName, rows: list[Row], curves: list[Floats]) -> None:
-        """Replace the curves of ``split``; several models of a kind on one domain share their mean curve."""
-        members: dict[Curve, list[Floats]] = {}
-        for row, curve in zip(rows, curves, strict=True):
-            if len(curve):
-                members.setdefault((split, row.kind, row.domain), []).append(curve)
-        others = {key: curve for key, curve in self.curves.items() if key[0] != split}
-        self.curves = others | {key: np.mean(same, axis=0).tolist() for key, same in members.items()}
+    def _results_of(self, split: SplitName, job: Job, tables: list[Tensor], curve: Floats) -> QueryResults:
+        """Return a job's scores of single queries, those of all trials one after the other."""
+        trials = self._trials_of(split, job.domain)
+        pids = np.concatenate([trial.labels.query_pids for trial in trials])
+        scores = self._of_queries(np.concatenate([table.numpy() for table in tables]))
+        return QueryResults(scores, pids, tuple(trial.num_queries for trial in trials), tuple(curve.tolist()))
+
+    def _of_queries(self, table: Floats) -> dict[str, Floats]:
+        """Return the scores [Q] of single queries; NaN for those that are not averaged."""
+        scores = QueryScores.from_table(table)
+        counts = (scores.first > 0) | self.settings.invalid_as_zero
+        columns = {"mAP": scores.precision, "mAP_trapezoid": scores.precision_trapezoid, "rank1": scores.hits[:, 0]}
+        return {name: np.where(counts, column, np.nan) for name, column in columns.items()}
+
+    def _keep(self, split: SplitName, rows: list[Row], results: list[QueryResults]) -> None:
+        """Replace the results of ``split``; several models of a kind on one domain share their mean."""
+        members: dict[Curve, list[QueryResults]] = {}
+        for row, found in zip(rows, results, strict=True):
+            members.setdefault((split, row.kind, row.domain), []).append(found)
+        others = {key: found for key, found in self.queries.items() if key[0] != split}
+        self.queries = others | {key: mean_results(same) for key, same in members.items()}

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
 from fedsim.data.images import Images
+from fedsim.data.preview import true_to_shape
 from fedsim.evaluation.backends import mask_junk
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
 
 _ROWS, _COLUMNS = 8, 10  # queries, and images of each list, on a sheet
-_SIZE = (128, 64)  # height and width of a picture, pixels
-_FRAME = 3  # pixels around a picture
+_SIZE = (128, 64)  # height and width of a picture, pixels; see true_to_shape
+_FRAME = 4  # pixels around a picture
+_DASH = 8  # pixels of a broken frame, and between them
+_APART = 12  # pixels between queries and what they found
+_GAP = 4  # pixels between maps
+_TEXT = 12  # height of letters, pixels
+_OPACITY = 0.55  # of a map over its image
+_FRAMES = {True: (0, 158, 115), False: (213, 94, 0), None: (0, 0, 0)}
 
 
 @dataclass(frozen=True)
@@ -63,30 +72,79 @@ def write_ranked_lists(path: Path, lists: RankedLists) -> None:
         np.savez(file, index=lists.index, similarity=lists.similarity, is_match=lists.is_match)
 
 
-def draw_ranked_lists(lists: RankedLists, query: Images, gallery: Images) -> Image.Image:
+def draw_ranked_lists(lists: RankedLists, labels: RetrievalLabels, query: Images, gallery: Images) -> Image.Image:
     """Draw queries, evenly spread over all Q, and the first of their lists of the G gallery images.
 
-    Frames are green around matches, red around other images.
+    Images keep their shapes. Above each column stands its rank, below each image its identity and camera, as ``labels``
+    number them. A match has a solid frame and a tick, another image a broken frame and a cross: colours are a help
+    only, and those of a palette that colour-blind people can tell apart (Okabe and Ito, 2008).
     """
     chosen = np.unique(np.linspace(0, len(lists.index) - 1, _ROWS).round().astype(np.int64))
-    height, width = (pixels + 2 * _FRAME + 2 for pixels in _SIZE)
-    sheet = Image.new("RGB", (width * (_COLUMNS + 1) + 8, height * len(chosen)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for row, (q, picture) in enumerate(zip(chosen, query.take(chosen).decode(_SIZE), strict=True)):
-        _paste(sheet, draw, picture, (0, row * height), "black")
+    rows = []
+    for q, image in zip(chosen, true_to_shape(query.take(chosen), _SIZE), strict=True):
         found = lists.index[q, :_COLUMNS]
-        for column, image in enumerate(gallery.take(found[found >= 0]).decode(_SIZE)):
-            colour = "limegreen" if lists.is_match[q, column] else "red"
-            _paste(sheet, draw, image, (8 + (column + 1) * width, row * height), colour)
+        found = found[found >= 0]
+        cells = [_Cell(image, _caption(labels.query_pids[q], labels.query_camids[q]), None)]
+        for column, picture in enumerate(true_to_shape(gallery.take(found), _SIZE)):
+            caption = _caption(labels.gallery_pids[found[column]], labels.gallery_camids[found[column]])
+            cells.append(_Cell(picture, caption, bool(lists.is_match[q, column])))
+        rows.append(cells)
+    return _sheet(rows, ["query", *map(str, range(1, _COLUMNS + 1))])
+
+
+class _Cell(NamedTuple):
+    """An image of a sheet."""
+
+    picture: Image.Image
+    caption: str
+    is_match: bool | None
+    """None: it is a query"""
+
+
+def _caption(pid: int, camera: int) -> str:
+    return f"{pid} c{camera}"
+
+
+def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str]) -> Image.Image:
+    """Draw cells in rows below their titles; the first column stands apart."""
+    font, small = _font(), ImageFont.load_default(_TEXT - 1)
+    cells = [cell for row in rows for cell in row]
+    widest = max(cell.picture.width for cell in cells) + 2 * _FRAME
+    width = max(widest, *(math.ceil(small.getlength(cell.caption)) for cell in cells)) + _GAP
+    height = max(cell.picture.height for cell in cells) + 2 * _FRAME + _TEXT + 6
+    top = _TEXT + 8
+    sheet = Image.new("RGB", (width * len(titles) + _APART, top + height * len(rows)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for column, title in enumerate(titles):
+        left = column * width + _APART * (column > 0)
+        draw.text((left + width // 2, 2), title, fill="black", font=font, anchor="ma")
+        for row, cell in enumerate(line[column] for line in rows if column < len(line)):
+            _draw_cell(sheet, draw, cell, (left, top + row * height))
+            below = top + row * height + cell.picture.height + 2 * _FRAME + 1
+            draw.text((left + width // 2, below), cell.caption, fill="black", font=small, anchor="ma")
     return sheet
 
 
-def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Tensor, corner: tuple[int, int], colour: str) -> None:
-    """Put a picture [3, H, W] uint8 with a frame at (left, top)."""
+def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, corner: tuple[int, int]) -> None:
+    """Put a picture at (left, top), with a frame and a mark that say what it is."""
     left, top = corner
-    height, width = image.shape[1:]
-    draw.rectangle((left, top, left + width + 2 * _FRAME - 1, top + height + 2 * _FRAME - 1), fill=colour)
-    sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (left + _FRAME, top + _FRAME))
+    right, bottom = left + cell.picture.width + 2 * _FRAME - 1, top + cell.picture.height + 2 * _FRAME - 1
+    draw.rectangle((left, top, right, bottom), fill=_FRAMES[cell.is_match])
+    if cell.is_match is False:  # broken: gaps in all four sides
+        for gap in range(left + _DASH, right, 2 * _DASH):
+            draw.rectangle((gap, top, min(gap + _DASH - 1, right), bottom), fill="white")
+        for gap in range(top + _DASH, bottom, 2 * _DASH):
+            draw.rectangle((left, gap, right, min(gap + _DASH - 1, bottom)), fill="white")
+    sheet.paste(cell.picture, (left + _FRAME, top + _FRAME))
+    if cell.is_match is None:
+        return
+    x, y, half = right - 9, top + 9, 3
+    draw.ellipse((x - 7, y - 7, x + 7, y + 7), fill=_FRAMES[cell.is_match], outline="white")
+    if cell.is_match:
+        draw.line((x - half, y, x - 1, y + half, x + half + 1, y - half), fill="white", width=2)
+    else:
+        draw.line((x - half, y - half, x + half, y + half), fill="white", width=2)
+        draw.line((x - half, y + half, x + half, y - half), fill="white", width=2)
 
 
 def map_strength(maps: Tensor) -> Tensor:
@@ -105,25 +163,58 @@ def map_strength(maps: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_maps(backbone: nn.Module, images: Tensor) -> Image.Image:
-    """Draw images side by side, and below each the strength of the backbone's map: white is the strongest pixel.
+def draw_maps(backbone: nn.Module, images: Tensor, captions: Sequence[str] = ()) -> Image.Image:
+    """Draw images side by side, and below each the strength of the backbone's map, laid over the image in colours.
 
     The backbone (normalised images [B, 3, H, W] -> maps [B, C, h, w]) is in evaluation mode, ``images`` uint8
-    [B, 3, H, W] are on its device. Raise ConfigError if it returns features without a map.
+    [B, 3, H, W] are on its device. Images less than 128 pixels high are enlarged by a whole factor. ``captions`` stand
+    below; none by default. Raise ConfigError if it returns features without a map.
     """
     with torch.autocast(images.device.type, enabled=False):  # as in feature extraction
         maps = backbone(normalise_images(images))
     if maps.dim() != 4:
         raise ConfigError(f"save_maps: {type(backbone).__name__} returns features without a map; leave it out")
-    height, width = images.shape[2:]
-    sheet = Image.new("RGB", (len(images) * width, 2 * height))
-    levels = (255 * map_strength(maps)).round().to(torch.uint8).cpu().numpy()
-    pictures = images.permute(0, 2, 3, 1).cpu().numpy()
-    for column, (picture, level) in enumerate(zip(pictures, levels, strict=True)):
-        sheet.paste(Image.fromarray(np.ascontiguousarray(picture)), (column * width, 0))
+    factor = max(1, math.ceil(_SIZE[0] / images.shape[2]))
+    size = (factor * images.shape[3], factor * images.shape[2])
+    width, text = size[0] + _GAP, (_TEXT + 6) * bool(captions)
+    scale = _scale(len(images) * width - _GAP)
+    sheet = Image.new("RGB", (len(images) * width - _GAP, 2 * size[1] + _GAP + text + scale.height), "white")
+    strengths, pictures = map_strength(maps).cpu().numpy(), images.permute(0, 2, 3, 1).cpu().numpy()
+    for column, (pixels, strength) in enumerate(zip(pictures, strengths, strict=True)):
         # each of the map's pixels stays a rectangle: nothing is invented between them
-        sheet.paste(Image.fromarray(level).resize((width, height), Image.Resampling.NEAREST), (column * width, height))
+        picture = Image.fromarray(np.ascontiguousarray(pixels)).resize(size, Image.Resampling.NEAREST)
+        colours = Image.fromarray(in_colours(strength)).resize(size, Image.Resampling.NEAREST)
+        sheet.paste(picture, (column * width, 0))
+        sheet.paste(
+            Image.blend(picture.convert("L").convert("RGB"), colours, _OPACITY), (column * width, size[1] + _GAP)
+        )
+        if captions:
+            place = (column * width + size[0] // 2, 2 * size[1] + _GAP + 2)
+            ImageDraw.Draw(sheet).text(place, captions[column], fill="black", font=_font(), anchor="ma")
+    sheet.paste(scale, (0, sheet.height - scale.height))
     return sheet
+
+
+def in_colours(strength: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return colours [..., 3] of strengths [...] in [0, 1]: matplotlib's viridis, which is as light as it is strong."""
+    from matplotlib import colormaps  # slow to import
+
+    colours: NDArray[np.uint8] = colormaps["viridis"](strength, bytes=True)[..., :3]
+    return np.ascontiguousarray(colours)
+
+
+def _scale(width: int) -> Image.Image:
+    """Draw what the colours mean."""
+    bar = min(width, 96)
+    row = Image.new("RGB", (width, _TEXT + 8), "white")
+    row.paste(Image.fromarray(in_colours(np.tile(np.linspace(0, 1, bar, dtype=np.float32), (8, 1)))), (0, 5))
+    if width > 3 * bar:
+        ImageDraw.Draw(row).text((bar + 6, 2), "map: 0 to the image's largest", fill="black", font=_font())
+    return row
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(_TEXT)
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:

@@ -40,13 +40,14 @@ def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None
     trainer.callback_metrics.update(zip(metrics, values.unbind(), strict=True))
 
 
-def log_scores(federation: LightningModule, metrics: Mapping[str, float]) -> None:
-    """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
+def log_scores(federation: LightningModule, metrics: dict[str, float]) -> dict[str, float]:
+    """Log scores, which are equal on all ranks already, and return them; of very many data sets loggers get means."""
     # sync_dist for rank 0 alone: no collective, and no advice to use one
     federation.log_dict(
         few_names(metrics), on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True
     )
     federation.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
+    return metrics
 
 
 def round_callbacks(trainer: Trainer) -> list[RoundCallback]:

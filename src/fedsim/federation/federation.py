@@ -143,12 +143,11 @@ class Federation(LightningModule):
         metrics = self.evaluator.score("val", trained)
         if fitting and self.settings.evaluation.test_during_fit:
             metrics |= as_oracle(self.evaluator.score("test", trained))
-        self.scores = metrics
-        log_scores(self, metrics)
+        self.scores = log_scores(self, metrics)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
-        log_scores(self, self.evaluator.score("test", rankings=self.rankings))
+        self.scores = log_scores(self, self.evaluator.score("test", rankings=self.rankings))
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""

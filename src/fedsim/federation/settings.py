@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.checks import at_least, within
-from fedsim.core.errors import ConfigError
 from fedsim.core.store import Place
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
@@ -24,7 +22,7 @@ from fedsim.federation.selection import AllClients, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.settings import ClientOverride, LocalTraining, Objective, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
 __all__ = [
@@ -82,7 +80,4 @@ class Settings:
         at_least("model", 1, threads=self.threads)
         within("model", "[1, 1024]", threads=self.threads)  # torch's own error is a page
         if self.server_optimizer is not None:
-            try:
-                self.server_optimizer([nn.Parameter(torch.zeros(1))])
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"model.server_optimizer: {error}") from error
+            try_optimizer("model.server_optimizer", self.server_optimizer)

@@ -215,10 +215,7 @@ class LocalTraining:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
         at_least(where, 1, local_epochs=self.local_epochs, num_instances=self.num_instances, accumulate=self.accumulate)
         at_least(where, 1, "; use null for whole epochs", local_steps=self.local_steps)
-        try:
-            made = self.optimizer([nn.Parameter(torch.zeros(1))])
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{where}.optimizer: {error}") from error
+        made = try_optimizer(f"{where}.optimizer", self.optimizer)
         if self.optimizer_state == "keep" and type(made) not in ELEMENTWISE:
             names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             raise ConfigError(f"{where}.optimizer_state: keep knows {names} only; set it to reset")
@@ -294,6 +291,14 @@ class ClientOverride:
 
 def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
     return {name: value for name, value in vars(override).items() if value is not None}
+
+
+def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
+    """Return an optimizer of one number; raise ConfigError, naming the field, if it cannot be made."""
+    try:
+        return make([nn.Parameter(torch.zeros(1))])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{field}: {error}") from error
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

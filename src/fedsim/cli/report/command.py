@@ -7,16 +7,21 @@ from jsonargparse import ArgumentParser
 from fedsim.cli.report.table import report
 from fedsim.core.errors import ConfigError
 
+_FLAGS = {
+    "fairness": "also say how clients' test sets differ in their scores",
+    "significance": "also test whether methods differ, over seeds and over people, with 95 %% confidence intervals",
+    "unfinished": "also show runs that are not finished, beside runs that are",
+}
+
 
 def run(args: list[str]) -> str:
     """Parse ``fedsim report RUN... [options]``."""
     parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
     parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
-    parser.add_function_arguments(report, skip={"runs", "fairness"})
+    parser.add_function_arguments(report, skip={"runs", *_FLAGS})
     parser.add_argument("--best", action="store_true", help="short for --rule best")
-    parser.add_argument(
-        "--fairness", action="store_true", help="also say how clients' test sets differ in their scores"
-    )
+    for name, text in _FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     config = parser.parse_args(args).as_dict()
     if config.pop("best"):
         if config["rule"] not in (None, "best"):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from fedsim.cli.papers.files import Paper, read_paper
+from fedsim.cli.papers.files import Paper, list_papers, read_paper
 from fedsim.cli.papers.published import Row, Table, TestSet
 from fedsim.cli.report.bounds import one_match_bounds
 from fedsim.cli.report.groups import Group
-from fedsim.cli.report.layout import table_in_parts, table_of_lines
+from fedsim.cli.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import Run
 from fedsim.core.errors import ConfigError, DataError
@@ -48,6 +48,25 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
+
+
+def tables_beside(which: str | None, groups: Sequence[Group], metric: str, rule: Rule) -> list[tuple[str, Block]]:
+    """Return a paper's tables with the runs below their rows, each with its title, for a page.
+
+    ``which`` names a paper, or one table of it; None: all papers with a test set of the runs. Raises what
+    :func:`compare_with` does for a paper that is named.
+    """
+    own = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
+    found = []
+    for paper, given in [find_table(which)] if which else [find_table(key) for key in list_papers()]:
+        names = {given.name} if given else {closest_table(paper, group.runs[0]).name for group in groups}
+        rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
+        for table in (table for table in paper.tables if table.name in names):
+            if which is None and not own & set(table.test_sets):
+                continue
+            title = f"Paper {paper.key}, {table.name}: {table.title}"
+            found.append((title, _Comparison(paper, table, groups, metric if which else "mAP", rules).block()))
+    return found
 
 
 def find_table(which: str) -> tuple[Paper, Table | None]:
@@ -191,10 +210,20 @@ class _Comparison:
             )
         numbers, test_sets = self._numbers, self.paper.test_sets
         names = [name + self._mark(test_sets[name]) for name in self.table.test_sets]
-        arrange = self._side_by_side if len(self.groups) <= _FEW else self._one_below_another
-        table = arrange(names, numbers)
+        if len(self.groups) <= _FEW:
+            table = self._side_by_side(names, numbers)
+        else:
+            table = table_of_lines(["method", "model", "scores", *names], self._one_below_another(numbers))
         unit = f"{' / '.join(_LABELS.get(n, n) for n in numbers)} in percent"
         return "\n".join([f"{title}; {unit}", "", table, "", *self._costs(), *self._legend()])
+
+    def block(self) -> Block:
+        """Return the paper's rows, below each the runs that are closest to it, and what is to be said about them."""
+        names = [name + self._mark(self.paper.test_sets[name]) for name in self.table.test_sets]
+        lines = self._one_below_another(self._numbers)
+        unit = f"{' / '.join(_LABELS.get(n, n) for n in self._numbers)} in percent"
+        notes = [f"{self.paper.content['title']}; {self.paper.content['source']}", unit, *_warnings(self.groups)]
+        return Block(["method", "model", "scores", *names], lines, (*notes, *self._legend()), num_left=3)
 
     def _costs(self) -> Iterator[str]:
         """What clients have pruned and sent: a column per row of the paper that prints it, and per group of runs."""
@@ -216,7 +245,7 @@ class _Comparison:
         runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
         return table_in_parts(names, published, "data set", always=runs)
 
-    def _one_below_another(self, names: Sequence[str], numbers: Sequence[str]) -> str:
+    def _one_below_another(self, numbers: Sequence[str]) -> list[list[str]]:
         """A line per row of the paper, below each the runs that are closest to it, last those of other methods."""
         closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
         others = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
@@ -227,8 +256,7 @@ class _Comparison:
             own = [group for group in self.groups if closest[group] is row and group not in others]
             lines += [line for group in own for line in self._of_run(group, numbers)]
         lines += [line for group in others for line in self._of_run(group, numbers)]
-        told = [line.line for line in lines if set(line.cells) != {"-"}]
-        return table_of_lines(["method", "model", "scores", *names], told)
+        return [line.line for line in lines if set(line.cells) != {"-"}]
 
     @property
     def _numbers(self) -> list[str]:

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tabulate import tabulate
 
 from fedsim.cli.report.groups import Group
-from fedsim.cli.report.layout import mean_and_spread
+from fedsim.cli.report.layout import Block, mean_and_spread
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import METRICS, Run
 from fedsim.core.errors import ConfigError, DataError
@@ -55,7 +54,7 @@ def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: flo
     return None
 
 
-def convergence_table(groups: Sequence[Group], target: str) -> str:
+def convergence_table(groups: Sequence[Group], target: str) -> Block:
     """Return a table: rounds and bytes until the delivered model reaches a score for the first time.
 
     Args:
@@ -79,11 +78,11 @@ def convergence_table(groups: Sequence[Group], target: str) -> str:
             when = [f"not in {max(run.log)}", "-"]
             if reached is not None:
                 when = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
-            rows.append([group.label, run.summary["seed"], run.primary, *when, f"{100 * max(scores):.1f}"])
+            rows.append([group.label, str(run.summary["seed"]), run.primary, *when, f"{100 * max(scores):.1f}"])
     headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
     what = "mean over clients' test sets" if name == "seen" else name
-    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 5))
-    return f"{table}\n\nfirst evaluated round with {metric} of at least {percent:g} %, {what}; 1 GB is 10^9 bytes"
+    note = f"first evaluated round with {metric} of at least {percent:g} %, {what}; 1 GB is 10^9 bytes"
+    return Block(headers, rows, (note,))
 
 
 def _parse(target: str) -> tuple[str, str, float]:
@@ -114,7 +113,7 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
     return run.log
 
 
-def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
+def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
     """Return a table: how a score is spread over the test sets of clients, per model; seeds are averaged."""
     rows = []
     for group in groups:
@@ -124,14 +123,14 @@ def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> str:
                 numbers = 100 * np.array([spread[:3] for spread in spreads]).T
                 worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
                 rows.append([group.label, kind, *map(mean_and_spread, numbers), worst])
-    if not rows:
-        return "fairness: there are not two test sets that clients train for, so nothing can be spread over them"
     headers = ["run", "model", "mean", "deviation", "worst", "worst set"]
-    table = tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "left", *["right"] * 3, "left"))
-    return (
-        f"{table}\n\n{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
+    note = (
+        f"{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
         "lowest; clients of one test set count as one"
     )
+    if not rows:
+        note = "fairness: there are not two test sets that clients train for, so nothing can be spread over them"
+    return Block(headers, rows, (note,), num_left=2)
 
 
 def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:

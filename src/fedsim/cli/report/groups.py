@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.cli.report.layout import mean_and_spread
+from fedsim.cli.report.names import name_variants
 from fedsim.cli.report.rules import Rule
 from fedsim.cli.report.runs import KINDS, Run, read_run
 from fedsim.core.errors import ConfigError
@@ -59,45 +58,32 @@ class Group:
         repeats = any(scores["local"].items() <= other for other in others)
         return [kind for kind in KINDS if scores[kind] and not (kind == "local" and repeats)]
 
+    def distinct_kinds(self, rule: Rule) -> list[str]:
+        """Return the models without personalised ones that are the global one: those have its scores on every set."""
+        scores = rule.scores(self.runs[0])
+
+        def of(kind: str) -> set[tuple[str, float]]:
+            return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{kind}/")}
+
+        kinds = self.kinds(rule)
+        repeats = "global" in kinds and of("personalised") <= of("global")
+        return [kind for kind in kinds if not (kind == "personalised" and repeats)]
+
 
 def group_runs(folders: list[Path]) -> list[Group]:
     """Open run directories and put runs together that differ in the seed only."""
     if not folders:
         raise ConfigError("runs: give at least one run directory")
+    return group_opened([read_run(folder) for folder in folders])
+
+
+def group_opened(opened: Sequence[Run]) -> list[Group]:
+    """Put runs together that differ in the seed only, and name the groups."""
     by_config: dict[str, list[Run]] = {}
-    for folder in folders:
-        run = read_run(folder)
+    for run in opened:
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
-    variants: dict[str, list[list[Run]]] = {}
-    for runs in by_config.values():
-        method = "Centralised" if runs[0].summary["clients"] == ["union"] else str(runs[0].summary["method"])
-        variants.setdefault(method, []).append(runs)
-    labels = {
-        id(runs): label
-        for method, same in variants.items()
-        for runs, label in zip(same, _labels(method, [runs[0] for runs in same]), strict=True)
-    }
-    return [Group(labels[id(runs)], tuple(runs)) for runs in by_config.values()]
-
-
-def _labels(method: str, runs: Sequence[Run]) -> list[str]:
-    """Return a name for each variant of a method: with the setting in which they differ, or their folders."""
-    if len(runs) == 1:
-        return [method]
-    settings = [_flat({name: run.config.get(name) for name in ("model", "data", "trainer")}) for run in runs]
-    differing = [name for name in dict(ChainMap(*settings)) if len({str(of.get(name)) for of in settings}) > 1]
-    values = [str(of.get(differing[0])) for of in settings] if len(differing) == 1 else []
-    if len(set(values)) == len(runs):
-        return [f"{method} {differing[0].rpartition('.')[2]} {value}" for value in values]
-    names = [run.folder.name for run in runs]
-    return [f"{method} {n if names.count(n) == 1 else run.folder}" for n, run in zip(names, runs, strict=True)]
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Return dotted names of settings -> values."""
-    if not isinstance(content, Mapping) or not content:
-        return {prefix: content}
-    return {k: v for name, value in content.items() for k, v in _flat(value, f"{prefix}.{name}".lstrip(".")).items()}
+    labels = name_variants([runs[0] for runs in by_config.values()])
+    return [Group(label, tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
 
 
 def traffic(groups: Sequence[Group]) -> str:

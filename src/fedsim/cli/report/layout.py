@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,58 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GAP = 2
+
+Format = Literal["table", "markdown", "latex", "csv"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table, before it has a format."""
+
+    headers: Sequence[str]
+    """may have several lines"""
+    lines: Sequence[Sequence[str]]
+    """a text per column"""
+    notes: Sequence[str] = ()
+    """lines that stand below"""
+    num_left: int = 1
+    """columns of words, at the left"""
+    is_cut: bool = False
+    """whether a table that is wider than the terminal is cut into several, each with the first column"""
+    tidy: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+    """headers and lines for CSV: one number a line; None: the same as above"""
+
+    def text(self, format_: Format) -> str:
+        """Return the table: with its notes as a table of the terminal, else without."""
+        if format_ == "csv":
+            return _csv(*(self.tidy or (self.headers, self.lines)))
+        if format_ == "table":
+            parts = [self._in_parts(), "\n".join(note for note in self.notes if note)]
+            return "\n\n".join(part for part in parts if part)
+        if not self.lines:
+            return ""
+        headers = [header.replace("\n", ", ") for header in self.headers]
+        style, sign = ("pipe", " ± ") if format_ == "markdown" else ("latex_booktabs", r" $\pm$ ")
+        return tabulate(self.lines, headers, style, disable_numparse=True, colalign=self._sides()).replace("+-", sign)
+
+    def _in_parts(self) -> str:
+        if not self.lines:
+            return ""
+        if not self.is_cut:
+            return tabulate(self.lines, self.headers, disable_numparse=True, colalign=self._sides())
+        names, *columns = zip(*self.lines, strict=True)
+        return table_in_parts(names, list(zip(self.headers[1:], columns, strict=True)), corner=self.headers[0])
+
+    def _sides(self) -> list[str]:
+        return ["left"] * self.num_left + ["right"] * (len(self.headers) - self.num_left)
+
+
+def _csv(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([header.replace("\n", ", ") for header in headers])
+    writer.writerows(lines)
+    return file.getvalue().rstrip("\n")
 
 
 def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:

@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from fedsim.cli.report.runs import Run
 
-RuleName = Literal["last", "best", "best3", "oracle"]
+RuleName = Literal["last", "best", "best3", "oracle", "tested"]
 
 BIG_SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
 """By these the authors of paper 003 choose rounds, says their code."""
@@ -25,7 +25,7 @@ class Rule:
 
     name: RuleName = "last"
     """last: the last evaluation; best: that with the best val/mAP; best3: paper 003's, see :func:`best_rounds`; oracle:
-    of each model and test set the best, see :func:`best_of_each`"""
+    of each model and test set the best, see :func:`best_of_each`; tested: what ``fedsim test`` has left"""
     sets: tuple[str, ...] = ()
     """of best3: the test sets whose rank-1 chooses; none: those of BIG_SETS that have clients in the run, or else all
     test sets that have clients"""
@@ -38,6 +38,10 @@ class Rule:
             return mean_over_rounds(run.log, self.chosen(run))
         if self.name == "oracle":
             return best_of_each(run.log, run.seen, run.unseen)
+        if self.name == "tested":
+            if run.tested is None:
+                raise DataError(f"{run.folder}: --rule tested needs the scores of fedsim test --ckpt_path {run.folder}")
+            return dict(run.tested["metrics"])
         found: Mapping[str, float] = (run.summary["best" if self.name == "best" else "final"] or {}).get("metrics", {})
         return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.cli.config_files import read_config
+from fedsim.cli.report.queries import QUERIES_FILE, QueryFile, read_queries
 from fedsim.core.errors import DataError
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
@@ -54,6 +55,17 @@ class Run:
         path = self.folder / "config.yaml"
         return read_config(str(path)) if path.is_file() else {}
 
+    @cached_property
+    def queries(self) -> QueryFile | None:
+        """Scores of single queries at the last evaluation; None: the run has kept none."""
+        return read_queries(self.folder / QUERIES_FILE)
+
+    @cached_property
+    def tested(self) -> dict[str, Any] | None:
+        """The newest scores that ``fedsim test`` has left: checkpoint, round, metrics; None: there are none."""
+        paths = sorted((self.folder / "tests").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        return read_json(paths[-1]) if paths else None
+
     @property
     def primary(self) -> str:
         """The kind of model that the method delivers."""
@@ -66,9 +78,12 @@ class Run:
 
     @property
     def test_sets(self) -> list[str]:
-        """Names of all test sets of the last evaluation, and ``seen`` and ``unseen``, the means over them."""
-        keys = (self.summary["final"] or {}).get("metrics", {})
-        return list(dict.fromkeys(key.split("/")[2] for key in keys if key.startswith("test/") and key.count("/") == 3))
+        """Names of all test sets of the last evaluation, and ``seen`` and ``unseen``, the means over them.
+
+        Of a run that scored none while it trained, those of ``fedsim test``.
+        """
+        keys = _test_scores(self.summary["final"]) or _test_scores(self.tested)
+        return list(dict.fromkeys(key.split("/")[2] for key in keys if key.count("/") == 3))
 
     @property
     def seen(self) -> list[str]:
@@ -93,10 +108,23 @@ def read_run(folder: Path) -> Run:
     path = folder / "summary.json"
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
+    return Run(folder, read_json(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that fedsim has written; raise DataError if it cannot be read."""
     try:
-        return Run(folder, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: is no JSON ({error}); was it edited?") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds no fields; was it edited?")
+    return content
+
+
+def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
+    metrics = (evaluation or {}).get("metrics", {})
+    return {name: value for name, value in metrics.items() if name.startswith("test/")}
 
 
 def metrics_files(folder: Path) -> list[Path]:

@@ -33,6 +33,10 @@ class InkImages(Images):
         """Return the images at the positions ``index``."""
         return InkImages(self.images.take(index))
 
+    def sizes(self) -> list[Size | None]:
+        """Return the stored size of each image; see :meth:`Images.sizes`."""
+        return self.images.sizes()
+
     def decode(self, size: Size) -> Tensor:
         """Decode and invert; see :meth:`Images.decode`."""
         return 255 - self.images.decode(size)

@@ -13,12 +13,18 @@ from lightning import Callback, LightningModule, Trainer
 
 from fedsim._version import __version__
 from fedsim.core.files import replacing
+from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
+
+QUERIES_FILE = "queries.npz"
+"""In the run directory: scores of single queries in the last evaluation, see evaluation/query_file.py."""
 
 
 class RunSummary(Callback):
     """Writes the final and the best scores, bytes, seconds, versions and seed; anew after each evaluation.
+
+    Beside it, scores of single queries in the last evaluation.
 
     "Best" is by ``val/mAP``, or ``val/top1``, never by a test score.
 
@@ -54,6 +60,8 @@ class RunSummary(Callback):
         federation = federation_of(pl_module)
         scores = dict(federation.scores)
         self.final = {"round": trainer.current_epoch + 1, "metrics": scores}
+        if trainer.is_global_zero:
+            write_queries(self.path.with_name(QUERIES_FILE), federation.evaluator.queries, trainer.current_epoch + 1)
         monitor = federation.settings.evaluation.monitor
         if monitor in scores and (self.best is None or scores[monitor] > self.best["metrics"][monitor]):
             self.best = self.final
@@ -93,18 +101,19 @@ class RunSummary(Callback):
             "ranks": trainer.world_size,
             "threads": settings.threads,
             "device": str(federation.device),
-            "versions": _versions(),
+            "versions": versions(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         with replacing(self.path) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _versions() -> dict[str, str]:
-    versions = {"fedsim": __version__, "python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of fedsim, of Python and of the libraries that numbers depend on."""
+    found = {"fedsim": __version__, "python": platform.python_version()}
     for package in ("torch", "torchvision", "lightning", "numpy"):
         try:
-            versions[package] = version(package)
+            found[package] = version(package)
         except PackageNotFoundError:
-            versions[package] = "unknown"
-    return versions
+            found[package] = "unknown"
+    return found

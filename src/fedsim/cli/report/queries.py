@@ -1,0 +1,64 @@
+"""Scores of single queries, as ``fedsim.evaluation.query_file`` writes them; read without torch."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.errors import DataError
+
+Floats = NDArray[np.float64]
+
+QUERIES_FILE = "queries.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """One kind of model on the Q queries of one test set."""
+
+    scores: dict[str, Floats]
+    """metric -> [Q] fractions of 1; NaN where a query does not count"""
+    pids: NDArray[np.int64]
+    """[Q] identity"""
+    num_splits: int
+    """random splits, whose queries stand one after the other"""
+    cmc: Floats
+    """[ranks] share of queries with a match among the first 1, 2, ... images; empty for classification"""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryFile:
+    """All kinds of models and test sets of one evaluation."""
+
+    round_: int
+    """from 1"""
+    found: dict[str, Queries]
+    """``kind/set`` -> results"""
+
+
+def read_queries(path: Path) -> QueryFile | None:
+    """Read a file of single queries' scores; None if there is none; raise DataError if it cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path) as file:  # never a pickle: that is numpy's default
+            arrays = {name: file[name] for name in file.files}
+        found = {}
+        for name in arrays:
+            model, _, last = name.rpartition("/")
+            if last == "cmc":
+                of_set = model.partition("/")[2]
+                scores = {
+                    metric: arrays[f"{model}/{metric}"].astype(np.float64)
+                    for metric in ("mAP", "mAP_trapezoid", "rank1", "top1")
+                    if f"{model}/{metric}" in arrays
+                }
+                splits = len(arrays[f"{of_set}/splits"])
+                found[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
+        return QueryFile(int(arrays["round"]), found)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read ({error}); remove it, or evaluate again") from error
