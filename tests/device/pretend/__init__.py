@@ -19,6 +19,9 @@ from pretend.surface import shown
 
 __all__ = ["PretendError", "Reading", "Record", "cuda"]
 
+_PLACES = Places()
+"""Of the process: a program may keep tensors from one block to the next, such as constants by device."""
+
 
 @contextmanager
 def cuda(gpus: int = 2, board: Path | None = None, with_sites: bool = False) -> Iterator[Record]:
@@ -29,7 +32,9 @@ def cuda(gpus: int = 2, board: Path | None = None, with_sites: bool = False) -> 
         board: a folder that all ranks of a run see; their collectives are compared there.
         with_sites: count kernels by the line of fedsim that launched them, which is slow.
     """
-    record, places = Record(with_sites=with_sites), Places(gpus)
-    kernels = Kernels(places, record, Collectives(places, record, board))
-    with shown(kernels), Called(places), kernels:
+    record = Record(with_sites=with_sites)
+    _PLACES.num_gpus, _PLACES.current = gpus, 0
+    _PLACES.end_copies()
+    kernels = Kernels(_PLACES, record, Collectives(_PLACES, record, board))
+    with shown(kernels), Called(_PLACES), kernels:
         yield record

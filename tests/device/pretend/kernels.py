@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from pretend.collectives import Collectives
 from pretend.places import CPU, Places, site
 from pretend.record import Record
 
-_BACKWARD = ("backward", "grad", "_engine_run_backward")
+_BACKWARD = "backward"
 
 
 class PretendError(RuntimeError):
@@ -47,11 +48,18 @@ class Called(TorchFunctionMode):
         kwargs = kwargs or {}
         devices = (self._places.of(tensor) for tensor in rules.tensors_in((args, kwargs)))
         gpu = next((device for device in devices if device.type == "cuda"), None)
-        self.stack().append((getattr(func, "__name__", ""), gpu))
-        try:
+        with self.within(getattr(func, "__name__", ""), gpu):
             return func(*args, **kwargs)
+
+    @classmethod
+    @contextmanager
+    def within(cls, name: str, gpu: torch.device | None) -> Iterator[None]:
+        """Remember that the program calls a function with arguments on a GPU, or on none."""
+        cls.stack().append((name, gpu))
+        try:
+            yield
         finally:
-            self.stack().pop()
+            cls.stack().pop()
 
     @classmethod
     def stack(cls) -> list[tuple[str, torch.device | None]]:
@@ -176,7 +184,7 @@ class Kernels(TorchDispatchMode):
         [old, *_] = args
         source = self.places.of(old)
         goal = source if asked is None else asked
-        if goal == CPU and Called.innermost()[0] in _BACKWARD:
+        if goal == CPU and Called.innermost()[0] == _BACKWARD:
             goal = source  # autograd casts a gradient back to the options of a tensor that is really on the CPU
         if source.type == goal.type == "cpu":
             self._check_host_memory(func, args)

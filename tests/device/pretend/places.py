@@ -57,11 +57,11 @@ def _address(tensor: Tensor) -> int:
 class Places:
     """Devices of storages, page-locked ones, and copies that are under way.
 
-    ``current`` is the number of the current GPU.
+    ``current`` is the number of the current GPU, of ``num_gpus``.
     """
 
-    def __init__(self, num_gpus: int) -> None:
-        self.num_gpus, self.current = num_gpus, 0
+    def __init__(self) -> None:
+        self.num_gpus = self.current = 0
         self._devices, self._pinned = _OfStorages(), _OfStorages()
         self._read, self._written = _OfStorages(), _OfStorages()
 

@@ -13,11 +13,12 @@ def _words(text: str) -> frozenset[str]:
 
 
 VIEWS = _words(
-    "_reshape_alias _unsafe_view alias as_strided chunk detach detach_ diagonal expand is_same_size lift lift_fresh "
+    "_local_scalar_dense _reshape_alias _unsafe_view "
+    "alias as_strided chunk detach detach_ diagonal expand is_same_size lift lift_fresh "
     "narrow permute record_stream requires_grad_ reshape result_type select set_ slice split split_with_sizes squeeze "
     "squeeze_ sym_numel sym_size t transpose transpose_ unbind unfold unsqueeze unsqueeze_ view view_as_real"
 )
-"""They launch nothing."""
+"""They launch nothing, but for a copy of a number."""
 ALLOCATIONS = _words("empty empty_like empty_strided new_empty new_empty_strided resize_")
 """They launch nothing, either."""
 FACTORIES = _words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pretend.kernels import Kernels, refuse
+from pretend.kernels import Called, Kernels, refuse
 from pretend.places import CPU, Places
 
 NAME = "Pretended H100"
@@ -30,7 +30,19 @@ _SILENT = (
 @contextmanager
 def shown(kernels: Kernels) -> Iterator[None]:
     """Show the pretended GPUs to the program until the end of the block."""
-    parts = (_tensors, _storages, _makers, _generators, _cuda, _autocast, _optimizers, _groups, _files, _faiss)
+    parts = (
+        _tensors,
+        _storages,
+        _makers,
+        _autograd,
+        _generators,
+        _cuda,
+        _autocast,
+        _optimizers,
+        _groups,
+        _files,
+        _faiss,
+    )
     with ExitStack() as stack:
         for part in parts:
             for owner, name, new in part(kernels):
@@ -141,6 +153,18 @@ def _makers(kernels: Kernels) -> Patches:
 
     for name in ("tensor", "as_tensor", "asarray"):
         yield torch, name, making(getattr(torch, name))
+
+
+def _autograd(kernels: Kernels) -> Patches:
+    """Gradients are where their tensors are, and functions that a backward pass calls are seen, too."""
+    real = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # imported there, not exported
+
+    def run(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Any:
+        gpu = next((d for d in map(kernels.places.of, tensors) if d.type == "cuda"), None)
+        with Called.within("backward", gpu), Called(kernels.places):
+            return real(tensors, *args, **options)
+
+    yield torch.autograd, "_engine_run_backward", run
 
 
 def _generators(kernels: Kernels) -> Patches:
