@@ -64,7 +64,8 @@ def left_by(folder):
     """Return what a fit has left, without times."""
     with (folder / "metrics.csv").open() as file:
         rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
-    return read_result(last(folder)), rows
+    trained = last(folder).exists()  # Random-Guess trains nothing
+    return (read_result(last(folder)) if trained else {}), rows
 
 
 def differences(a, b):

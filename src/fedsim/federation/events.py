@@ -42,8 +42,10 @@ def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None
 
 def log_scores(federation: LightningModule, metrics: Mapping[str, float]) -> None:
     """Log scores, which are equal on all ranks already; of very many data sets loggers get the means."""
-    federation.log_dict(few_names(metrics), on_step=False, on_epoch=True, batch_size=1)
-    federation.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
+    values = {name: torch.tensor(value) for name, value in metrics.items()}  # on the CPU: of numbers Lightning makes
+    few = {name: values[name] for name in few_names(metrics)}  # tensors on the GPU, and reads each of them again
+    federation.log_dict(few, on_step=False, on_epoch=True, batch_size=1)
+    federation.trainer.callback_metrics.update(values)
 
 
 def round_callbacks(trainer: Trainer) -> list[RoundCallback]:

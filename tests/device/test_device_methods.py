@@ -1,0 +1,63 @@
+"""Every method's config on pretended GPUs: nothing is refused, and the bits are those of the CPU."""
+
+import functools
+
+import pretend
+import pytest
+from runs import METHODS, differences, fit, left_by
+
+from failing import run_on_ranks
+
+FAST = ("fedcapr", "fedpav_kd_cdw", "scaffold")
+"""Clusters, distillation, tensors beside the model: the fast tests are content with these."""
+SAME_BITS = "--trainer.deterministic=true"
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(tmp_path_factory):
+    """Fit by a config on the CPU, once."""
+    folder = tmp_path_factory.mktemp("cpu")
+    return functools.cache(lambda name: fit(folder / name, name, SAME_BITS))
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path):
+    with pretend.cuda(1) as gpu:
+        found = fit(tmp_path / name, name, SAME_BITS, gpus=1)
+    assert differences(found, on_the_cpu(name)) == []
+    assert gpu.reading().kernels > 1000, "hardly anything ran on the GPU"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedcapr", "fedreid", "pfedme"])
+def test_bf16_gives_the_bits_of_the_cpu(name, tmp_path):
+    precision = "--trainer.precision=bf16-mixed"
+    with pretend.cuda(1):
+        found = fit(tmp_path / "gpu", name, precision, gpus=1)
+    assert differences(found, fit(tmp_path / "cpu", name, precision)) == []
+
+
+def on_two_gpus(folder):
+    """What each of two ranks does."""
+    with pretend.cuda(2, board=folder / "board") as gpu:
+        for name in METHODS:
+            if name != "centralised":  # a single client
+                fit(folder / name, name, SAME_BITS, gpus=2)
+        assert any("all_reduce of [" in text and "default group" in text for text in gpu.collectives), (
+            "NCCL did nothing"
+        )
+
+
+@pytest.fixture(scope="module")
+def two_gpus(tmp_path_factory):
+    """All configs, on two ranks with a pretended GPU each."""
+    folder = tmp_path_factory.mktemp("two-gpus")
+    run_on_ranks(on_two_gpus, folder, timeout=1200)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "centralised"])
+def test_two_gpus_give_the_bits_of_the_cpu(name, two_gpus, on_the_cpu):
+    assert differences(left_by(two_gpus / name), on_the_cpu(name)) == []
