@@ -53,7 +53,9 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
         same = groups[at] == groups
         left_out = same & (places[at] == places)
         order = similarity.masked_fill_(left_out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-        hits = (same & ~left_out).gather(1, order).double()
+        found = (same & ~left_out).gather(1, order)
+        hits = found.double()
         first.append(hits[:, 0])
-        precision.append((hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1))
+        # counts: a cumulated sum of floats has no deterministic form on GPUs
+        precision.append((found.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1))
     return Retrieved(*torch.stack([torch.cat(precision).mean(), torch.cat(first).mean()]).tolist())
