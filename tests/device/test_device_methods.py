@@ -2,11 +2,12 @@
 
 import functools
 
-import pretend
 import pytest
-from runs import METHODS, differences, fit, left_by
 
+import pretend
+from budgets import counted_waits
 from failing import run_on_ranks
+from runs import METHODS, differences, fit, left_by
 
 FAST = ("fedcapr", "fedpav_kd_cdw", "scaffold")
 """Clusters, distillation, tensors beside the model: the fast tests are content with these."""
@@ -20,12 +21,43 @@ def on_the_cpu(tmp_path_factory):
     return functools.cache(lambda name: fit(folder / name, name, SAME_BITS))
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
-def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path):
-    with pretend.cuda(1) as gpu:
-        found = fit(tmp_path / name, name, SAME_BITS, gpus=1)
+@pytest.fixture(scope="module")
+def on_a_gpu(tmp_path_factory):
+    """Fit by a config on a pretended GPU, once: what it leaves, what was counted, and its waits."""
+    folder = tmp_path_factory.mktemp("gpu")
+
+    @functools.cache
+    def run(name):
+        with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
+            return fit(folder / name, name, SAME_BITS, gpus=1), gpu, waits
+
+    return run
+
+
+each_method = pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
+
+
+@each_method
+def test_a_gpu_gives_the_bits_of_the_cpu(name, on_a_gpu, on_the_cpu):
+    found, gpu, _ = on_a_gpu(name)
     assert differences(found, on_the_cpu(name)) == []
-    assert gpu.reading().kernels > 1000, "hardly anything ran on the GPU"
+    assert gpu.reading().kernels > 300, "hardly anything ran on the GPU"
+
+
+USUAL_WAITS = 2
+"""The results of a visit, and the copy of the local model in a round with an evaluation."""
+MORE_WAITS = {}
+"""Config -> further waits of a visit, and why"""
+
+
+@each_method
+def test_the_host_hardly_waits(name, on_a_gpu):
+    _, _, waits = on_a_gpu(name)
+    assert waits.between_batches == 0
+    allowed = USUAL_WAITS + sum(MORE_WAITS.get(name, {}).values())
+    assert max(waits.of_visits, default=0) <= allowed, waits.sites
 
 
 @pytest.mark.slow
@@ -43,9 +75,8 @@ def on_two_gpus(folder):
         for name in METHODS:
             if name != "centralised":  # a single client
                 fit(folder / name, name, SAME_BITS, gpus=2)
-        assert any("all_reduce of [" in text and "default group" in text for text in gpu.collectives), (
-            "NCCL did nothing"
-        )
+        summed = [text for text in gpu.collectives if "allreduce" in text and "default group" in text]
+        assert summed, "NCCL did nothing"
 
 
 @pytest.fixture(scope="module")

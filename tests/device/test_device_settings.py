@@ -1,7 +1,8 @@
 """Stores, caches and axes on a pretended GPU: nothing is refused, and the bits are those of the CPU."""
 
-import pretend
 import pytest
+
+import pretend
 from runs import differences, fit
 
 MEMORY = {

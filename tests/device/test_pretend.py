@@ -3,15 +3,15 @@
 import copy
 import re
 
-import pretend
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from pretend import PretendError, rules
 from torch import nn
 
+import pretend
 from failing import run_on_ranks
+from pretend import PretendError, rules
 
 
 @pytest.fixture

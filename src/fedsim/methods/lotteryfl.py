@@ -71,7 +71,7 @@ class LotteryFL(OwnMask, BodySharing, Method):
     def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
         mask = self._next_mask(client)
-        if not torch.equal(mask, client.kept["mask"]):
+        if mask is not client.kept["mask"] and not torch.equal(mask, client.kept["mask"]):
             client.keep("mask", mask)
             client.model.shared[: len(mask)].copy_(client.received.extras["initial"])
             zero_pruned(client)  # theta_0 * M_k

@@ -105,9 +105,14 @@ class LocalOptimizer:
         """Give the visit's optimizer its earlier state, but for parameters that it never stepped."""
         options = self.configured.param_groups[0]
         on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
-        for remembered, tensor, span in self._pieces():
-            own = {name: vector[span] for name, vector in self._earlier.items()}
-            if not any(bool(values.any()) for values in own.values()):
+        pieces = [
+            (remembered, tensor, {name: vector[span] for name, vector in self._earlier.items()})
+            for remembered, tensor, span in self._pieces()
+        ]
+        anything = [torch.stack([values.any() for values in own.values()]).any() for *_, own in pieces]
+        was_stepped = torch.stack(anything).tolist() if anything else []  # the host waits for the device once
+        for (remembered, tensor, own), known in zip(pieces, was_stepped, strict=True):
+            if not known:
                 continue
             for name, values in own.items():
                 if name in _NUMBERS:
