@@ -108,7 +108,8 @@ MUTANTS = [
     Mutant("strategy/strategy.py", "self._wait(dist.all_reduce(tensor, async_op=True))",
            "self._wait(dist.all_reduce(tensor.cpu(), async_op=True))", "two GPUs"),
     Mutant("federation/round.py", "axis.begin(round_)\n",
-           "axis.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n", "two GPUs"),
+           "axis.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n",
+           "two GPUs"),
 ]  # fmt: skip
 
 # -- runs that find them, each in a process of its own, which imports the package with the mistake ---------------------
