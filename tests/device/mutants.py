@@ -40,12 +40,10 @@ class Mutant:
 MUTANTS = [
     # -- a device that is left out
     Mutant("core/flat.py", "dtype=torch.float32, device=device)", "dtype=torch.float32)", "fit"),
-    Mutant("training/features.py", "torch.empty(len(images), width, device=device)", "torch.empty(len(images), width)",
-           "fit"),
     Mutant("training/client.py", "bound.to(self.device) for part", "bound.to('cpu') for part", "fit"),
-    Mutant("training/client.py", "t.to(self.device, non_blocking=True, copy=True)", "t.clone()", "prune"),
+    Mutant("training/client.py", "t.to(self.device, non_blocking=True, copy=True)", "t.clone()", "host store"),
     Mutant("training/server.py", "tensor.detach().to(self.models[arch].device, copy=True)", "tensor.detach().cpu()",
-           "distil"),
+           "control"),
     Mutant("training/batch.py", "send(self.labels[part], self.device)", "self.labels[part]", "head accuracy"),
     Mutant("training/visit.py", "send(labels.index_select(0, index), images.device)", "labels.index_select(0, index)",
            "fit"),
@@ -58,10 +56,9 @@ MUTANTS = [
            "labels.argsort(stable=True)].cpu()", "bottom up"),
     Mutant("training/labels/bottom_up.py", "sizes.to(device)", "sizes", "bottom up"),
     Mutant("federation/assembly.py", "shared_head).to(device)", "shared_head)", "fit"),
-    Mutant("federation/aggregation.py", "tensor.to(total.device).flatten()", "tensor.flatten()", "control"),
+    Mutant("federation/aggregation.py", "tensor.to(total.device).flatten()", "tensor.flatten()", "distil"),
     Mutant("federation/masked.py", "dtype=torch.bool, device=total.device)", "dtype=torch.bool)", "prune"),
     Mutant("federation/privacy.py", "return noise.mul_(std).to(flat.buffer.device)", "return noise.mul_(std)", "noise"),
-    Mutant("federation/gathered.py", ".float().to(self._totals[arch].device)", ".float()", "median"),
     Mutant("functional/losses.py", "dtype=torch.bool, device=labels.device)", "dtype=torch.bool)", "triplets"),
     Mutant("functional/losses.py", "dtype=torch.long, device=features.device)", "dtype=torch.long)", "moon"),
     Mutant("functional/retrieval.py", "len(groups) + 1, device=device)", "len(groups) + 1)", "prune"),
@@ -78,8 +75,8 @@ MUTANTS = [
            "yield self.pixels.index_select(0, where)", "host cache"),
     Mutant("evaluation/backends.py", "dtype=torch.int64, device=keys.device)", "dtype=torch.int64)", "fit"),
     Mutant("evaluation/feature_file.py", "query=query.cpu().numpy()", "query=query.numpy()", "predict"),
-    Mutant("evaluation/reranking.py", "torch.as_tensor(found.index, device=query.device)",
-           "torch.as_tensor(found.index)", "rank"),
+    Mutant("evaluation/reranking.py", "torch.as_tensor(found.similarity, device=query.device)",
+           "torch.as_tensor(found.similarity)", "rank"),
     Mutant("generation/training.py", "draw.lenders.to(self.device)", "draw.lenders", "augment"),
     # -- a generator of the wrong device
     Mutant("training/client.py", 'self.generator(f"dropout{role}", device=self.device)',
@@ -95,7 +92,10 @@ MUTANTS = [
     Mutant("training/visit.py", "self._guesses.append(guesses)", "self._guesses.append(guesses)\n        loss.item()",
            "waits"),
     Mutant("functional/losses.py", "if values.is_cpu:", "if True:", "waits for cameras"),
-    Mutant("core/store.py", "return old.copy_(tensor)", "return old.copy_(tensor, non_blocking=True)", "host store"),
+    Mutant("evaluation/backends.py", "zip(ranks.cpu().numpy(), counts, strict=True)",
+           'zip(ranks.to("cpu", non_blocking=True).numpy(), counts, strict=True)', "fit"),
+    Mutant("strategy/checkpoint_files.py", "tensor.detach().cpu().contiguous()",
+           'tensor.detach().to("cpu", non_blocking=True).contiguous()', "control"),
     Mutant("evaluation/backends.py", "with torch.cuda.device(query.device):", "if True:", "rank"),
     # -- what has no deterministic form
     Mutant("functional/retrieval.py", "found.cumsum(1).double()", "hits.cumsum(1)", "prune"),
@@ -158,7 +158,7 @@ def _rank(folder):
     labels = {f"{part}_{what}": values for part in arrays for what, values in (("pids", pids), ("camids", cameras))}
     features = {part: values.astype(np.float32) for part, values in arrays.items()}
     np.savez(folder / "features.npz", **features, **labels)
-    options = ["--device", "cuda:1", "--backend", "faiss", "--expand", 2]
+    options = ["--device", "cuda:1", "--backend", "faiss", "--expand", 2, "--alpha", 1.0]
     _commands(folder, ["rank", folder / "features.npz", *options])
 
 
@@ -202,7 +202,6 @@ RUNS = {
     "head accuracy": lambda folder: _fit(folder, "lotteryfl", rounds=1),
     "host cache": lambda folder: _fit(folder, "fedpav", "--data.cache=host", rounds=1),
     "host store": lambda folder: _fit(folder, "scaffold", "--model.client_store=host"),
-    "median": lambda folder: _fit(folder, "fedavg", "--model.aggregation=Median", rounds=1),
     "moon": lambda folder: _fit(folder, "moon"),
     "new mask": lambda folder: _fit(folder, "feddip", rounds=1),
     "noise": lambda folder: _fit(

@@ -170,10 +170,18 @@ def test_host_memory_is_not_overwritten_while_a_copy_reads_it(gpu):
 def test_host_memory_is_not_read_while_a_copy_writes_it(gpu):
     host = torch.empty(3, pin_memory=True)
     host.copy_(on_gpu(3), non_blocking=True)
-    for read in (lambda: host.sum(), lambda: host.numpy(), lambda: host.tolist()):
+    for read in (host.sum, host.numpy, host.tolist, host.data_ptr):
         with pytest.raises(PretendError, match="still writes"):
             read()
     torch.cuda.current_stream().synchronize()
+    assert host.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_asynchronous_copy_to_new_host_memory_is_not_there_yet(gpu):
+    host = on_gpu(3).to("cpu", non_blocking=True)
+    with pytest.raises(PretendError, match="still writes"):
+        host.numpy()
+    torch.cuda.synchronize()
     assert host.tolist() == [1.0, 1.0, 1.0]
 
 

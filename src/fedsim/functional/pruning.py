@@ -105,17 +105,20 @@ def deeper_global_mask(
     return mask & ~_smallest(magnitudes, count)
 
 
-def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float) -> Tensor:
+def layerwise_magnitude_mask(
+    weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float, left: Sequence[int] | None = None
+) -> Tensor:
     """Prune ``ceil(share a)`` of the a remaining elements of each layer, never the last one; return a new mask.
 
-    See :func:`global_magnitude_mask` for the arguments.
+    See :func:`global_magnitude_mask` for the arguments. ``left`` is :func:`remaining`, without which the host waits for
+    the device once.
 
     >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
     >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)
     tensor([False, False,  True,  True, False])
     """
     result = mask.clone()
-    for layer, alive in zip(layers, remaining(mask, layers), strict=True):
+    for layer, alive in zip(layers, remaining(mask, layers) if left is None else left, strict=True):
         count = min(_whole(share * alive, up=True), alive - 1)
         if count > 0:
             result[layer] &= ~_smallest(_magnitudes(weights[layer], mask[layer]), count)

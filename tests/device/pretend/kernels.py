@@ -192,7 +192,10 @@ class Kernels(TorchDispatchMode):
         if new.untyped_storage()._cdata == old.untyped_storage()._cdata:
             new = new.clone()
         self.places.put(new, goal)
-        self._transfer(old, new, bool(options.get("non_blocking")))
+        asynchronous = bool(options.get("non_blocking"))
+        if asynchronous and source.type == "cuda" and goal.type == "cpu":
+            self.places.pin(new)  # as torch does, so that the copy runs along
+        self._transfer(old, new, asynchronous)
         return new
 
     def _copy(self, func: Any, args: Any, options: dict[str, Any]) -> Any:

@@ -56,6 +56,7 @@ Patches = Iterator[tuple[Any, str, Any]]
 def _tensors(kernels: Kernels) -> Patches:
     """Tensors know their device, and CUDA's do not let the host look into them."""
     places, real, real_to, real_tolist = kernels.places, Tensor, Tensor.to, Tensor.tolist
+    real_data_ptr = Tensor.data_ptr
 
     def to(self: Tensor, *args: Any, **options: Any) -> Tensor:
         device, dtype, asynchronous, layout = _parsed(places, args, options)
@@ -78,6 +79,10 @@ def _tensors(kernels: Kernels) -> Patches:
         with torch._C.DisableTorchFunction():
             return real_tolist(host)
 
+    def data_ptr(self: Tensor) -> int:  # by which files are written, for example
+        kernels.check_readable(self, "data_ptr")
+        return real_data_ptr(self)
+
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:
         if places.of(self).type == "cuda":
             refuse("cannot pin a cuda tensor: only dense CPU tensors can be pinned")
@@ -95,6 +100,7 @@ def _tensors(kernels: Kernels) -> Patches:
     yield real, "numpy", _on_host(kernels, "numpy")
     yield real, "__array__", _on_host(kernels, "__array__")
     yield real, "tolist", tolist
+    yield real, "data_ptr", data_ptr
     yield real, "pin_memory", pin_memory
     yield real, "is_pinned", lambda self, device=None: places.is_pinned(self)
 
