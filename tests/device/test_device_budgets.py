@@ -66,6 +66,7 @@ def test_proxies_move_in_as_many_passes_as_one_has_images(gpu):
     assert used.waits == 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_its_scores_on_the_host(gpu, tmp_path):
     assert main(options(tmp_path / "run", "fedpav", gpus=1, rounds=1)) == 0
     found = {}
@@ -82,6 +83,7 @@ def test_an_evaluation_leaves_its_scores_on_the_host(gpu, tmp_path):
     assert gpu.reading().since(found["before"]).to_host <= 20 * domains
 
 
+@pytest.mark.slow
 def test_deterministic_mode_fills_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     launched = []

@@ -35,6 +35,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_where_it_was(run, tmp_path):
     call(*options(tmp_path / "whole", "ditto", rounds=3))
     with pretend.cuda(1):
@@ -45,6 +46,7 @@ def test_a_fit_goes_on_where_it_was(run, tmp_path):
     assert differences((tensors[0], []), (tensors[1], [])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_scores(command, run, capsys):
     said = []
@@ -109,6 +111,7 @@ def test_rank(how, features, capsys):
     assert 0 < scores[0]["mAP"] < 1
 
 
+@pytest.mark.slow
 def test_export(run, tmp_path):
     for device in ("cpu", "gpu"):
         on(device, "export", f"--ckpt_path={run}", f"--output={tmp_path / device}.safetensors")

@@ -9,8 +9,8 @@ from budgets import counted_waits
 from failing import run_on_ranks
 from runs import METHODS, differences, fit, left_by
 
-FAST = ("fedcapr", "fedpav_kd_cdw", "scaffold")
-"""Clusters, distillation, tensors beside the model: the fast tests are content with these."""
+FAST = ("fedcapr",)
+"""Clusters, a second model, a measured weight: the fast tests are content with these."""
 SAME_BITS = "--trainer.deterministic=true"
 
 
@@ -53,7 +53,7 @@ LOCAL_MODEL = 1
 WEIGHT = {"its weight is measured": 1}
 MORE_WAITS = {
     "fedatt": WEIGHT,
-    "fedcapr": WEIGHT | {"clustering, in each epoch": 10},
+    "fedcapr": WEIGHT | {"clustering, in each epoch": 10, "the cameras of its proxies": 1},
     "fedklpr": WEIGHT | {
         "clustering, in each epoch": 10, "CRR: the accuracy before": 4, "CRR: a trial": 4, "masks, and their bytes": 6,
     },
