@@ -13,6 +13,7 @@ import pretend
 from budgets import kernels_of_a_step
 from fedsim.__main__ import main
 from fedsim.federation.federation import Federation
+from fedsim.functional.losses import mean_of_chosen
 from fedsim.methods import FedPav, FedProx
 from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.training.labels.proxies import update_memory
@@ -64,6 +65,15 @@ def test_proxies_move_in_as_many_passes_as_one_has_images(gpu):
     used = gpu.reading().since(before)
     assert used.kernels <= 50
     assert used.waits == 0
+
+
+def test_a_mean_of_chosen_values_needs_no_wait(gpu):
+    values, chosen = torch.rand(32), torch.arange(32) % 3 == 0
+    on_device = values.to("cuda"), chosen.to("cuda")
+    before = gpu.reading()
+    found = mean_of_chosen(*on_device)
+    assert gpu.reading().since(before).waits == 0
+    torch.testing.assert_close(found.cpu(), mean_of_chosen(values, chosen))
 
 
 @pytest.mark.slow
