@@ -92,7 +92,7 @@ def test_only_faces_know_single_methods():
 def test_tests_stand_in_the_rooms_of_what_they_test():
     tests = Path(__file__).parent
     folders = {path.parent.relative_to(tests).parts[0] for path in tests.glob("*/test_*.py")}
-    assert folders <= set(FLOOR_OF) | {"cluster"}
+    assert folders <= set(FLOOR_OF) | {"cluster", "device"}
     assert sorted(path.name for path in tests.glob("test_*.py")) == ["test_docs.py", "test_house.py"]
 
 

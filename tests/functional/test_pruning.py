@@ -216,9 +216,7 @@ def test_stages_prune_as_many_parts_as_one_after_another_would(history, parts):
 def test_trials_end_where_there_is_no_more_to_prune():
     weights, mask = case(0)
     asked = []
-    found = prune_in_trials(
-        weights, mask, lambda share: mask.clone(), lambda: asked.append(1) or 1.0, PLATEAU, trials=3
-    )
+    found = prune_in_trials(weights, mask, lambda share: None, lambda: asked.append(1) or 1.0, PLATEAU, trials=3)
     assert torch.equal(found.mask, mask)
     assert (found.stage, found.trials) == (3, 0)
     assert not asked

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from fedsim.training.labels.proxies import make_proxies, proxy_batches, update_memory
@@ -97,3 +98,18 @@ def test_batches_depend_on_the_generator_alone():
         return torch.cat(proxy_batches(labels, 4, 4, torch.Generator().manual_seed(seed))).tolist()
 
     assert draw(0) == draw(0) != draw(1)
+
+
+@pytest.mark.parametrize("width", [1, 7, 33, 512])
+def test_passes_move_proxies_image_after_image_to_the_bit(width):
+    generator = torch.Generator().manual_seed(2)
+    memory, f = (F.normalize(torch.randn(count, width, generator=generator)) for count in (6, 20))
+    labels = torch.randint(0, 6, (20,), generator=generator)
+    expected = memory.clone()
+    for image, label in zip(f, labels.tolist(), strict=True):
+        expected[label] = F.normalize((0.2 * expected[label] + (1 - 0.2) * image)[None])[0]
+    most = int(labels.bincount().max())
+    assert torch.equal(update_memory(memory, f, labels, momentum=0.2), expected)
+    assert torch.equal(update_memory(memory, f, labels, momentum=0.2, most=most), expected)
+    if width > 1:  # of one feature only signs are left
+        assert not torch.equal(update_memory(memory, f, labels, momentum=0.2, most=most - 1), expected)

@@ -10,6 +10,18 @@ import torch
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's options, <malloc.h>
 
 
+def prepare_memory(device: torch.device) -> None:
+    """Set up the process's memory for training on ``device``.
+
+    On a CPU see :func:`keep_freed_memory`. With deterministic algorithms torch fills all new memory, to show programs
+    that read it too early: on GPUs two of three kernels of a step. Nothing here does so, and it is switched off.
+    """
+    if device.type == "cpu":
+        keep_freed_memory()
+    if torch.are_deterministic_algorithms_enabled():
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # not in its stub
+
+
 def keep_freed_memory() -> bool:
     """Let the process keep memory that it will need again with the next batch.
 

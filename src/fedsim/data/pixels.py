@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedsim.core.errors import DataError
+from fedsim.core.transfer import send
 from fedsim.data.images import Images, Size
 
 
@@ -57,8 +58,8 @@ class HeldPixels(Pixels):
         if self._is_moved:
             self.pixels = self.pixels.to(self.device)
         for index in order:
-            where = index.to(self.pixels.device, non_blocking=True)
-            yield _send(self.pixels.index_select(0, where), self.device)
+            where = send(index, self.pixels.device)
+            yield send(self.pixels.index_select(0, where), self.device)
 
     def part(self, rows: slice) -> HeldPixels:
         """Return a view of some of the images."""
@@ -83,7 +84,7 @@ class ReadPixels(Pixels):
         for batch in read_batches(self.images, self.size, [index.tolist() for index in order], self.workers):
             if batch.problems:
                 raise DataError(next(iter(batch.problems.values())))
-            yield _send(batch.pixels, self.device)
+            yield send(batch.pixels, self.device)
 
     def part(self, rows: slice) -> ReadPixels:
         """Return some of the images."""
@@ -167,9 +168,3 @@ def _end_when_the_parent_says_so() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
-
-
-def _send(batch: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda" and batch.device.type == "cpu":
-        batch = batch.pin_memory()  # torch keeps pinned blocks for the next batch; only from them a copy runs along
-    return batch.to(device, non_blocking=True)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.transfer import send
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import Neighbours, Search, nearest
 from fedsim.functional.similarity import Distance, Similarity
@@ -95,10 +96,11 @@ def mask_junk(similarity: Tensor, labels: RetrievalLabels) -> list[Ints]:
     """Overwrite junk in ``similarity`` [b, G] with -inf; return the ascending positions of each query's matches."""
     device = similarity.device
     sorted_out = [labels.positives_and_junk(q) for q in range(len(labels.query_pids))]
-    similarity[:, torch.from_numpy(labels.junk_columns).to(device)] = -torch.inf
+    similarity.index_fill_(1, send(torch.from_numpy(labels.junk_columns), device), -torch.inf)
     rows = np.repeat(np.arange(len(sorted_out)), [len(junk) for _, junk in sorted_out])
     columns = np.concatenate([junk for _, junk in sorted_out]) if sorted_out else rows
-    similarity[torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)] = -torch.inf
+    places = send(torch.from_numpy(np.stack([rows, columns])), device)
+    similarity.index_put_(tuple(places), similarity.new_full((), -torch.inf))
     return [good for good, _ in sorted_out]
 
 
@@ -120,25 +122,32 @@ def _count_in_row(row: NDArray[np.float32], positives: Ints) -> Ints:
 def count_on_device(similarity: Tensor, positives: list[Ints]) -> list[Ints]:
     """Count in whole blocks of ``similarity`` [b, G], for devices where many small steps are slow.
 
-    It waits for the device twice per block. Junk is at -inf; ``positives`` are b arrays of ascending gallery positions.
+    It waits for the device once per block, and launches the same few kernels for any number of matches and of equal
+    similarities: an image's key, its similarity before its position, is larger than those of all images after it. Junk
+    is at -inf; ``positives`` are b arrays of ascending gallery positions.
     """
     counts = [len(good) for good in positives]
     most = max(counts, default=0)
     if most == 0:
         return [good.copy() for good in positives]
-    padded = np.zeros((len(positives), most), dtype=np.int64)
+    padded = np.full((len(positives), most), -1, dtype=np.int64)
     for row, good in zip(padded, positives, strict=True):
         row[: len(good)] = good
-    scores = similarity.gather(1, torch.from_numpy(padded).to(similarity.device))
-    above = torch.stack([(similarity > scores[:, j, None]).sum(1) for j in range(most)], dim=1)
-    at_least = torch.stack([(similarity >= scores[:, j, None]).sum(1) for j in range(most)], dim=1)
-    ranks = 1 + above
-    # ties are rare: the gallery's order matters only for them
-    for q, j in (at_least - above > 1).nonzero().tolist():
-        if j < counts[q]:
-            p = int(padded[q, j])
-            ranks[q, j] += (similarity[q, :p] == scores[q, j]).sum()
-    return [np.sort(row[:count]) for row, count in zip(ranks.cpu().numpy(), counts, strict=True)]
+    keys, at = _sortable(similarity), send(torch.from_numpy(padded), similarity.device)
+    matches = torch.where(at < 0, torch.iinfo(torch.int64).min, keys.gather(1, at.clamp_min(0))).sort(dim=1).values
+    # each image stands before so many matches of the row; the sums of the images that stand before a match are its rank
+    before = torch.searchsorted(matches, keys)
+    images = torch.zeros(len(keys), most + 1, dtype=torch.int64, device=keys.device)
+    images.scatter_add_(1, before, torch.ones_like(before))
+    ranks = 1 + images[:, 1:].flip(1).cumsum(1)  # of the last match of a sorted row first, which is the most similar
+    return [row[:count] for row, count in zip(ranks.cpu().numpy(), counts, strict=True)]
+
+
+def _sortable(similarity: Tensor) -> Tensor:
+    """Return int64 [b, G] that have the order of a gallery: by similarity, and of equal images the first is larger."""
+    bits = (similarity + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)  # floats below 0 have falling bits
+    return (ordered << 32) + torch.arange(similarity.shape[1] - 1, -1, -1, device=similarity.device)
 
 
 class FaissBackend:
@@ -195,8 +204,9 @@ def _search_on_gpu(query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple
         raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
     import faiss.contrib.torch_utils
 
-    torch.cuda.current_stream(query.device).synchronize()  # FAISS works on a stream of its own
-    found = faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
+    with torch.cuda.device(query.device):  # of which FAISS takes the stream: of another one it would run too early
+        torch.cuda.current_stream().synchronize()  # FAISS works on a stream of its own
+        found = faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
     values, index = (part.cpu().numpy() for part in found)
     return values, index
 

@@ -42,11 +42,11 @@ def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None
 
 def log_scores(federation: LightningModule, metrics: dict[str, float]) -> dict[str, float]:
     """Log scores, which are equal on all ranks already, and return them; of very many data sets loggers get means."""
+    values = {name: torch.tensor(value) for name, value in metrics.items()}  # on the CPU: of numbers Lightning makes
+    few = {name: values[name] for name in few_names(metrics)}  # tensors on the GPU, and reads each of them again
     # sync_dist for rank 0 alone: no collective, and no advice to use one
-    federation.log_dict(
-        few_names(metrics), on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True
-    )
-    federation.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in metrics.items()})
+    federation.log_dict(few, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+    federation.trainer.callback_metrics.update(values)
     return metrics
 
 

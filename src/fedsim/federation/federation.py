@@ -11,7 +11,7 @@ from lightning import LightningModule
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fedsim.core.allocator import keep_freed_memory
+from fedsim.core.allocator import prepare_memory
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
@@ -159,8 +159,7 @@ class Federation(LightningModule):
         check_trainer(self.trainer)
         torch.set_num_threads(self.settings.threads)
         strategy, is_new = self.strategy, not hasattr(self, "parts")
-        if strategy.root_device.type == "cpu":
-            keep_freed_memory()
+        prepare_memory(strategy.root_device)
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:

@@ -20,11 +20,13 @@ def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> flo
     >>> round(cosine_distance_of_parameters([(v, w)]), 12)
     0.4
     """
-    difference = square_v = square_w = 0.0
+    products = []
     for of_v, of_w in pairs:
         v, w = of_v.detach().double().flatten(), of_w.detach().double().flatten()
         d = v - w
-        sums = torch.stack([d.dot(d), v.dot(v), w.dot(w)]).tolist()
+        products.append(torch.stack([d.dot(d), v.dot(v), w.dot(w)]))
+    difference = square_v = square_w = 0.0
+    for sums in torch.stack(products).tolist() if products else []:  # the host waits for the device once
         difference, square_v, square_w = difference + sums[0], square_v + sums[1], square_w + sums[2]
     norm_v, norm_w = math.sqrt(square_v), math.sqrt(square_w)
     if norm_v * norm_w == 0:

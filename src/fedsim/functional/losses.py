@@ -62,6 +62,19 @@ def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
     return (1 - F.cosine_similarity(logits, others, dim=1)).mean().clamp_min(0.0)
 
 
+def mean_of_chosen(values: Tensor, chosen: Tensor) -> Tensor:
+    """Mean of those ``values`` [B] that are ``chosen`` [B] bool, a scalar; at least one must be.
+
+    On GPUs the others enter the sum as zeros, which may round otherwise: to pick values, the host would have to wait.
+
+    >>> mean_of_chosen(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([True, False, True]))
+    tensor(2.)
+    """
+    if values.is_cpu:
+        return values[chosen].mean()
+    return torch.where(chosen, values, 0.0).sum() / chosen.sum()
+
+
 def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, temperature: float) -> Tensor:
     """``-log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))`` (MOON), batch mean.
 

@@ -36,8 +36,23 @@ def pruned_fraction(mask: Tensor, layers: Sequence[slice]) -> float:
     >>> pruned_fraction(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
     0.25
     """
+    return share_pruned(remaining(mask, layers), layers)
+
+
+def remaining(mask: Tensor, layers: Sequence[slice]) -> list[int]:
+    """Return how many elements of each layer are left; the host waits for the device once.
+
+    >>> remaining(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
+    [1, 2]
+    """
+    counts: list[int] = torch.stack([mask[layer].count_nonzero() for layer in layers]).tolist() if layers else []
+    return counts
+
+
+def share_pruned(left: Sequence[int], layers: Sequence[slice]) -> float:
+    """Return :func:`pruned_fraction` from the elements that are left of each layer."""
     total = sum(layer.stop - layer.start for layer in layers)
-    return _count(~mask, layers) / total if total else 0.0
+    return (total - sum(left)) / total if total else 0.0
 
 
 def next_step(pruned: float, target: float, step: float = 0.09) -> float:
@@ -54,6 +69,8 @@ def global_magnitude_mask(
 ) -> Tensor:
     """Prune the smallest magnitudes of all layers together until ``fraction`` is pruned; return a new mask.
 
+    The host waits for the device once; :func:`deeper_global_mask` does not.
+
     ``mask`` [n] is that before: pruned elements stay pruned. ``fraction`` is the $PR$ to reach: of the N elements of
     ``layers``, ``floor(fraction N)`` are pruned. ``floor`` is the share of each layer that is kept, its largest
     elements, even if ``fraction`` is then not reached.
@@ -64,33 +81,44 @@ def global_magnitude_mask(
     >>> global_magnitude_mask(weights, torch.ones(4).bool(), [slice(0, 2), slice(2, 4)], 0.5, floor=0.5)
     tensor([False,  True, False,  True])
     """
+    deeper = deeper_global_mask(weights, mask, layers, remaining(mask, layers), fraction, floor)
+    return mask.clone() if deeper is None else deeper
+
+
+def deeper_global_mask(
+    weights: Tensor, mask: Tensor, layers: Sequence[slice], left: Sequence[int], fraction: float, floor: float = 0.0
+) -> Tensor | None:
+    """Return :func:`global_magnitude_mask`, or None if no element more is pruned; the host does not wait.
+
+    ``left`` are the elements that are left of each layer, :func:`remaining`.
+    """
     total = sum(layer.stop - layer.start for layer in layers)
-    missing = _whole(fraction * total) - _count(~mask, layers)
-    if missing <= 0:
-        return mask.clone()
+    sizes = [layer.stop - layer.start for layer in layers]
+    counts = [max(of_layer - math.ceil(floor * size), 0) for of_layer, size in zip(left, sizes, strict=True)]
+    count = min(_whole(fraction * total) - (total - sum(left)), sum(counts))
+    if count <= 0:
+        return None
     magnitudes = torch.full_like(weights, math.inf)
-    num_candidates = 0
-    for layer in layers:
-        size = layer.stop - layer.start
-        count = max(_count(mask, [layer]) - math.ceil(floor * size), 0)
-        candidates = _smallest(_magnitudes(weights[layer], mask[layer]), count)
+    for layer, of_layer in zip(layers, counts, strict=True):
+        candidates = _smallest(_magnitudes(weights[layer], mask[layer]), of_layer)
         magnitudes[layer] = _magnitudes(weights[layer], candidates)
-        num_candidates += count
-    return mask & ~_smallest(magnitudes, min(missing, num_candidates))
+    return mask & ~_smallest(magnitudes, count)
 
 
-def layerwise_magnitude_mask(weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float) -> Tensor:
+def layerwise_magnitude_mask(
+    weights: Tensor, mask: Tensor, layers: Sequence[slice], share: float, left: Sequence[int] | None = None
+) -> Tensor:
     """Prune ``ceil(share a)`` of the a remaining elements of each layer, never the last one; return a new mask.
 
-    See :func:`global_magnitude_mask` for the arguments.
+    See :func:`global_magnitude_mask` for the arguments. ``left`` is :func:`remaining`, without which the host waits for
+    the device once.
 
     >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
     >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)
     tensor([False, False,  True,  True, False])
     """
     result = mask.clone()
-    for layer in layers:
-        alive = _count(mask, [layer])
+    for layer, alive in zip(layers, remaining(mask, layers) if left is None else left, strict=True):
         count = min(_whole(share * alive, up=True), alive - 1)
         if count > 0:
             result[layer] &= ~_smallest(_magnitudes(weights[layer], mask[layer]), count)
@@ -122,10 +150,6 @@ def stepped_weight(t: float, num_rounds: int, largest: float, num_steps: int) ->
     [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
     """
     return largest * min(math.floor(num_steps * t / num_rounds), num_steps) / num_steps
-
-
-def _count(mask: Tensor, layers: Sequence[slice]) -> int:
-    return sum(int(mask[layer].count_nonzero()) for layer in layers)
 
 
 def _whole(number: float, up: bool = False) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedsim.functional.pruning import zero_pruned_
@@ -59,7 +58,7 @@ class Trials(NamedTuple):
 def prune_in_trials(
     weights: Tensor,
     mask: Tensor,
-    propose: Callable[[float], Tensor],
+    propose: Callable[[float], Tensor | None],
     accuracy: Callable[[], float],
     history: Sequence[float],
     *,
@@ -78,7 +77,9 @@ def prune_in_trials(
     ``2 + log2(trials)``.
 
     The ``weights`` [n] of the live model, which ``accuracy`` measures, change in place; their ``mask`` is [n] bool.
-    ``propose``: share of the step, in (0, 1] -> mask to try, the old one if there is nothing left to prune.
+    ``propose``: share of the step, in (0, 1] -> mask to try, None if that is too little to be a whole element.
+
+    The host waits for the device once for each look at the model: its accuracy decides on the next one.
     """
     if not has_recovered(history, target, plateau):
         return Trials(mask, 1, 0)
@@ -87,7 +88,7 @@ def prune_in_trials(
     while failed - passed > 1:
         part = trials if failed > trials else (passed + failed) // 2
         trial = propose(part / trials)
-        if torch.equal(trial, mask):  # too little to be a whole element
+        if trial is None:
             passed = part
             continue
         tried += 1

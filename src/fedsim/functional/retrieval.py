@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsim.core.transfer import send
 from fedsim.functional.similarity import Similarity
 
 
@@ -40,10 +41,11 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
     groups, cameras, device = groups[inside], cameras[inside], features.device
     in_cameras = torch.stack([groups, cameras], dim=1).unique(dim=0)[:, 0].bincount()
     places = torch.where(in_cameras[groups] > 1, cameras, -1 - torch.arange(len(groups)))  # -1 - i: of image i alone
-    queries = (groups.bincount()[groups] > 1).nonzero().flatten().to(device)
+    queries = (groups.bincount()[groups] > 1).nonzero().flatten()
     if not len(queries):
         return Retrieved(0.0, 0.0)
-    features, groups, places = features[inside.to(device)], groups.to(device), places.to(device)
+    queries, inside, groups, places = (send(index, device) for index in (queries, inside, groups, places))
+    features = features[inside]
     ranks = torch.arange(1, len(groups) + 1, device=device)
     first, precision = [], []
     for rows, similarity in Similarity(features[queries], features):
@@ -51,7 +53,9 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
         same = groups[at] == groups
         left_out = same & (places[at] == places)
         order = similarity.masked_fill_(left_out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-        hits = (same & ~left_out).gather(1, order).double()
+        found = (same & ~left_out).gather(1, order)
+        hits = found.double()
         first.append(hits[:, 0])
-        precision.append((hits.cumsum(1) / ranks * hits).sum(1) / hits.sum(1))
-    return Retrieved(float(torch.cat(precision).mean()), float(torch.cat(first).mean()))
+        # counts: a cumulated sum of floats has no deterministic form on GPUs
+        precision.append((found.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1))
+    return Retrieved(*torch.stack([torch.cat(precision).mean(), torch.cat(first).mean()]).tolist())

@@ -58,8 +58,8 @@ class Similarity:
         if query.dim() != 2 or gallery.dim() != 2 or query.shape[1] != gallery.shape[1]:
             raise ValueError(f"query: {list(query.shape)} and gallery: {list(gallery.shape)} are not [Q, D] and [G, D]")
         self.query, self.gallery, self.distance = query.detach().float(), gallery.detach().float(), distance
-        self._query_norms = _norms(self.query, "query")
-        self._gallery_norms = _norms(self.gallery, "gallery")
+        self._query_norms, self._gallery_norms = (_norms(part) for part in (self.query, self.gallery))
+        _check_finite({"query": self._query_norms, "gallery": self._gallery_norms})
         if distance == "euclidean":  # not from the norms: rounded roots would separate equal images
             self._half_squares = torch.cat([part.square().sum(1) / 2 for part in self.gallery.split(_ROWS)])
         self._queries = torch.empty_like(self.query[:_ROWS], requires_grad=False)
@@ -91,11 +91,17 @@ class Similarity:
             return out.sub_(self._half_squares)
 
 
-def _norms(features: Tensor, name: str) -> Tensor:
-    """Return the lengths of the rows [n], at least 1e-12."""
-    norms = torch.linalg.vector_norm(features, dim=1)
-    bad = (~norms.isfinite()).nonzero()
-    if len(bad):
-        raise NotFiniteError(f"{name}: the features of image {int(bad[0])} are not finite")
-    clamped: Tensor = norms.clamp_min_(1e-12)
-    return clamped
+def _norms(features: Tensor) -> Tensor:
+    """Return the lengths of the rows [n], at least 1e-12; NaN and infinity stay."""
+    norms: Tensor = torch.linalg.vector_norm(features, dim=1).clamp_min_(1e-12)
+    return norms
+
+
+def _check_finite(norms: dict[str, Tensor]) -> None:
+    """Raise NotFiniteError if a length is not finite; the host waits for the device once."""
+    for (name, lengths), good in zip(
+        norms.items(), torch.stack([part.isfinite().all() for part in norms.values()]).tolist(), strict=True
+    ):
+        if not good:
+            image = int((~lengths.isfinite()).nonzero()[0])
+            raise NotFiniteError(f"{name}: the features of image {image} are not finite")

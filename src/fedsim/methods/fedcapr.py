@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative
-from fedsim.functional.losses import mean_cosine_distance
+from fedsim.functional.losses import mean_cosine_distance, mean_of_chosen
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import HoldsModels, Method, Replicas, Signal, Weights
 from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
@@ -83,7 +83,7 @@ class FedCAPR(HoldsModels, Method):
         if self.reg_last_camera_only and pseudo is not None:
             cameras = pseudo.proxies.cameras[batch.labels]
             distances = 1 - F.cosine_similarity(features, reference, dim=1)
-            return loss + self.regulariser * distances[cameras == cameras.max()].mean()
+            return loss + self.regulariser * mean_of_chosen(distances, cameras == cameras.max())
         return loss + self.regulariser * mean_cosine_distance(features, reference)
 
     def upload(self, client: Client) -> Upload:

@@ -50,7 +50,7 @@ identities (``benchmarks/fedklpr.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -62,7 +62,7 @@ from torch import Tensor
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
-from fedsim.functional.pruning import global_magnitude_mask, next_step, pruned_fraction
+from fedsim.functional.pruning import deeper_global_mask, next_step, pruned_fraction, remaining, share_pruned
 from fedsim.functional.recovery import Trials, prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
 from fedsim.methods.base import HoldsModels, InitialState, Method, Need, Replicas, Signal, Weights, weigh
@@ -227,7 +227,9 @@ class FedKLPR(HoldsModels, Method):
         """Prune a step further, all at once or by Section III-F; return the signals about it."""
         mask, is_time = client.kept["mask"], client.round + 1 >= self.prune_from
         if not self.crr:
-            client.keep("mask", self._next_mask(client, mask, 1.0) if is_time else mask)
+            left = remaining(mask, prunable_layers(client.model))
+            deeper = self._next_mask(client, mask, left, 1.0) if is_time else None
+            client.keep("mask", mask if deeper is None else deeper)
             zero_pruned(client)
             return {}
         measure = partial(own_accuracy, client, self.accuracy_images, self.accuracy)
@@ -235,21 +237,24 @@ class FedKLPR(HoldsModels, Method):
         client.keep("accuracies", torch.tensor(history, dtype=torch.float64))
         found = Trials(mask, stage=0, trials=0)
         if is_time:
+            propose = partial(self._next_mask, client, mask, remaining(mask, prunable_layers(client.model)))
             found = prune_in_trials(
-                client.model.shared[: len(mask)], mask, partial(self._next_mask, client, mask), measure, history,
+                client.model.shared[: len(mask)], mask, propose, measure, history,
                 trials=self.trials, target=self.min_accuracy, plateau=self.plateau, tolerance=self.tolerance,
             )  # fmt: skip
         client.keep("mask", found.mask)
         return dict(zip(_CRR, (history[-1], float(found.stage), float(found.trials)), strict=True))
 
-    def _next_mask(self, client: Client, mask: Tensor, share: float) -> Tensor:
-        """Return a mask, pruned further by a share of what this round may prune."""
+    def _next_mask(self, client: Client, mask: Tensor, left: Sequence[int], share: float) -> Tensor | None:
+        """Return a mask, pruned further by a share of what this round may prune; None: by no whole element.
+
+        ``left`` are the elements that the mask leaves of each layer.
+        """
         layers = prunable_layers(client.model)
-        pruned = pruned_fraction(mask, layers)
+        pruned = share_pruned(left, layers)
         step = next_step(pruned, self.target, self.step) if self.cap or pruned >= self.target else self.step
-        return global_magnitude_mask(
-            client.model.shared[: len(mask)], mask, layers, min(pruned + share * step, 1.0), self.floor
-        )
+        weights, fraction = client.model.shared[: len(mask)], min(pruned + share * step, 1.0)
+        return deeper_global_mask(weights, mask, layers, left, fraction, self.floor)
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return w_k of Eq. (13)."""

@@ -56,6 +56,7 @@ from torch.optim import SGD
 
 from fedsim.core.checks import at_least, positive
 from fedsim.core.seeding import torch_generator
+from fedsim.core.transfer import send
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
 from fedsim.methods.base import HoldsModels, Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
@@ -170,7 +171,7 @@ class FedPav(HoldsModels, Method):
         for index, images in how.batches(public, client.round):
             if len(index) >= _SMALLEST_BATCH:
                 with torch.no_grad():
-                    features[index.to(client.device)] = teacher.network(images).neck
+                    features[send(index, client.device)] = teacher.network(images).neck
         extras = {"features": features if how.target_norm == "none" else F.normalize(features)}
         return Upload(client.model.shared, extras, signals)
 
@@ -209,7 +210,7 @@ def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) ->
             if len(index) < _SMALLEST_BATCH:
                 continue
             optimizer.zero_grad()
-            goal = targets[index.to(targets.device)]
+            goal = targets[send(index, targets.device)]
             distillation_loss(network(images).neck, goal, how.target_norm == "both").backward()
             optimizer.step()
     optimizer.zero_grad()

@@ -46,7 +46,7 @@ class FedUReID(Method):
     has_own_models = True
 
     dynamic: bool = True
-    """whether local training may end early, after the first round; waits for the device after batches"""
+    """whether local training may end early, after the first round; waits for the device once in an epoch"""
     precision: float = 0.95
     """share of the epoch's images, nearest to their own clusters, after which no further epoch comes"""
     update: float = 0.0
@@ -63,15 +63,23 @@ class FedUReID(Method):
 
     def train(self, client: Client) -> None:
         """Train to the end of an epoch in which the clusters were known, at most for all local epochs."""
-        tally, last = client.visit.tally, client.local_epochs - 1
         for epoch in range(client.local_epochs):
-            known = not self.dynamic or client.round == 0 or epoch == last  # then there is nothing to find out
-            may_end = not known
-            for done, batch in enumerate(client.batches(epoch), start=1):
+            done = 0
+            for batch in client.batches(epoch):
                 self.take_step(client, self.loss(client, batch))
-                known = known or tally.precision(1) == 1.0 or tally.precision(done) > self.precision
-            if may_end and known:
+                done += 1
+            is_last = epoch == client.local_epochs - 1
+            if self.dynamic and client.round > 0 and done and not is_last and self._are_known(client, done):
                 return
+
+    def _are_known(self, client: Client, batches: int) -> bool:
+        """Whether an epoch of so many batches had one without an error, or a large share of right guesses by then."""
+        right = images = 0
+        for hits, size in client.visit.tally.hits(batches):
+            right, images = right + hits, images + size
+            if hits == size or right / images > self.precision:
+                return True
+        return False
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""

@@ -89,7 +89,7 @@ class IFCA(PartSharing, WeightingChoice, Method):
     def download(self, client: Client) -> None:
         """Load the model that fits the client's data best."""
         models = self._models(client)
-        losses = [self._loss_of(client, theta) for theta in models]
+        losses: list[float] = torch.stack([self._loss_of(client, theta) for theta in models]).tolist()
         choice = losses.index(min(losses))
         client.keep("cluster", torch.tensor(choice))
         client.model.shared.copy_(models[choice])
@@ -98,8 +98,8 @@ class IFCA(PartSharing, WeightingChoice, Method):
         return [client.received.vector, *(client.received.extras[name] for name in self._others)]
 
     @torch.no_grad()
-    def _loss_of(self, client: Client, theta: Tensor) -> float:
-        """Return F_i(theta)."""
+    def _loss_of(self, client: Client, theta: Tensor) -> Tensor:
+        """Return F_i(theta), on the device."""
         client.model.shared.copy_(theta)
         client.model.network.eval()
         stream = client.generator("cluster choice")
@@ -108,7 +108,7 @@ class IFCA(PartSharing, WeightingChoice, Method):
         for batch in client.images.plain_batches(index, client.batch_size):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
         client.model.network.train()
-        return float(total) / len(index)
+        return total / len(index)
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the cluster."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.functional.pruning import layerwise_magnitude_mask, pruned_fraction
+from fedsim.functional.pruning import layerwise_magnitude_mask, remaining, share_pruned
 from fedsim.methods.base import BodySharing, InitialState, Method, Payload
 from fedsim.methods.pruned import OwnMask, check_pruning, full_mask, own_accuracy, prunable_layers, zero_pruned
 from fedsim.training.client import Client
@@ -71,7 +71,7 @@ class LotteryFL(OwnMask, BodySharing, Method):
     def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
         mask = self._next_mask(client)
-        if not torch.equal(mask, client.kept["mask"]):
+        if mask is not client.kept["mask"] and not torch.equal(mask, client.kept["mask"]):
             client.keep("mask", mask)
             client.model.shared[: len(mask)].copy_(client.received.extras["initial"])
             zero_pruned(client)  # theta_0 * M_k
@@ -80,8 +80,9 @@ class LotteryFL(OwnMask, BodySharing, Method):
     def _next_mask(self, client: Client) -> Tensor:
         """Return M_k, pruned further if the client may."""
         layers, mask = prunable_layers(client.model), client.kept["mask"]
-        pruned = pruned_fraction(mask, layers)
+        left = remaining(mask, layers)
+        pruned = share_pruned(left, layers)
         if pruned >= self.target or own_accuracy(client, self.accuracy_images) <= self.start_accuracy:
             return mask
         share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
-        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share)
+        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share, left)

@@ -29,12 +29,13 @@ Deviations and silences:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, pruned_fraction
+from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, remaining, share_pruned
 from fedsim.functional.recovery import try_mask
 from fedsim.methods.base import BodySharing, Method, run_epoch
 from fedsim.methods.pruned import OwnMask, check_pruning, own_accuracy, prunable_layers
@@ -69,23 +70,23 @@ class SubFedAvg(OwnMask, BodySharing, Method):
                 "model.client.local_epochs: SubFedAvg compares the masks of the first and the last epoch, but client "
                 f"{client.client_name} has one; set at least 2"
             )
-        first = client.kept["mask"]
+        first, layers = client.kept["mask"], prunable_layers(client.model)
+        left = remaining(first, layers)
         for epoch in range(client.local_epochs):
             if epoch == 1:  # the first one is over
-                first = self._next_mask(client, self.step)  # m^fe
+                first = self._next_mask(client, left, self.step)  # m^fe
             run_epoch(self, client, epoch)
-        last = self._next_mask(client, self.step)
-        layers = prunable_layers(client.model)
-        missing = self.target - (pruned := pruned_fraction(client.kept["mask"], layers))
+        last = self._next_mask(client, left, self.step)
+        missing = self.target - (pruned := share_pruned(left, layers))
         if missing <= 0 or hamming_distance(first, last, layers) <= self.min_distance:
             return
         if missing < self.step:
-            last = self._next_mask(client, min(missing / (1 - pruned), _LAST_STEP))
+            last = self._next_mask(client, left, min(missing / (1 - pruned), _LAST_STEP))
         weights = client.model.shared[: len(last)]
         if try_mask(weights, last, lambda: own_accuracy(client, self.accuracy_images) > self.min_accuracy):
             client.keep("mask", last)
 
-    def _next_mask(self, client: Client, share: float) -> Tensor:
-        """Return what pruning a share of the remaining weights would make of m_k now."""
-        mask = client.kept["mask"]
-        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, prunable_layers(client.model), share)
+    def _next_mask(self, client: Client, left: Sequence[int], share: float) -> Tensor:
+        """Return what pruning a share of the weights that m_k leaves, ``left`` of each layer, would make of m_k now."""
+        mask, layers = client.kept["mask"], prunable_layers(client.model)
+        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share, left)

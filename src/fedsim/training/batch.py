@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsim.core.transfer import send
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import Mixture
@@ -56,7 +57,7 @@ class ClientImages:
         """Yield the images at ``index`` [m] int64 as they are, ``size`` at a time; no random stream moves."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
-            yield Batch(normalise_images(images), self.labels[part].to(self.device))
+            yield Batch(normalise_images(images), send(self.labels[part], self.device))
 
     def draw(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
         """Return ``count`` random images [B, 3, H, W], or all if there are fewer.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
@@ -21,6 +21,9 @@ _NUMBERS = ("step", "mu_product")
 
 _WORTHWHILE = 2
 """Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
+
+_BETTER_FUSED = (Adam, AdamW)
+"""Optimizers whose many operations on lists of tensors are one on GPUs, if they are fused."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -34,6 +37,9 @@ class LocalOptimizer:
     parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
     batch; a network that leaves layers out at random needs ``flat_step: false``.
 
+    On GPUs the plain one takes fewer launches, by kernels on lists of tensors, and is the default: a flat buffer of
+    gradients costs one addition for each parameter. There Adam and AdamW are fused.
+
     ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
     heads in its reserve.
     """
@@ -46,7 +52,8 @@ class LocalOptimizer:
         self._segments = _segments(flat, self.groups)
         self._flat_optimizer: _Resettable | None = None
         joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
-        if settings.flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
+        flat_step = flat.buffer.is_cpu if settings.flat_step == "auto" else settings.flat_step
+        if flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
             vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
@@ -98,9 +105,14 @@ class LocalOptimizer:
         """Give the visit's optimizer its earlier state, but for parameters that it never stepped."""
         options = self.configured.param_groups[0]
         on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
-        for remembered, tensor, span in self._pieces():
-            own = {name: vector[span] for name, vector in self._earlier.items()}
-            if not any(bool(values.any()) for values in own.values()):
+        pieces = [
+            (remembered, tensor, {name: vector[span] for name, vector in self._earlier.items()})
+            for remembered, tensor, span in self._pieces()
+        ]
+        anything = [torch.stack([values.any() for values in own.values()]).any() for *_, own in pieces]
+        was_stepped = torch.stack(anything).tolist() if anything else []  # the host waits for the device once
+        for (remembered, tensor, own), known in zip(pieces, was_stepped, strict=True):
+            if not known:
                 continue
             for name, values in own.items():
                 if name in _NUMBERS:
@@ -176,10 +188,14 @@ class LocalOptimizer:
         ``vector`` [n] has the order of the buffer, for example its shared parameters; values between parameters do not
         matter. Parameters without a gradient, and frozen ones, stay as they are.
         """
+        gradients, addends = [], []
         for parameter in self.parameters:
             place = self.flat.place_of(parameter)
             if parameter.grad is not None and place < len(vector):
-                parameter.grad.add_(vector[place : place + parameter.numel()].view_as(parameter))
+                gradients.append(parameter.grad)
+                addends.append(vector[place : place + parameter.numel()].view_as(parameter))
+        if gradients:
+            torch._foreach_add_(gradients, addends)  # of all parameters in few launches, as torch's optimizers do it
 
     def pull(self, centre: Tensor, strength: float) -> None:
         """Add ``strength * (w - centre)`` to the gradients of the shared parameters w, whose layout ``centre`` has."""
@@ -273,14 +289,17 @@ class _Resettable:
         self._bare_step = inspect.unwrap(type(self.optimizer).step)
 
     def _make(self) -> None:
-        """Make the optimizer; it steps the groups that have parameters, and on a CPU need not look for better ways."""
+        """Make the optimizer; it steps the groups that have parameters, in the way that is best on their device."""
         self.optimizer: Optimizer = self._settings.optimizer([{"params": list(group)} for group in self._parameters])
         self.groups = self.optimizer.param_groups
         """one for each in the constructor's ``groups``"""
         self.optimizer.param_groups = [group for group in self.groups if group["params"]]
         for group in self.optimizer.param_groups:
-            if group.get("foreach", 0) is None and not group.get("fused") and all(p.is_cpu for p in group["params"]):
+            is_open = group.get("foreach", 0) is None and not group.get("fused")  # the user has no wish
+            if is_open and all(p.is_cpu for p in group["params"]):
                 group["foreach"] = False  # what torch would choose at each step
+            elif is_open and type(self.optimizer) in _BETTER_FUSED and all(p.is_cuda for p in group["params"]):
+                group["fused"] = not group["differentiable"]
 
     def reset(self, factor: float) -> None:
         """Start anew, with ``factor`` on all learning rates."""

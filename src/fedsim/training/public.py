@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.seeding import torch_generator
+from fedsim.core.transfer import send
 from fedsim.data.augmentation import Augmentation
 from fedsim.functional.normalise import normalise_images
 
@@ -31,11 +32,11 @@ class PublicImages:
         order = torch.randperm(len(self.images), generator=torch_generator(self._seed, round_, "public order"))
         stream = torch_generator(self._seed, round_, "public augment", device=self._device)
         for index in order.split(size):
-            images = self.images[index].to(self._device)
+            images = send(self.images[index], self._device)
             yield index, self._augmentation(images, stream) if augmented else normalise_images(images)
 
     def plain_batches(self, size: int) -> Iterator[Tensor]:
         """Yield normalised images in file order, without a last batch of one image."""
         for batch in self.images.split(size):
             if len(batch) > 1:
-                yield normalise_images(batch.to(self._device))
+                yield normalise_images(send(batch, self._device))

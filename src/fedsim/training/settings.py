@@ -143,9 +143,10 @@ class LocalTraining:
     optimizer_state: Literal["reset", "keep"] | None = None
     """``reset``: moments begin anew in each round; ``keep``: a client goes on with its own, which checkpoints contain;
     null: keep where nothing is averaged (a client alone, a method that shares nothing), of torch's own optimizers"""
-    flat_step: bool = True
+    flat_step: Literal["auto"] | bool = "auto"
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
-    faster, with the same bits. Set it to false for a network that skips layers in some batches."""
+    faster on CPUs, with the same bits. ``auto``: on CPUs; on GPUs torch's kernels on lists of tensors take fewer
+    launches. Set it to false for a network that skips layers in some batches."""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: Schedule = field(default_factory=Schedule)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsim.core.transfer import send
 from fedsim.data.batches import grouped, limited, shares_of_steps
 from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
@@ -68,10 +69,11 @@ class Tally:
         self._labels.append(labels)
         self._parts.append(parts)
 
-    def precision(self, batches: int) -> float:
-        """Return the share of right guesses in the last ``batches`` batches; waits for the device."""
-        guesses, labels = torch.cat(self._guesses[-batches:]), torch.cat(self._labels[-batches:])
-        return float((guesses == labels).double().mean())
+    def hits(self, batches: int) -> list[tuple[int, int]]:
+        """Return (right guesses, images) of each of the last ``batches`` batches; waits for the device, once."""
+        pairs = list(zip(self._guesses[-batches:], self._labels[-batches:], strict=True))
+        right = torch.stack([(guesses == labels).sum() for guesses, labels in pairs]).tolist()
+        return [(count, len(labels)) for count, (_, labels) in zip(right, pairs, strict=True)]
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
         """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
@@ -216,7 +218,7 @@ class Visit:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
         for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
             sizes = [len(batch) for batch in group]
-            own = labels.index_select(0, index).to(images.device, non_blocking=True).split(sizes)
+            own = send(labels.index_select(0, index), images.device).split(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
             for label, target, image, *others in zip(own, soft, *augmented, strict=True):

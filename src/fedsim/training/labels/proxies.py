@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.transfer import send
+
 
 @dataclass
 class Proxies:
@@ -57,30 +59,36 @@ def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[P
     of_image = torch.full_like(clusters, -1)
     of_image[inside] = own
     device = features.device
-    unit = F.normalize(features.index_select(0, inside.to(device)).float())
+    unit = F.normalize(features.index_select(0, send(inside, device)).float())
     order = own.argsort(stable=True)  # sums in the order of the images, the same on every device
-    groups = unit.index_select(0, order.to(device)).split(own.bincount(minlength=len(kinds)).tolist())
+    groups = unit.index_select(0, send(order, device)).split(own.bincount(minlength=len(kinds)).tolist())
     means = [group.mean(dim=0) for group in groups]
     memory = F.normalize(torch.stack(means)) if means else features.new_empty(0, features.shape[1])
-    return Proxies(memory, kinds[:, 0].to(device), kinds[:, 1].to(device)), of_image
+    clusters, cameras = send(kinds.T.contiguous(), device)
+    return Proxies(memory, clusters, cameras), of_image
 
 
-def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float) -> Tensor:
+def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float, most: int | None = None) -> Tensor:
     """Move the proxies of a batch's images towards them (paper 004, Eq. 1), image after image.
 
     ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A proxy with several images in the batch moves
     several times, in the batch's order. ``memory`` K [A, D] and ``features`` f [B, D] have unit length; ``labels`` [B]
-    int64 are each image's proxy j, and ``momentum`` is mu. Returns a new memory [A, D], without gradient.
+    int64 are each image's proxy j, and ``momentum`` is mu. ``most`` is the largest number of images of one proxy, if it
+    is known: the first image of each moves at once, then the second, so that there are so many passes, not one for each
+    image. Returns a new memory [A, D], without gradient.
 
     >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
     tensor([[0.7071, 0.7071]])
     """
-    memory = memory.clone()
+    num, features = len(memory), features.detach().float()
     with torch.no_grad():
-        for feature, label in zip(features.detach().float().split(1), labels.split(1), strict=True):
-            moved = momentum * memory.index_select(0, label) + (1 - momentum) * feature
-            memory.index_copy_(0, label, F.normalize(moved))  # Eq. (1)
-    return memory
+        turns = (labels[:, None] == labels).tril(-1).sum(1)  # images of the same proxy that come before
+        memory = torch.cat([memory, memory.new_zeros(1, memory.shape[1])])  # the last row is for those in other turns
+        for turn in range(len(labels) if most is None else min(most, len(labels))):
+            rows = torch.where(turns == turn, labels, num)
+            moved = momentum * memory.index_select(0, rows) + (1 - momentum) * features
+            memory.index_copy_(0, rows, F.normalize(moved))  # Eq. (1)
+    return memory[:num]
 
 
 def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:

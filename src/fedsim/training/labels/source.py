@@ -46,7 +46,8 @@ class PseudoLabels:
 
     ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
     c * n + i. ``proxies`` are on the device; ``loss`` is of similarities to them, ``momentum`` of their memory.
-    ``batches`` makes an epoch's batches, as positions in ``labels``, of a random stream.
+    ``batches`` makes an epoch's batches, as positions in ``labels``, of a random stream; ``most`` images of a proxy, or
+    fewer, are in one.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class PseudoLabels:
         loss: ProxyLoss,
         momentum: float,
         batches: Callable[[torch.Generator], list[Tensor]],
+        most: int,
     ) -> None:
         self.labels, self.proxies = labels, proxies
-        self.loss, self.momentum, self.batches = loss, momentum, batches
+        self.loss, self.momentum, self.batches, self.most = loss, momentum, batches, most
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """of the images that are in clusters"""
@@ -69,7 +71,7 @@ class PseudoLabels:
         loss = self.loss(similarity, labels, self.proxies)
         guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
         unit = torch.nn.functional.normalize(features.detach())
-        self.proxies.memory = update_memory(self.proxies.memory, unit, labels, self.momentum)
+        self.proxies.memory = update_memory(self.proxies.memory, unit, labels, self.momentum, self.most)
         return ScoredBatch(loss, guesses, truth)
 
 
@@ -82,7 +84,7 @@ def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining,
     proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
     size = training.batch_of(len(labels))
     batches = partial(proxy_batches, labels, size // training.num_instances, training.num_instances)
-    return PseudoLabels(labels, proxies, how.loss, how.momentum, batches)
+    return PseudoLabels(labels, proxies, how.loss, how.momentum, batches, training.num_instances)
 
 
 def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining, how: BottomUp) -> PseudoLabels:
@@ -92,7 +94,8 @@ def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
     size = training.batch_of(len(labels))
     batches = partial(shuffled_batches, len(labels), size, drop_partial=training.drop_partial)
-    return PseudoLabels(labels, Proxies(memory, clusters, torch.zeros_like(clusters)), loss, how.momentum, batches)
+    proxies, most = Proxies(memory, clusters, torch.zeros_like(clusters)), int(labels.bincount().max())
+    return PseudoLabels(labels, proxies, loss, how.momentum, batches, most)
 
 
 class Labelled(Protocol):

@@ -1,0 +1,67 @@
+"""Counts of waits in visits and between batches, and of kernels in steps, for budgets."""
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from unittest import mock
+
+import torch
+
+from fedsim.federation.host import Host
+from small import make_data, make_model
+
+
+@dataclass
+class Waits:
+    """Waits of the host for the pretended GPU."""
+
+    of_visits: list[int] = field(default_factory=list)
+    """in the last round, of each visit"""
+    sites: str = ""
+    """of the last visit, a line for each"""
+    between_batches: int = 0
+    """in all rounds, from the first batch of a local epoch to its last"""
+
+
+@contextmanager
+def counted_waits(gpu):
+    """Count waits during training."""
+    waits, visit, on_batch = Waits(), Host._visit, Host._on_batch
+    last = {}  # of the last batch: (client, place in its epoch), waits so far
+    rounds = Counter()
+
+    def counted_visit(self, client, round_, *args):
+        if not rounds[round_]:
+            waits.of_visits.clear()
+        rounds[round_] += 1
+        before, sites = gpu.reading().waits, Counter(gpu.waits)
+        visit(self, client, round_, *args)
+        waits.of_visits.append(gpu.reading().waits - before)
+        waits.sites = gpu.waits_since(sites)
+
+    def counted_batch(self, report):
+        now = gpu.reading().waits
+        if (report.client, report.done - 1) in last:
+            waits.between_batches += now - last[report.client, report.done - 1]
+        on_batch(self, report)
+        last.clear()
+        last[report.client, report.done] = gpu.reading().waits
+
+    with mock.patch.object(Host, "_visit", counted_visit), mock.patch.object(Host, "_on_batch", counted_batch):
+        yield waits
+
+
+def kernels_of_a_step(gpu, method, *, steps=3, precision="32-true", **options):
+    """Return the launches of one batch of 4 images of 32 x 16 pixels, in the mean, after the first batch."""
+    model, data, device = make_model(method, **options), make_data(size=(32, 16)), torch.device("cuda", 0)
+    model.assemble(data, 0, 1, device)
+    model.server.to(device)
+    client = next(iter(model.parts.clients.values()))
+    client.images.open(data.open_train)
+    marks = []
+    client.begin_round(1, 1.0, precision, lambda report: marks.append(gpu.reading().kernels))
+    client.limit_batches = steps + 1
+    client.received = model.server.send(client.model.arch, ())
+    method.download(client)
+    method.train(client)
+    return (marks[-1] - marks[0]) / (len(marks) - 1)

@@ -1,0 +1,40 @@
+"""Pretended GPUs: real numbers on the CPU, but tensors "are on cuda", and misuse is an error.
+
+``with pretend.cuda() as gpu:`` installs them. Every storage has a place; a mode sees all operations, autograd's too. It
+refuses what CUDA, NCCL and torch's deterministic mode refuse, and races of asynchronous copies, and counts kernels,
+copies and waits of the host. docs/gpus.md says what this proves, and what it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pretend.collectives import Collectives
+from pretend.kernels import Called, Kernels, PretendError
+from pretend.places import Places
+from pretend.record import Reading, Record
+from pretend.surface import shown
+
+__all__ = ["PretendError", "Reading", "Record", "cuda"]
+
+_PLACES = Places()
+"""Of the process: a program may keep tensors from one block to the next, such as constants by device."""
+
+
+@contextmanager
+def cuda(gpus: int = 2, board: Path | None = None, with_sites: bool = False) -> Iterator[Record]:
+    """Pretend that this machine has so many GPUs, until the end of the block; yield what is counted.
+
+    Args:
+        gpus: their number.
+        board: a folder that all ranks of a run see; their collectives are compared there.
+        with_sites: count kernels by the line of fedsim that launched them, which is slow.
+    """
+    record = Record(with_sites=with_sites)
+    _PLACES.num_gpus, _PLACES.current = gpus, 0
+    _PLACES.end_copies()
+    kernels = Kernels(_PLACES, record, Collectives(_PLACES, record, board))
+    with shown(kernels), Called(_PLACES), kernels:
+        yield record

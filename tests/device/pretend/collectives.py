@@ -1,0 +1,107 @@
+"""What NCCL refuses, and the order of collectives on all ranks.
+
+A pretended NCCL group is a gloo group whose tensors must be on this rank's GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pretend import rules
+from pretend.places import Places
+from pretend.record import Record
+
+_WORLD = "the default group"
+
+
+class Collectives:
+    """The process groups of this rank, and what it has asked of the other ranks.
+
+    ``board`` is a folder that all ranks see: each writes its collectives there, and compares. None: alone.
+    """
+
+    def __init__(self, places: Places, record: Record, board: Path | None) -> None:
+        self._places, self._record, self._board = places, record, board
+        self._names: dict[str, str] = {}  # group name -> its name in messages
+        self._nccl: set[str] = set()
+        if board is not None:
+            board.mkdir(parents=True, exist_ok=True)
+
+    def opened(self, group: Any, backend: str) -> None:
+        """Remember a process group, and the backend that was asked for."""
+        if group is None or not isinstance(group, dist.ProcessGroup):  # this rank is not in it
+            return
+        self._names[group.group_name] = _WORLD if not self._names else f"group {len(self._names) + 1}"
+        if "nccl" in backend:
+            self._nccl.add(group.group_name)
+
+    def is_nccl(self, group: Any) -> bool:
+        """Whether a group, None for the default one, is said to be NCCL's."""
+        group = dist.group.WORLD if group is None else group
+        return group is not None and group.group_name in self._nccl
+
+    def problems(self, name: str, args: Any, tensors: list[Tensor]) -> Iterator[str]:
+        """Yield why this collective cannot work; it is entered in the list of this rank's."""
+        group = next((found for found in map(_group, args) if found is not None), None)
+        name = name.removeprefix("c10d::").strip("_")
+        shapes = " ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+        of_group = self._names.get(group.group_name, "?") if group is not None else _WORLD
+        yield from self._out_of_order(f"{name} of {shapes} in {of_group}")
+        if self.is_nccl(group) and name != "barrier":
+            for tensor in tensors:
+                yield from self._refusals(name, tensor)
+            reduction = next((found for found in map(_reduction, args) if found is not None), "SUM")
+            if reduction not in rules.NCCL_REDUCTIONS:
+                yield f"NCCL cannot reduce by {reduction}"
+
+    def _refusals(self, name: str, tensor: Tensor) -> Iterator[str]:
+        device = self._places.of(tensor)
+        if device.type != "cuda":
+            yield f"No backend type associated with device type cpu: NCCL's {name} of {list(tensor.shape)}"
+        elif device.index != self._places.current:
+            yield f"NCCL's {name} of a tensor on {device}, but the current device is {self._places.current}"
+        if tensor.dtype not in rules.NCCL_TYPES:
+            yield f"Input tensor data type is not supported for NCCL process group: {tensor.dtype} in {name}"
+        if not tensor.is_contiguous():
+            yield f"Tensors must be contiguous: NCCL's {name} of {list(tensor.shape)}"
+
+    def _out_of_order(self, text: str) -> Iterator[str]:
+        number = len(self._record.collectives)
+        self._record.collectives.append(text)
+        if self._board is None:
+            return
+        partial = self._board / f".{os.getpid()}"
+        partial.write_text(text)
+        partial.replace(self._board / f"{number}-{dist.get_rank()}")
+        for path in self._board.glob(f"{number}-*"):  # of two ranks that differ, the later one sees both
+            if (other := path.read_text()) != text:
+                yield f"collective {number}: rank {path.name.partition('-')[2]} calls {other}, this rank {text}"
+
+
+def _group(value: object) -> Any:
+    """Return the process group in an operation's argument, or None."""
+    if isinstance(value, dist.ProcessGroup):
+        return value
+    if isinstance(value, torch.ScriptObject):
+        try:
+            return dist.ProcessGroup.unbox(value)
+        except RuntimeError:
+            return None
+    return None
+
+
+def _reduction(value: object) -> str | None:
+    """Return the name of the reduction in an operation's argument, or None."""
+    if not isinstance(value, torch.ScriptObject):
+        return None
+    try:
+        return str(dist.ReduceOp.unbox(value).op).rpartition(".")[2]  # type: ignore[attr-defined] # torch's stubs lack it
+    except (RuntimeError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,108 @@
+"""Budgets on pretended GPUs: launches of a step, copies of an evaluation. Waits: test_device_methods.py.
+
+Who needs fewer lowers the number; who needs more has a reason, and writes it down.
+"""
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+
+import pretend
+from budgets import kernels_of_a_step
+from fedsim.__main__ import main
+from fedsim.federation.federation import Federation
+from fedsim.functional.losses import mean_of_chosen
+from fedsim.methods import FedPav, FedProx
+from fedsim.models import Neck, ResNet, SmallCNN
+from fedsim.training.labels.proxies import update_memory
+from fedsim.training.settings import LocalTraining
+from runs import options
+
+SGD = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=5e-4)
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@pytest.fixture
+def gpu():
+    with pretend.cuda(1) as record:
+        yield record
+
+
+def resnet(gpu, method, optimizer, *, precision="32-true", flat_step="auto", **client):
+    training = LocalTraining(batch_size=4, optimizer=optimizer, flat_step=flat_step, **client)
+    neck = Neck(kind="linear", dim=512, dropout=0.5)
+    return kernels_of_a_step(
+        gpu, method, precision=precision, backbone=ResNet(50, last_stride=1), neck=neck, client=training
+    )
+
+
+@pytest.mark.slow
+def test_a_step_of_resnet_50_takes_few_launches(gpu):
+    assert resnet(gpu, FedPav(), SGD) <= 470
+    assert resnet(gpu, FedPav(), ADAMW, precision="bf16-mixed", grad_clip=1.0) <= 590
+
+
+@pytest.mark.slow
+def test_a_pull_to_the_received_model_takes_few_launches_more(gpu):
+    assert resnet(gpu, FedProx(mu=0.1), SGD) <= 480
+
+
+def test_flat_steps_are_for_cpus(gpu):
+    def small(flat_step):
+        training = LocalTraining(batch_size=4, optimizer=SGD, flat_step=flat_step)
+        return kernels_of_a_step(gpu, FedPav(), backbone=SmallCNN(width=8), client=training)
+
+    assert small("auto") == small(False) < small(True)
+
+
+def test_proxies_move_in_as_many_passes_as_one_has_images(gpu):
+    memory, features = torch.rand(9, 4, device="cuda"), torch.rand(32, 4, device="cuda")
+    labels = torch.arange(32, device="cuda") % 8
+    before = gpu.reading()
+    update_memory(memory, features, labels, 0.2, most=4)
+    used = gpu.reading().since(before)
+    assert used.kernels <= 50
+    assert used.waits == 0
+
+
+def test_a_mean_of_chosen_values_needs_no_wait(gpu):
+    values, chosen = torch.rand(32), torch.arange(32) % 3 == 0
+    on_device = values.to("cuda"), chosen.to("cuda")
+    before = gpu.reading()
+    found = mean_of_chosen(*on_device)
+    assert gpu.reading().since(before).waits == 0
+    torch.testing.assert_close(found.cpu(), mean_of_chosen(values, chosen))
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_its_scores_on_the_host(gpu, tmp_path):
+    assert main(options(tmp_path / "run", "fedpav", gpus=1, rounds=1)) == 0
+    found = {}
+    step = Federation.test_step
+
+    def counted(self, *args):
+        found["before"] = gpu.reading()
+        step(self, *args)
+
+    words = options(tmp_path / "run", "fedpav", gpus=1)[1:]
+    with mock.patch.object(Federation, "test_step", counted):
+        assert main(["test", *words, "--ckpt_path=last"]) == 0
+    domains = 3
+    assert gpu.reading().since(found["before"]).to_host <= 20 * domains
+
+
+@pytest.mark.slow
+def test_deterministic_mode_fills_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    launched = []
+    for deterministic in ("false", "true"):
+        with pretend.cuda(1) as gpu:
+            assert (
+                main(options(tmp_path / deterministic, "fedpav", f"--trainer.deterministic={deterministic}", gpus=1))
+                == 0
+            )
+        launched.append(gpu.kernels["fill_"])
+    assert launched[0] == launched[1]
+    assert not torch.utils.deterministic.fill_uninitialized_memory

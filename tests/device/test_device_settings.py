@@ -1,0 +1,63 @@
+"""Stores, caches and axes on a pretended GPU: nothing is refused, and the bits are those of the CPU."""
+
+import pytest
+
+import pretend
+from runs import differences, fit
+
+MEMORY = {
+    f"{store}, {cache}": [f"--model.client_store={store}", f"--data.cache={cache}", "--data.workers=1"]
+    for store in ("device", "host", "disk")
+    for cache in ("device", "host", "none")
+}
+WIDE, USUAL = (f"{{class_path: SmallCNN, init_args: {{width: {width}}}}}" for width in (16, 8))
+AXES = {
+    "adaptive backbones": [
+        "fedpav", "--model.selection=UCB", "--model.selection.count=2", "--model.neck={kind: linear, dim: 16}",
+        f"--model.adaptive_backbones={{ladder: [{WIDE}, {USUAL}], every: 1}}",
+    ],
+    "classification": [
+        "fedavg", "--model.evaluation.task=classification", "--data.labels=common", "--data.val=images",
+        "--model.evaluation.test_during_fit=false",
+    ],
+    "differential privacy": [
+        "fedavg", "--model.privacy=DifferentialPrivacy", "--model.privacy.clip=1.0", "--model.bn_stats=local",
+        "--model.privacy.noise_multiplier=0.5", "--model.method.weighting=uniform",
+    ],
+    "FAISS": ["fedpav", "--model.evaluation.backend=faiss"],
+    "fp32 sums": ["fedpav", "--model.reduction=fp32"],
+    "generator's colours": [
+        "fedpav", "--data.augmentation={pad: 2, rotate: 10, scale: 0.1, brightness: 0.2, contrast: 0.2, hue: 0.1}",
+    ],
+    "kept optimizers": ["local", "--model.client.optimizer=torch.optim.AdamW", "--model.client.grad_clip=1.0"],
+    "Krum": ["fedavg", "--model.aggregation=Krum", "--model.aggregation.bad=0", "--data.source.init_args.clients=3"],
+    "median": ["fedavg", "--model.aggregation=Median"],
+    "pooled statistics": ["fedpav", "--model.bn_stats=pooled"],
+    "recalibrated statistics": ["fedavg", "--model.bn_stats=recalibrate", "--data.public=new0"],
+    "several architectures": [
+        "fedatt", f"--model.clients.town1.backbone={WIDE}", "--model.neck={kind: linear, dim: 16}",
+        "--model.method.share_head=false",
+    ],
+    "skipped updates": ["scaffold", "--model.on_bad_update=skip_client", "--model.client.accumulate=2"],
+    "triplets": ["fedpav", "--model.objective.triplet=0.5", "--model.client.sampler=identity"],
+    "white noise": ["fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001"],
+}  # fmt: skip
+
+
+def compare(folder, *options):
+    """Fit with options on the CPU and on a pretended GPU; return what differs."""
+    with pretend.cuda(1):
+        found = fit(folder / "gpu", *options, gpus=1)
+    return differences(found, fit(folder / "cpu", *options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", MEMORY)
+def test_stores_and_caches(memory, tmp_path):
+    assert compare(tmp_path, "scaffold", *MEMORY[memory]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", AXES)
+def test_axes(axis, tmp_path):
+    assert compare(tmp_path, *AXES[axis]) == []
