@@ -28,13 +28,14 @@ def final_scores(run):
 def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
     subprocess.run([sys.executable, DATA / "omniglot_market.py", tmp_path / "omniglot"], check=True)
     run = tmp_path / "run"
-    fedsim("fit", "--config", root / "configs" / "omniglot.yaml", f"--data.source.root={tmp_path / 'omniglot'}",
-           "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.devices=2", "--run_dir", run)  # fmt: skip
+    options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.devices=2", "--run_dir", run]
+    source = f"--data.source.root={tmp_path / 'omniglot'}"
+    fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
     clients = {key.split("/")[2] for key in final_scores(run) if key.startswith("test/global/")} - {"seen", "unseen"}
     assert len(clients) == 8
     with (run / "metrics.csv").open() as file:
         first, *_, last = (float(row[UNSEEN]) for row in csv.DictReader(file) if row[UNSEEN])
-    # seeds 0 to 4, one thread: GAIN
+    # seeds 0 to 4, one thread: the gain is 0.202 +- 0.016
     assert last > first + 0.1
 
 
