@@ -16,6 +16,7 @@ from seen_by import measure_for
 from tiny_run import TINY
 
 ROOT = Path(__file__).parents[1]
+SLOW = set((ROOT / "tests" / "slow.txt").read_text().split())
 
 
 def pytest_configure():
@@ -31,7 +32,7 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "fedsim" in item.fixturenames:
+        if "fedsim" in getattr(item, "fixturenames", ()) or item.nodeid.partition("[")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
     # files that take long come first, so that no worker is left with one at the end
     slow = {item.path for item in items if item.get_closest_marker("dist") or item.get_closest_marker("slow")}
