@@ -11,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from failing import is_of_a_launcher, run_forked
+from failing import PATIENCE, is_of_a_launcher, run_forked
 from seen_by import measure_for
 from tiny_run import TINY
 
@@ -57,7 +57,7 @@ def fedsim():
     starts a command as people do, so that it starts its other ranks itself.
     """
 
-    def run(*args, check=True, timeout=300, cwd=ROOT, launched=False):
+    def run(*args, check=True, timeout=PATIENCE, cwd=ROOT, launched=False):
         args = list(map(str, args))
         # a fit in this process leaves its own address behind
         env = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}

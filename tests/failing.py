@@ -36,7 +36,7 @@ from fedsim.strategy.strategy import FederatedStrategy
 from seen_by import measure_for
 
 TESTS = Path(__file__).parent
-PATIENCE = 60.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
+PATIENCE = 300.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
 POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
 CONFIG = """
 seed_everything: 0
@@ -113,7 +113,7 @@ class Run:
         for process in self.processes:
             process.start()
 
-    def wait(self, timeout=60):
+    def wait(self, timeout=PATIENCE):
         """Return the exit codes; whoever still lives after ``timeout`` seconds is killed, and its code is None."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -133,7 +133,7 @@ class Run:
         for rank in ranks:
             os.kill(self.processes[rank].pid, number)
 
-    def await_text(self, text, rank=0, timeout=60):
+    def await_text(self, text, rank=0, timeout=PATIENCE):
         """Wait until a rank has written ``text``."""
         await_true(lambda: text in self.log(rank), timeout, lambda: self.log(rank))
 
@@ -147,7 +147,7 @@ class Run:
         return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
 
-def run_on_ranks(function, folder, ranks=2, timeout=120):
+def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE):
     """Call ``function(folder)`` in processes that are ranks of one run; it may train as often as it likes."""
     port = _free_port()
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
@@ -182,7 +182,7 @@ class Launched:
         """What the ranks have written so far."""
         return self.path.read_text()
 
-    def await_text(self, text, timeout=60):
+    def await_text(self, text, timeout=PATIENCE):
         """Wait until a rank has written ``text``."""
         await_true(lambda: text in self.log, timeout, lambda: self.log)
 
@@ -318,7 +318,7 @@ def resume(folder, *args, ranks=1):
     return Run(folder, "fit", "--ckpt_path", folder, *args, ranks=ranks)
 
 
-def finish(run, timeout=60):
+def finish(run, timeout=PATIENCE):
     """Wait for a run that must succeed."""
     codes = run.wait(timeout)
     assert not any(codes), f"{codes}\n{run.output}"
@@ -341,7 +341,7 @@ def last(folder):
 def await_round(folder, number, describe):
     """Wait until round ``number`` is on its way: the checkpoint of the one before is complete."""
     pointer = last(folder) / "current"
-    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", 60, describe)
+    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", PATIENCE, describe)
     time.sleep(0.3)
 
 

@@ -112,7 +112,7 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path):
 
 def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(tmp_path):
     with launched(tmp_path / "run") as run:
-        await_true(lambda: len(processes_of(run.folder)) == 2, 60, lambda: run.log)
+        await_true(lambda: len(processes_of(run.folder)) == 2, PATIENCE, lambda: run.log)
         run.process.kill()
         assert run.await_end(timeout=PATIENCE) == KILLED
         assert "Traceback" not in run.log

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from failing import Run, finish
+from failing import PATIENCE, Run, finish
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from tiny_run import TINY
 
@@ -31,7 +31,7 @@ OPTIONS = [
 def run(tiny, folder, devices, *options, machines=1):
     logs = folder.with_name(f"{folder.name}-logs")
     args = ("--config", tiny, "--run_dir", folder, *OPTIONS, *options)
-    finish(Run(logs, "fit", *args, ranks=devices, machines=machines), timeout=300)
+    finish(Run(logs, "fit", *args, ranks=devices, machines=machines))
     path = folder / "checkpoints" / "last.ckpt"
     checkpoint = read_checkpoint(path)
     content = checkpoint["fedsim"]
@@ -112,7 +112,7 @@ def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         rest = first.stderr.read()
-        assert first.wait(timeout=60) != 0
+        assert first.wait(timeout=PATIENCE) != 0
     assert "Traceback" not in rest, rest
 
 
