@@ -6,7 +6,7 @@ RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
 # processes that run tests, with 2 GB of memory each: one more than two cores have, as some tests wait
 JOBS ?= 3
-PYTEST := pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-cluster coverage check format docs clean
@@ -38,7 +38,8 @@ test: $(STAMP)  ## run all tests but those of test-cluster, in three processes (
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
 
-test-fast: $(STAMP)  ## run the tests that take less than a minute together
+test-fast: JOBS = 2
+test-fast: $(STAMP)  ## run the tests that take less than a minute together, in two processes
 	$(BIN)/python -m $(PYTEST) -m "not slow and not dist"
 
 coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs
