@@ -139,10 +139,12 @@ def _is_new(mutant: Mutant) -> bool:
 
 def files_that_run(mutant: Mutant, coverage: CoverageData) -> list[str]:
     """Return the test files that run a line of a mutant's expression; those of doctests are files of ``src``."""
-    path = next(name for name in coverage.measured_files() if name.endswith(f"src/fedsim/{mutant.file}"))
-    lines = range(mutant.line, mutant.line + mutant.before.count("\n") + 1)
-    contexts = coverage.contexts_by_lineno(path)
-    return sorted({context for line in lines for context in contexts.get(line, []) if context})
+    lines, found = range(mutant.line, mutant.line + mutant.before.count("\n") + 1), set[str]()
+    for path in coverage.measured_files():
+        if path.endswith(f"src/fedsim/{mutant.file}"):
+            contexts = coverage.contexts_by_lineno(path)
+            found |= {context for line in lines for context in contexts.get(line, [])}
+    return sorted(found - {""})
 
 
 def kill(mutant: Mutant, suite: Path, jobs: int, coverage: CoverageData | None = None) -> dict[str, object]:
