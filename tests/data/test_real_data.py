@@ -28,7 +28,7 @@ def final_scores(run):
 def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
     subprocess.run([sys.executable, DATA / "omniglot_market.py", tmp_path / "omniglot"], check=True)
     run = tmp_path / "run"
-    options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.devices=2", "--run_dir", run]
+    options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.devices=1", "--run_dir", run]
     source = f"--data.source.root={tmp_path / 'omniglot'}"
     fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
     clients = {key.split("/")[2] for key in final_scores(run) if key.startswith("test/global/")} - {"seen", "unseen"}
