@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
-# processes that run tests, with 2 GB of memory each
-JOBS ?= 2
+# processes that run tests, with 2 GB of memory each: one more than two cores have, as some tests wait
+JOBS ?= 3
+PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-cluster acceptance check format docs clean
+.PHONY: help setup quickstart test test-fast test-cluster coverage acceptance check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -31,14 +32,21 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## run all tests but those of test-cluster, in two processes (JOBS=4: in four)
-	$(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
+test: $(STAMP)  ## run all tests but those of test-cluster, in three processes (JOBS=8: in eight)
+	$(BIN)/python -m $(PYTEST) -m "not cluster"
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
 
-test-fast: $(STAMP)  ## run the tests that take less than a minute together
-	$(BIN)/python -m pytest -m "not slow and not dist"
+test-fast: JOBS = 2
+test-fast: $(STAMP)  ## run the tests that take less than a minute together, in two processes
+	$(BIN)/python -m $(PYTEST) -m "not slow and not dist"
+
+coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m $(PYTEST) -m "not cluster"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPUs: about ten minutes
 	$(BIN)/python benchmarks/acceptance.py

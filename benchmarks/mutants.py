@@ -8,6 +8,7 @@ test fails. First the fast tests run, then all others.
     python benchmarks/mutants.py --list                      # the sixty
     python benchmarks/mutants.py --out mutants.jsonl         # try them; goes on where it was interrupted
     python benchmarks/mutants.py --out mutants.jsonl --table
+    python benchmarks/mutants.py --coverage .coverage        # after make coverage: only test files that run the line
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coverage import CoverageData
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
@@ -135,9 +137,22 @@ def _is_new(mutant: Mutant) -> bool:
     return ast.dump(ast.parse(mutant.before, mode="eval")) != ast.dump(ast.parse(mutant.after, mode="eval"))
 
 
-def kill(mutant: Mutant, suite: Path, jobs: int) -> dict[str, object]:
+def files_that_run(mutant: Mutant, coverage: CoverageData) -> list[str]:
+    """Return the test files that run a line of a mutant's expression; those of doctests are files of ``src``."""
+    lines, found = range(mutant.line, mutant.line + mutant.before.count("\n") + 1), set[str]()
+    for path in coverage.measured_files():
+        if path.endswith(f"src/fedsim/{mutant.file}"):
+            contexts = coverage.contexts_by_lineno(path)
+            found |= {context for line in lines for context in contexts.get(line, [])}
+    return sorted(found - {""})
+
+
+def kill(mutant: Mutant, suite: Path, jobs: int, coverage: CoverageData | None = None) -> dict[str, object]:
     """Run the tests in ``suite`` on a mutant, until one fails; return its fate."""
     started = time.monotonic()
+    files = None if coverage is None else files_that_run(mutant, coverage)
+    if files == []:
+        return {**asdict(mutant), "fate": "", "seconds": 0}
     with tempfile.TemporaryDirectory(prefix="fedsim-mutant-") as folder:
         shutil.copytree(ROOT / "src", Path(folder) / "src")
         path = Path(folder) / "src" / "fedsim" / mutant.file
@@ -145,14 +160,20 @@ def kill(mutant: Mutant, suite: Path, jobs: int) -> dict[str, object]:
         assert source[mutant.start : mutant.end] == mutant.before, f"{mutant.file} is not the file it was drawn from"
         path.write_text(source[: mutant.start] + mutant.after + source[mutant.end :])
         environment = os.environ | {"PYTHONPATH": str(Path(folder) / "src")}
+        paths = ["tests", str(Path(folder) / "src")] if files is None else [str(_moved(f, folder)) for f in files]
         for stage, marks in STAGES:
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "-n", str(jobs), "--dist", "loadfile",
-                       "-p", "no:cacheprovider", "tests", str(Path(folder) / "src")]  # fmt: skip
+                       "-p", "no:cacheprovider", *paths]  # fmt: skip
             left = LIMIT - (time.monotonic() - started)
             fate = _run(command, suite, environment, left)
             if fate:
                 return {**asdict(mutant), "fate": f"{stage}: {fate}", "seconds": round(time.monotonic() - started)}
     return {**asdict(mutant), "fate": "", "seconds": round(time.monotonic() - started)}
+
+
+def _moved(file: str, folder: str) -> Path:
+    """Return where a test file is while a mutant is tried: doctests are part of the mutated source."""
+    return Path(folder) / file if file.startswith("src/") else Path(file)
 
 
 def _run(command: list[str], suite: Path, environment: dict[str, str], limit: float) -> str:
@@ -189,17 +210,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("--suite", type=Path, default=ROOT, help="the repository whose tests run, to compare suites")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--coverage", type=Path, help="what make coverage has measured: run only files that can see it")
     args = parser.parse_args()
     done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     if args.table:
         print(table(done))
         return
+    coverage = None
+    if args.coverage:
+        coverage = CoverageData(str(args.coverage))
+        coverage.read()
     known = {(r["file"], r["start"], r["after"]) for r in done}
     for mutant in draw(args.seed):
         if args.list:
             print(f"{mutant.area:9} {mutant.name}")
         elif (mutant.file, mutant.start, mutant.after) not in known:
-            result = kill(mutant, args.suite, args.jobs)
+            result = kill(mutant, args.suite, args.jobs, coverage)
             with args.out.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             print(f"{result['fate'] or 'SURVIVED':70} {mutant.name}", flush=True)

@@ -11,10 +11,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from failing import is_of_a_launcher, run_forked
+from failing import PATIENCE, is_of_a_launcher, run_forked
+from seen_by import measure_for
 from tiny_run import TINY
 
 ROOT = Path(__file__).parents[1]
+SLOW = set((ROOT / "tests" / "slow.txt").read_text().split())
 
 
 def pytest_configure():
@@ -29,10 +31,16 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    # whoever starts the command line in a process of its own waits for torch to be imported
     for item in items:
-        if "fedsim" in item.fixturenames:
+        if "fedsim" in getattr(item, "fixturenames", ()) or item.nodeid.partition("[")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
+    # files that take long come first, so that no worker is left with one at the end
+    slow = {item.path for item in items if item.get_closest_marker("dist") or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_runtest_logstart(nodeid):
+    measure_for(nodeid)
 
 
 @pytest.fixture(scope="session")
@@ -43,22 +51,22 @@ def root():
 
 @pytest.fixture(scope="session")
 def fedsim():
-    """Run the command line in a process of its own: ``fedsim("fit", "--config", path)``.
+    """Run the command line in processes of its own: ``fedsim("fit", "--config", path)``.
 
-    A command that starts ranks of its own is started as people do; ``ranks=True`` says so where no option does. Others
-    are forked from a server that has imported fedsim.
+    They are forked from a server that has imported fedsim, as many as ``--trainer.devices`` says. ``launched=True``
+    starts a command as people do, so that it starts its other ranks itself.
     """
 
-    def run(*args, check=True, timeout=300, cwd=ROOT, ranks=False):
+    def run(*args, check=True, timeout=PATIENCE, cwd=ROOT, launched=False):
         args = list(map(str, args))
         # a fit in this process leaves its own address behind
         env = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
-        several = [arg for arg in args if arg.startswith("--trainer.devices") and arg != "--trainer.devices=1"]
-        if ranks or several or args[0] == "sweep":
+        if launched:
             command = [sys.executable, "-m", "fedsim", *args]
             result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
         else:
-            result = run_forked(args, cwd, env, timeout)
+            devices = [int(arg.partition("=")[2]) for arg in args if arg.startswith("--trainer.devices=")]
+            result = run_forked(args, cwd, env, timeout, *devices)
         assert not check or result.returncode == 0, f"{' '.join(args)}\n{result.stdout}\n{result.stderr}"
         return result
 

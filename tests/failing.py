@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -32,9 +33,10 @@ from fedsim.methods import FedPav
 from fedsim.strategy import checkpoint_files as checkpoints
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from fedsim.strategy.strategy import FederatedStrategy
+from seen_by import measure_for
 
 TESTS = Path(__file__).parent
-PATIENCE = 60.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
+PATIENCE = 300.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
 POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
 CONFIG = """
 seed_everything: 0
@@ -67,6 +69,26 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["fedsim.cli.fit"])
 
 
+@cache
+def _room():
+    """Where forked processes have their temporary files: they end without removing them."""
+    return tempfile.TemporaryDirectory(prefix="fedsim-tests-")
+
+
+class _Forked(_server.Process):
+    """A process that is forked from the server."""
+
+    def __init__(self, target, args):
+        super().__init__(target=target, args=args, daemon=True)
+        self._test, self._room = os.environ.get("PYTEST_CURRENT_TEST"), _room().name
+
+    def run(self):
+        """Do the work."""
+        measure_for(self._test)
+        tempfile.tempdir = self._room
+        super().run()
+
+
 class Run:
     """A command whose ranks are processes of this machine, each with a log of its own.
 
@@ -86,13 +108,12 @@ class Run:
         port = _free_port()
         variables = [_variables(rank, ranks, port, machines) | (environment or {}) for rank in range(ranks)]
         self.processes = [
-            _server.Process(target=_command, args=(arguments, rank, variables[rank], self.logs[rank]), daemon=True)
-            for rank in range(ranks)
+            _Forked(_command, (arguments, rank, variables[rank], self.logs[rank])) for rank in range(ranks)
         ]
         for process in self.processes:
             process.start()
 
-    def wait(self, timeout=60):
+    def wait(self, timeout=PATIENCE):
         """Return the exit codes; whoever still lives after ``timeout`` seconds is killed, and its code is None."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -112,7 +133,7 @@ class Run:
         for rank in ranks:
             os.kill(self.processes[rank].pid, number)
 
-    def await_text(self, text, rank=0, timeout=60):
+    def await_text(self, text, rank=0, timeout=PATIENCE):
         """Wait until a rank has written ``text``."""
         await_true(lambda: text in self.log(rank), timeout, lambda: self.log(rank))
 
@@ -126,21 +147,14 @@ class Run:
         return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
 
-def run_on_ranks(function, folder, ranks=2, timeout=120):
+def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE):
     """Call ``function(folder)`` in processes that are ranks of one run; it may train as often as it likes."""
     port = _free_port()
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     processes = [
-        _server.Process(target=_call, args=(function, folder, rank, _variables(rank, ranks, port), log), daemon=True)
-        for rank, log in enumerate(logs)
+        _Forked(_call, (function, folder, rank, _variables(rank, ranks, port), log)) for rank, log in enumerate(logs)
     ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
+    codes = end_of(processes, timeout)
     assert codes == [0] * ranks, "\n".join(log.read_text() for log in logs if log.exists())
 
 
@@ -168,7 +182,7 @@ class Launched:
         """What the ranks have written so far."""
         return self.path.read_text()
 
-    def await_text(self, text, timeout=60):
+    def await_text(self, text, timeout=PATIENCE):
         """Wait until a rank has written ``text``."""
         await_true(lambda: text in self.log, timeout, lambda: self.log)
 
@@ -216,24 +230,41 @@ def _command(args, rank, variables, log):
     sys.exit(main(args))
 
 
-def run_forked(args, cwd, variables, timeout):
-    """Run a command of one process; return it as :func:`subprocess.run` does."""
+def run_forked(args, cwd, variables, timeout, ranks=1):
+    """Run a command whose ranks are forked; return it as :func:`subprocess.run` does: rank 0's code, all output."""
+    port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = _server.Process(target=_forked, args=(args, str(cwd), variables, paths), daemon=True)
+        paths = [[Path(folder) / f"{name}-{rank}" for name in ("stdout", "stderr")] for rank in range(ranks)]
+        processes = [
+            _Forked(_forked, (args, str(cwd), variables | _variables(rank, ranks, port), rank, paths[rank]))
+            for rank in range(ranks)
+        ]
+        codes = end_of(processes, timeout)
+        output = ["".join(path.read_text() for path in kind) for kind in zip(*paths, strict=True)]
+    if None in codes:
+        raise subprocess.TimeoutExpired(args, timeout, *output)
+    assert not any(codes) or codes[0], f"rank 0 ended well, others with {codes[1:]}\n{output[1]}"
+    return subprocess.CompletedProcess(args, codes[0], *output)
+
+
+def end_of(processes, timeout):
+    """Start processes and wait for them; return their exit codes, None for those that had to be killed."""
+    for process in processes:
         process.start()
-        process.join(timeout)
-        code = process.exitcode
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
         process.kill()
-        if code is None:
-            raise subprocess.TimeoutExpired(args, timeout, *(path.read_bytes() for path in paths))
-        return subprocess.CompletedProcess(args, code, *(path.read_text() for path in paths))
+    return codes
 
 
-def _forked(args, cwd, variables, paths):
+def _forked(args, cwd, variables, rank, paths):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
+    rank_zero_only.rank = rank
     for path, descriptor in zip(paths, (1, 2), strict=True):
         with path.open("wb", buffering=0) as file:
             os.dup2(file.fileno(), descriptor)
@@ -287,7 +318,7 @@ def resume(folder, *args, ranks=1):
     return Run(folder, "fit", "--ckpt_path", folder, *args, ranks=ranks)
 
 
-def finish(run, timeout=60):
+def finish(run, timeout=PATIENCE):
     """Wait for a run that must succeed."""
     codes = run.wait(timeout)
     assert not any(codes), f"{codes}\n{run.output}"
@@ -310,7 +341,7 @@ def last(folder):
 def await_round(folder, number, describe):
     """Wait until round ``number`` is on its way: the checkpoint of the one before is complete."""
     pointer = last(folder) / "current"
-    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", 60, describe)
+    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", PATIENCE, describe)
     time.sleep(0.3)
 
 

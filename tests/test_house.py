@@ -41,6 +41,7 @@ def imports(path, known):
 
 
 KNOWN = dict(modules())
+TESTS = Path(__file__).parent
 GRAPH = {name: {i for i in imports(path, KNOWN) if i in KNOWN} - {name} for name, path in KNOWN.items()}
 
 
@@ -121,3 +122,11 @@ def test_no_print_in_the_package():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert calls == []
+
+
+def test_functions_that_are_listed_as_slow_exist():
+    names = (TESTS / "slow.txt").read_text().split()
+    pairs = [name.split("::") for name in names]
+    assert [name for name in names if "[" in name or name.count("::") != 1] == []
+    assert [name for path, name in pairs if f"def {name}(" not in (TESTS.parent / path).read_text()] == []
+    assert names == sorted(set(names))

@@ -23,7 +23,7 @@ class Log:
 
     def __post_init__(self):
         command = [*PROGRAM, "leet", "inspect", "--json", str(self.path)]
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
         self.records = [json.loads(line) for line in output.splitlines()]
 
     def of(self, kind):

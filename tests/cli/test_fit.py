@@ -212,7 +212,7 @@ def test_last_is_the_last_round_and_a_resumed_run_keeps_the_curves(fedsim, tiny,
 def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
     town = "{optimizer: {class_path: torch.optim.SGD, init_args: {lr: 1.0e+30}}}"
     result = fedsim("fit", "--config", tiny, "--run_dir", tmp_path / "run", "--trainer.devices=2",
-                    f"--model.clients.town1={town}", check=False, timeout=100)  # fmt: skip
+                    f"--model.clients.town1={town}", check=False)  # fmt: skip
     assert result.returncode == 2, result.stderr
     assert "client town1, round 1: loss or weights are not finite" in result.stderr
     assert "Traceback" not in result.stderr
@@ -427,7 +427,7 @@ def test_a_damaged_image_stops_all_ranks_with_its_path(fedsim, tiny, market_tree
     victim.write_bytes(victim.read_bytes()[:40])
     result = fedsim(
         "fit", "--config", tiny, "--run_dir", tmp_path / "run", "--data.source=MarketFolders",
-        f"--data.source.root={root}", "--data.val=none", "--trainer.devices=2", check=False, timeout=100,
+        f"--data.source.root={root}", "--data.val=none", "--trainer.devices=2", check=False,
     )  # fmt: skip
     assert result.returncode == 2, result.stderr
     assert str(victim) in result.stderr

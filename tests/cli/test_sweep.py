@@ -236,13 +236,20 @@ def test_what_is_not_pythons_is_left_alone():
     assert normalise(args) == ["--a=null", *args[1:]]
 
 
+def with_every_value(sweep):
+    """Draws in which each listed value is tried: as many as the longest list has values."""
+    lists = {name: parameter.values for name, parameter in sweep.parameters.items() if parameter.values}
+    for number, draw in enumerate(draws(sweep, max(map(len, lists.values())))):
+        yield draw | {name: values[number % len(values)] for name, values in lists.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_every_draw_of_a_method_s_sweep_parses(name, monkeypatch):
+def test_every_value_of_a_method_s_sweep_parses(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = sweep_of(sweep_of_method(name, []), name)
     assert (sweep.metric, sweep.maximize) == ("val/mAP", True)
-    for draw in draws(sweep, 5 if sweep.method == "random" else None):
+    for draw in with_every_value(sweep):
         env, program, command, *options = command_of(sweep, draw)
         assert [env, program, command] == ["/usr/bin/env", "fedsim", "fit"]
         config = parse(options)

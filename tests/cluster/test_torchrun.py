@@ -13,6 +13,7 @@ import pytest
 
 from failing import (
     CONFIG,
+    PATIENCE,
     Run,
     assert_equal,
     await_round,
@@ -144,10 +145,8 @@ def test_a_fit_under_torchrun_has_the_bits_of_one_process(whole, tmp_path):
 
 
 def test_a_wrong_address_is_named_in_time(tmp_path):
-    start = time.monotonic()
     run = Run(tmp_path, "fit", *options(tmp_path / "run"), ranks=2, environment={"MASTER_ADDR": "no-such-host.invalid"})
-    assert run.wait(timeout=40) == [2, 2], run.output
-    assert time.monotonic() - start < 30 + 5  # and the start of the two
+    assert run.wait(timeout=PATIENCE) == [2, 2], run.output  # torch alone would try for ten minutes
     assert len(errors(run.log())) == 1
     assert "MASTER_ADDR: no-such-host.invalid does not resolve on " in run.log()
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from failing import PATIENCE
 from fedsim.cli.data import run as run_data_command
 from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError, DataError
@@ -147,16 +148,16 @@ def test_two_runs_that_fill_one_folder_do_not_disturb_each_other(tmp_path, files
         for batch in read(images, size, order, workers):
             seen.append(len(batch.pixels))
             started.set()
-            assert may_go_on.wait(timeout=10)
+            assert may_go_on.wait(timeout=PATIENCE)
             yield batch
 
     monkeypatch.setattr(decoded, "read_batches", slow)
     monkeypatch.setattr(decoded.log, "info", lambda *_: may_go_on.set())  # as soon as the second one waits
     with ThreadPoolExecutor() as threads:
         first = threads.submit(built, tmp_path, files)
-        assert started.wait(timeout=10)
+        assert started.wait(timeout=PATIENCE)
         second = threads.submit(built, tmp_path, files)
-        assert first.result(timeout=10) == second.result(timeout=10)
+        assert first.result(timeout=PATIENCE) == second.result(timeout=PATIENCE)
     assert sum(seen) == 11  # the second one found what the first one wrote
     _, path = built(tmp_path, files)
     assert decoded.verify(path) == 11
@@ -224,7 +225,7 @@ def test_reading_processes_end_when_the_parent_says_so(files):
     next(batches)
     [worker] = multiprocessing.active_children()
     worker.terminate()  # the DataLoader's last resort
-    worker.join(timeout=3)
+    worker.join(timeout=PATIENCE)
     assert worker.exitcode == 0
 
 

@@ -1,5 +1,6 @@
 """Federated runs on real images, where they lie beside the project: Omniglot and Grocery in Market-1501 layout."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -17,23 +18,25 @@ pytestmark = [
 ]
 
 
+UNSEEN = "test/global/unseen/mAP"
+
+
 def final_scores(run):
     return json.loads((run / "summary.json").read_text())["final"]["metrics"]
 
 
 def test_omniglot_learns_across_alphabets(fedsim, root, tmp_path):
     subprocess.run([sys.executable, DATA / "omniglot_market.py", tmp_path / "omniglot"], check=True)
-    scores = {}
-    for rounds in (1, 6):
-        run = tmp_path / f"run{rounds}"
-        options = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}", "--run_dir", run]
-        source = f"--data.source.root={tmp_path / 'omniglot'}"
-        fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options, ranks=True)
-        scores[rounds] = final_scores(run)
-    clients = {key.split("/")[2] for key in scores[6] if key.startswith("test/global/")} - {"seen", "unseen"}
+    run = tmp_path / "run"
+    options = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.devices=1", "--run_dir", run]
+    source = f"--data.source.root={tmp_path / 'omniglot'}"
+    fedsim("fit", "--config", root / "configs" / "omniglot.yaml", source, *options)
+    clients = {key.split("/")[2] for key in final_scores(run) if key.startswith("test/global/")} - {"seen", "unseen"}
     assert len(clients) == 8
-    # seeds 0, 1, 2, one thread: the gain is 0.315 +- 0.022
-    assert scores[6]["test/global/unseen/mAP"] > scores[1]["test/global/unseen/mAP"] + 0.1
+    with (run / "metrics.csv").open() as file:
+        first, *_, last = (float(row[UNSEEN]) for row in csv.DictReader(file) if row[UNSEEN])
+    # seeds 0 to 4, one thread: the gain is 0.202 +- 0.016
+    assert last > first + 0.1
 
 
 def test_grocery_trains_with_identity_batches_and_triplets(fedsim, root, tmp_path):
@@ -44,7 +47,7 @@ def test_grocery_trains_with_identity_batches_and_triplets(fedsim, root, tmp_pat
     fedsim("fit", "--config", root / "configs" / "grocery.yaml", f"--data.source.root={folder}", "--run_dir", run,
            "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--model.client.sampler=identity",
            "--model.objective.triplet=1.0", "--model.objective.triplet_on=pool",
-           "--data.limit_client_batches=4", ranks=True)  # fmt: skip
+           "--data.limit_client_batches=4", launched=True)  # fmt: skip
     scores = final_scores(run)
     assert {key.split("/")[2] for key in scores if key.startswith("test/global/")} == {
         "fruit", "packages", "vegetables", "seen",

@@ -261,7 +261,7 @@ def work(rank, world_size, port, case, answers):
     """One process: rank what the sampler gives it, and put what compute() returns into ``answers``."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     columns = images(dtype=torch.float16 if case == "half" else torch.float32)
     metrics = MetricCollection({"all": ReIDRetrieval(), "cmc": CMC(max_rank=10), "map": MeanAP(trapezoid=True)})
@@ -300,7 +300,7 @@ def test_all_processes_get_the_scores_of_one(case):
             except queue.Empty:
                 continue
         for worker in workers:
-            worker.join(30)
+            worker.join(300)
         assert [worker.exitcode for worker in workers] == [0] * world_size
     finally:
         for worker in workers:

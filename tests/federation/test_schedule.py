@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from failing import run_on_ranks
+from failing import PATIENCE, run_on_ranks
 from fedsim.data import SyntheticReID
 from fedsim.federation.axis import RoundRecord
 from fedsim.federation.callbacks import Preemption
@@ -77,7 +77,7 @@ class Waiting(RoundCallback):
     def on_client_batch(self, report):
         """Note whom this rank trains."""
         (self._folder / f"{self._round} {report.client}").touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while report.client == self._clients[0] and len(list(self._folder.glob(f"{self._round} *"))) < 4:
             assert time.monotonic() < deadline, "the other rank does not train the other clients"
             time.sleep(0.01)

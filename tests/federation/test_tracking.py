@@ -2,11 +2,8 @@
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +17,7 @@ pytest.importorskip("wandb", reason="W&B is not installed")
 from lightning.pytorch.loggers import WandbLogger
 
 import fedsim
-from failing import is_of_a_launcher
+from failing import PATIENCE, Run
 from fedsim.cli.run_directory import default_run_dir, prepare_for_fit
 from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
@@ -36,7 +33,7 @@ from wandb_tools import logs
 
 ROOT = Path(__file__).parents[2]
 TOWNS = [f"town{i}" for i in range(4)]
-LOGGER = ["--config", "configs/loggers/wandb.yaml"]
+LOGGER = ["--config", ROOT / "configs" / "loggers" / "wandb.yaml"]
 EVERY_ROUND = ["--trainer.check_val_every_n_epoch=1"]
 
 
@@ -49,7 +46,7 @@ def runs(fedsim, tmp_path_factory):
     for ranks in (1, 2):
         run = folder / f"on{ranks}"
         fedsim("fit", "--config", folder / "tiny.yaml", *LOGGER, *EVERY_ROUND, "--trainer.max_epochs=2",
-               "--run_dir", run, f"--trainer.devices={ranks}")  # fmt: skip
+               "--run_dir", run, f"--trainer.devices={ranks}", launched=ranks > 1)  # fmt: skip
         found[ranks] = run, logs(run)
     return found
 
@@ -163,18 +160,9 @@ def test_scores_do_not_depend_on_the_number_of_ranks(runs):
 # -- a run that is cut short, and goes on ------------------------------------------------------------------------------
 
 
-def start(*args):
-    command = [sys.executable, "-m", "fedsim", "fit", *args]
-    # without what fits in this process have left there
-    environment = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
-    return subprocess.Popen(
-        [str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
 def await_version(run, number):
     """Wait until the checkpoint of some round is complete."""
-    current, deadline = run / "checkpoints" / "last.ckpt" / "current", time.monotonic() + 90
+    current, deadline = run / "checkpoints" / "last.ckpt" / "current", time.monotonic() + PATIENCE
     while not (current.exists() and int(current.read_text()[1:]) >= number) and time.monotonic() < deadline:
         time.sleep(0.1)
     return int(current.read_text()[1:])
@@ -183,18 +171,17 @@ def await_version(run, number):
 @pytest.mark.slow
 def test_a_killed_run_is_readable_and_its_continuation_is_the_same_run(tiny, tmp_path):
     run = tmp_path / "run"
-    process = start("--config", tiny, *LOGGER, *EVERY_ROUND, "--trainer.max_epochs=10000", "--run_dir", run)
+    options = ("--config", tiny, *LOGGER, *EVERY_ROUND, "--trainer.max_epochs=10000", "--run_dir", run)
+    process = Run(tmp_path, "fit", *options)
     reached = await_version(run, 3)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.kill()
     [killed] = logs(run)
     assert killed.of("exit") == []  # the mark of a crash
     assert max(row["round"] for row in killed.history) >= 2
-    process = start("--ckpt_path", run)
+    process = Run(tmp_path, "fit", "--ckpt_path", run)
     await_version(run, reached + 3)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors
+    process.signal(signal.SIGTERM, 0)
+    assert process.wait(timeout=PATIENCE) == [128 + signal.SIGTERM], process.output
     first, second = logs(run)
     assert first.id == second.id == (run / RUN_ID_FILE).read_text()
     assert second.of("exit")[0]["exit_code"] == 128 + signal.SIGTERM
@@ -247,7 +234,7 @@ def test_without_a_key_the_job_says_what_to_do(fedsim, tiny, tmp_path, monkeypat
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens
     monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
     options = ["--config", tiny, *LOGGER, "--run_dir", tmp_path / "run", f"--trainer.devices={ranks}"]
-    result = fedsim("fit", *options, check=False, timeout=100)
+    result = fedsim("fit", *options, check=False)
     assert result.returncode == 2, result.stderr
     assert "WANDB_MODE=offline" in result.stderr
     assert "Traceback" not in result.stderr

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from failing import Run, finish
+from failing import PATIENCE, Run, finish
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from tiny_run import TINY
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -30,7 +31,7 @@ OPTIONS = [
 def run(tiny, folder, devices, *options, machines=1):
     logs = folder.with_name(f"{folder.name}-logs")
     args = ("--config", tiny, "--run_dir", folder, *OPTIONS, *options)
-    finish(Run(logs, "fit", *args, ranks=devices, machines=machines), timeout=300)
+    finish(Run(logs, "fit", *args, ranks=devices, machines=machines))
     path = folder / "checkpoints" / "last.ckpt"
     checkpoint = read_checkpoint(path)
     content = checkpoint["fedsim"]
@@ -38,6 +39,14 @@ def run(tiny, folder, devices, *options, machines=1):
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     return checkpoint, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory):
+    """The run on one rank: what it leaves, and its metrics. Three tests compare others with it."""
+    folder = tmp_path_factory.mktemp("one")
+    (folder / "tiny.yaml").write_text(TINY)
+    return run(folder / "tiny.yaml", folder / "run", 1)
 
 
 def assert_equal_states(a, b):
@@ -61,8 +70,8 @@ def assert_equal_states(a, b):
     ],
     ids=["mean", "local-statistics-FedAdam", "first-two-architectures", "recalibrate-triplet"],
 )
-def test_any_number_of_ranks_gives_the_same_bits(tiny, tmp_path, options):
-    one, rows = run(tiny, tmp_path / "1", 1, *options)
+def test_any_number_of_ranks_gives_the_same_bits(on_one, tiny, tmp_path, options):
+    one, rows = run(tiny, tmp_path / "1", 1, *options) if options else on_one
     initial = run(tiny, tmp_path / "0", 1, *options, "--trainer.max_epochs=1")[0]
     moved = [not torch.equal(initial["state_dict"][k], v) for k, v in one["state_dict"].items()]
     assert all(moved), "the runs below would be equal because nothing was trained"
@@ -77,8 +86,8 @@ def test_any_number_of_ranks_gives_the_same_bits(tiny, tmp_path, options):
         assert rows == many_rows
 
 
-def test_ranks_of_two_machines_give_the_same_bits_as_one(tiny, tmp_path):
-    one, rows = run(tiny, tmp_path / "one", 1)
+def test_ranks_of_two_machines_give_the_same_bits_as_one(on_one, tiny, tmp_path):
+    one, rows = on_one
     four, four_rows = run(tiny, tmp_path / "four", 4, machines=2)
     assert set(four["fedsim"]["hosts"].values()) == {0, 1, 2, 3}
     assert_equal_states(one["state_dict"], four["state_dict"])
@@ -103,12 +112,12 @@ def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
         for child in children:
             os.kill(int(child), signal.SIGKILL)
         rest = first.stderr.read()
-        assert first.wait(timeout=60) != 0
+        assert first.wait(timeout=PATIENCE) != 0
     assert "Traceback" not in rest, rest
 
 
-def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(tiny, tmp_path):
-    whole, _ = run(tiny, tmp_path / "whole", 1)
+def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(on_one, tiny, tmp_path):
+    whole, _ = on_one
     run(tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
     part = tmp_path / "part" / "checkpoints" / "last.ckpt"
     resumed, _ = run(tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")

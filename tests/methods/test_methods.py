@@ -1,6 +1,6 @@
 """Every method: the same bits on one rank and on two, and after a pause; what it reduces to; what it does not move."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,12 @@ def play(name, devices, rounds, ckpt_path=None):
     return fit(model, data, rounds, devices=devices, ckpt_path=ckpt_path)
 
 
+@cache
+def three_rounds(name):
+    """A method after three rounds on one rank; several tests look at it."""
+    return play(name, devices=1, rounds=3)
+
+
 def everything(model):
     """All that is left when a run ends."""
     arch = "smallcnn"
@@ -163,7 +169,7 @@ def checkpoints(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoints, name):
-    whole, continued = play(name, 1, 3), play(name, 1, 3, ckpt_path=checkpoints / f"{name}.ckpt")
+    whole, continued = three_rounds(name), play(name, 1, 3, ckpt_path=checkpoints / f"{name}.ckpt")
     a, b = everything(whole), everything(continued)
     assert a.keys() == b.keys()
     for key in a:
@@ -176,7 +182,7 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "masks" in method.requires])
 def test_what_is_tried_with_masks_prunes(name):
-    masks = [client.private_state()["kept.mask"] for client in play(name, 1, 3).parts.clients.values()]
+    masks = [client.private_state()["kept.mask"] for client in three_rounds(name).parts.clients.values()]
     pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}
     assert pruned, "nobody has pruned"
     if not name.startswith("LotteryFL"):  # whose first masks are those of the same initial model
@@ -186,7 +192,7 @@ def test_what_is_tried_with_masks_prunes(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_models_that_are_declared_beside_the_resident_one_are_those_that_are_made(name):
     """What fedsim describe counts: four times a model's bytes for one that trains, once for one that is frozen."""
-    model, method = play(name, 1, 2), METHODS[name]
+    model, method = three_rounds(name), METHODS[name]
     declared = method.replicas if isinstance(method, HoldsModels) else {}
     made = {role for one in model.parts.models.values() for role in one._replicas}
     assert made == set(declared)

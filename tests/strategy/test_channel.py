@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from failing import PATIENCE
 from fedsim.core.errors import PeerError
 from fedsim.strategy.channel import ControlChannel
 
@@ -36,7 +37,7 @@ def test_rank_0_does_not_wait_for_goodbyes_of_the_dead():
     zero.watch()
     closing = threading.Thread(target=zero.close, daemon=True)
     closing.start()
-    closing.join(timeout=10)
+    closing.join(timeout=PATIENCE)
     assert not closing.is_alive()
 
 
@@ -50,7 +51,7 @@ def test_rank_0_waits_for_goodbyes_of_the_living():
     assert closing.is_alive()
     one.check()  # nothing is wrong
     one.close()
-    closing.join(timeout=10)
+    closing.join(timeout=PATIENCE)
     assert not closing.is_alive()
 
 
@@ -86,7 +87,7 @@ def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatc
     zero.watch()
     one.watch()
     one.abandon(signal.SIGUSR1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while len(ends) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert ends[:2] == [signal.SIGUSR1, ("stopped by SIGUSR1", 128 + signal.SIGUSR1)]
