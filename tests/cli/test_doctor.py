@@ -297,7 +297,7 @@ def test_the_fit_is_read_off_configs_and_options(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--nonsense"], "unrecognized arguments: --nonsense"),
+    [(["--nonsense"], "--nonsense: there is no such option"),
      (["--model.evaluation.backend", "abacus"], "model.evaluation.backend"),
      (["--config", "nowhere.yaml"], "nowhere.yaml"),
      (["--trainer.num_nodes", "x"], "trainer.num_nodes")],

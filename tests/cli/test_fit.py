@@ -149,7 +149,7 @@ def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
     )
     assert "holds no summary.json" in refuse(capsys, "report", tmp_path)
     assert "no such folder" in refuse(capsys, "data", "preview", "--root", tmp_path / "nowhere")
-    assert "choose from check, convert, manifest, prepare, preview, splits" in refuse(capsys, "data", "nonsense")
+    assert "choose from check, convert, cut, manifest, prepare, preview, splits" in refuse(capsys, "data", "nonsense")
 
 
 @pytest.fixture(scope="module")
