@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -28,6 +29,15 @@ def pytest_configure():
     os.environ["WANDB_MODE"] = "offline"
     for folder in ("DATA", "CACHE", "CONFIG"):
         os.environ[f"WANDB_{folder}_DIR"] = os.path.join(tempfile.gettempdir(), "fedsim-tests-wandb")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_by_earlier_tests():
+    """Forget launchers of earlier runs in this process, with which those that it starts would end, and their mode."""
+    for name in list(os.environ):
+        if is_of_a_launcher(name):
+            del os.environ[name]
+    torch.use_deterministic_algorithms(False)
 
 
 def pytest_collection_modifyitems(items):

@@ -171,7 +171,7 @@ def test_an_odd_size_is_refused(default, size):
 )
 def test_bad_arguments_are_refused(arguments):
     with pytest.raises(
-        ConfigError, match=r"data\.source\.(clients|unseen|scale): -?[\d.]+ is (less than 1|negative|not positive)$"
+        ConfigError, match=r"data\.source\.(clients|unseen|scale): -?[\d.]+ is not in [\[(][01], 100000\]$"
     ):
         SyntheticReID(**arguments)
 

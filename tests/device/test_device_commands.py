@@ -69,7 +69,7 @@ def test_features_rankings_and_maps(run, tmp_path):
         files = sorted(path for path in folder.rglob("*") if path.suffix in (".npz", ".png"))
         found[device] = {str(path.relative_to(folder)): path for path in files}
     assert found["cpu"].keys() == found["gpu"].keys()
-    assert {name.partition("/")[0] for name in found["cpu"]} == {"features", "maps", "rankings"}
+    assert {name.partition("/")[0] for name in found["cpu"]} == {"features", "maps", "rankings", "tests"}
     for name, path in found["cpu"].items():
         if path.suffix == ".npz":
             ours, theirs = (np.load(place) for place in (path, found["gpu"][name]))

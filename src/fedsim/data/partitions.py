@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedsim.core.checks import at_least, positive
+from fedsim.core.checks import at_least, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Index, Split, turns
@@ -38,7 +38,7 @@ def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: f
     """
     if how == "by_camera":
         return [Part(f"cam{camera + 1}", np.flatnonzero(train.camids == camera)) for camera in np.unique(train.camids)]
-    at_least("data", 1, parts=parts)
+    within("data", f"[1, {len(train)}]", parts=parts)  # of so many images
     rng = numpy_generator("partition", data_set, how)
     owner = np.empty(len(train), dtype=np.int64)
     if how == "by_identity":

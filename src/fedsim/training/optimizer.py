@@ -89,6 +89,12 @@ class LocalOptimizer:
                 if isinstance(value, Tensor):
                     vector = state.setdefault(name, self.flat.buffer.new_zeros(length))
                     vector[span] = value.flatten()
+        if self._views is not None:  # flat steps number the padding between parameters, too
+            gaps = torch.ones(length, dtype=torch.bool, device=self.flat.buffer.device)
+            for parameter in self.parameters:
+                gaps[self.flat.place_of(parameter) :][: parameter.numel()] = False
+            for vector in state.values():
+                vector.masked_fill_(gaps, 0)
         return state
 
     def _pieces(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
@@ -298,8 +304,8 @@ class _Resettable:
             is_open = group.get("foreach", 0) is None and not group.get("fused")  # the user has no wish
             if is_open and all(p.is_cpu for p in group["params"]):
                 group["foreach"] = False  # what torch would choose at each step
-            elif is_open and type(self.optimizer) in _BETTER_FUSED and all(p.is_cuda for p in group["params"]):
-                group["fused"] = not group["differentiable"]
+            elif is_open and type(self.optimizer) in _BETTER_FUSED and group["fused"] is None:
+                group["fused"] = not group["differentiable"] and all(p.is_cuda for p in group["params"])
 
     def reset(self, factor: float) -> None:
         """Start anew, with ``factor`` on all learning rates."""

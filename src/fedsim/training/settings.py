@@ -50,6 +50,7 @@ class Schedule:
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field, if a number cannot be right."""
         at_least(where, 1, step=self.step, rounds=self.rounds)
+        not_negative(where, gamma=self.gamma, warmup_start=self.warmup_start)
         at_least(where, 0, warmup=self.warmup)
         within(where, "[0, 1]", warmup_start=self.warmup_start)
         at_least(where, 0, "; use null for no end", drops=self.drops)
