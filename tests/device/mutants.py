@@ -219,7 +219,7 @@ RUNS = {
     "two GPUs": _two_gpus,
     "waits": lambda folder: _fit(folder, "fedpav", waits=2),
     "waits for cameras": lambda folder: _fit(
-        folder, "fedcapr", "--model.method.reg_last_camera_only=true", "--model.method.reg_from=1", waits=30, rounds=1
+        folder, "fedcapr", "--model.method.reg_last_camera_only=true", "--model.method.reg_from=1", waits=23, rounds=1
     ),
 }  # fmt: skip
 
