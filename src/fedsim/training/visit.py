@@ -192,7 +192,10 @@ class Visit:
         shares = shares_of_steps(order[:count], self._settings.accumulate)
         for position, batch in enumerate(self.read(order[:count], labels, views), start=1):
             self.progress, self.share = (epoch, position, count), shares[position - 1]
-            yield from (batch,) if self.pieces is None else self.pieces.of(batch)
+            if self.pieces is None:
+                yield batch
+            else:
+                yield from self.pieces.of(batch)
         self.share = 1.0
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
