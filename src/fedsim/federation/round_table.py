@@ -58,13 +58,15 @@ class RoundTable:
         self._row_of = {name: row for row, name in enumerate(clients)}
         self._table = torch.zeros(len(clients), len(_COMMON) + len(columns.names), dtype=torch.float64)
         self._filled: dict[int, list[float]] = {}
+        self._seconds = [0.0] * world_size  # a list until ranks meet: writing single entries of a tensor is slow
         self._busy = torch.zeros(world_size, dtype=torch.float64)
         self._stop_signals = torch.zeros(world_size, dtype=torch.float64)
 
     @property
     def parts(self) -> list[Tensor]:
         """The tensors to be summed over ranks, float64 on the CPU."""
-        if self._filled:  # all at once: writing single entries of a tensor is slow
+        self._busy = torch.tensor(self._seconds, dtype=torch.float64)
+        if self._filled:  # all at once, likewise
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
@@ -88,7 +90,7 @@ class RoundTable:
 
     def busy(self, rank: int, seconds: float) -> None:
         """Note the time that a rank has spent on a client."""
-        self._busy[rank] += seconds
+        self._seconds[rank] += seconds
 
     def skip(self, client: str, why: LeftOutError) -> None:
         """Mark a client whose update is left out."""

@@ -7,11 +7,11 @@ mean over the pieces. The size of a piece decides the result, and the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.core.exact import GRID, accumulate
 from fedsim.strategy.span import Span
@@ -23,10 +23,10 @@ GRADIENT_GRID = 2.0**44
 """Grid points per unit of gradients: they are smaller than weights, for which :data:`~fedsim.core.exact.GRID` is."""
 
 LARGEST_GRADIENT = 2.0**6
-"""Up to it sums are exact: 2**50 grid points, of each of eight ranks."""
+"""Of a piece. Weights of pieces sum to 1, so no sum of any of them has more than 2**50 grid points: it is exact."""
 
-_LARGEST_CHANGE = 2.0**10
-"""The same of running statistics."""
+LARGEST_CHANGE = 2.0**10
+"""The same of a piece's change of running statistics, on the grid of uploads."""
 
 
 def cut(num_images: int, size: int) -> list[slice]:
@@ -75,7 +75,8 @@ class Pieces:
         self.models: dict[str, FlatModel] = {}
         """those that train in this visit, by role"""
         self.excess: Tensor | None = None
-        """largest value in a sum so far, as a share of the largest that is exact; a scalar on the device"""
+        """largest value in a piece so far, as a share of the largest that is exact; a scalar on the device. It does not
+        depend on the rank that trains a piece, so neither does the verdict"""
         self._gradients: dict[int, _GradientSum] = {}
         self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a piece of it is trained
 
@@ -119,13 +120,13 @@ class Pieces:
         if statistics is None:
             return
         for running in statistics:
-            running.add(self.current.weight)
+            self._watch(running.add(self.current.weight), LARGEST_CHANGE)
         if not self.current.is_last:
             return
         self._statistics = None
         totals = [total for running in statistics for total in running.totals]
         if totals:
-            joined = self._sum(torch.cat(totals), GRID * _LARGEST_CHANGE)
+            joined = self._sum(torch.cat(totals))
             for total, part in zip(totals, joined.split([len(total) for total in totals]), strict=True):
                 total.copy_(part)
         for running in statistics:
@@ -141,19 +142,23 @@ class Pieces:
         if piece.is_first:
             gradient.begin()
         loss.backward()
-        gradient.add(piece.weight)
+        self._watch(gradient.add(piece.weight), LARGEST_GRADIENT)
         if not piece.is_last:
             return False
-        self._sum(gradient.total, GRADIENT_GRID * LARGEST_GRADIENT)
+        self._sum(gradient.total)
         if self.span is not None and not optimizer.is_flat:  # flat steps need a gradient of every parameter anyway
             self.span.sum_(gradient.given)
         gradient.finish()
         return True
 
-    def _sum(self, total: Tensor, limit: float) -> Tensor:
-        """Sum over the ranks of the span, in place; note how close to the ``limit`` this rank's part comes."""
-        excess = torch.linalg.vector_norm(total, float("inf")) / limit
-        self.excess = excess if self.excess is None else torch.maximum(self.excess, excess)
+    def _watch(self, tensors: Sequence[Tensor], limit: float) -> None:
+        """Note how close to the ``limit`` the addends of a piece come; the host does not wait."""
+        if tensors:
+            excess = nn.utils.get_total_norm(tensors, float("inf")) / limit
+            self.excess = excess if self.excess is None else torch.maximum(self.excess, excess)
+
+    def _sum(self, total: Tensor) -> Tensor:
+        """Sum over the ranks of the span, in place."""
         return total if self.span is None else self.span.sum_(total)
 
 
@@ -176,13 +181,16 @@ class _GradientSum:
         self._before = [parameter.grad for parameter in self.parameters]
         self._clear()
 
-    def add(self, weight: float) -> None:
-        """Add a piece's gradients, and clear them."""
+    def add(self, weight: float) -> list[Tensor]:
+        """Add a piece's gradients; they are taken from the parameters, and returned."""
+        gradients = []
         for number, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
             if parameter.grad is not None:
                 accumulate(part, weight, parameter.grad.flatten(), GRADIENT_GRID)
                 self.given[number] += 1
+                gradients.append(parameter.grad)
         self._clear()
+        return gradients
 
     def finish(self) -> None:
         """Let parameters have the gradient of the batch, and of those before it in the same step."""
@@ -212,10 +220,12 @@ class _StatisticsSum:
         for view, start in zip(self._views, self._start, strict=True):
             view.copy_(start)
 
-    def add(self, weight: float) -> None:
-        """Add the change in a piece."""
-        for view, start, total in zip(self._views, self._start, self.totals, strict=True):
-            accumulate(total, weight, view - start)
+    def add(self, weight: float) -> list[Tensor]:
+        """Add the changes in a piece, and return them."""
+        changes = [view - start for view, start in zip(self._views, self._start, strict=True)]
+        for total, change in zip(self.totals, changes, strict=True):
+            accumulate(total, weight, change)
+        return changes
 
     def finish(self) -> None:
         """Let the model have the sum."""

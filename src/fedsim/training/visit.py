@@ -18,7 +18,7 @@ from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.labels.source import LabelSource, PseudoLabels
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.pieces import LARGEST_GRADIENT, Pieces
+from fedsim.training.pieces import LARGEST_CHANGE, LARGEST_GRADIENT, Pieces
 from fedsim.training.settings import LocalTraining
 
 
@@ -44,7 +44,7 @@ class Tally:
 
     def __init__(self, pieces: Pieces | None = None) -> None:
         self._pieces = pieces
-        self._numbers: list[int] = []
+        self._numbers: list[int] = []  # of the pieces, if batches are cut
         self._losses: list[Tensor] = []
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -57,13 +57,13 @@ class Tally:
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
-        number, self._num_parts = len(self._losses), len(parts)
         if self._pieces is not None:
+            self._num_parts = len(parts)
             if not self._pieces.counts:
                 return
             number = self._pieces.current.number
             assert number not in self._numbers[-1:], "a piece is counted twice: let the method require whole_batches"
-        self._numbers.append(number)
+            self._numbers.append(number)
         self._losses.append(loss)
         self._guesses.append(guesses)
         self._labels.append(labels)
@@ -178,7 +178,10 @@ class Visit:
         """After the tally was read: the reason why sums of pieces are not exact; None: they are."""
         if self.tally.excess <= 1:
             return None
-        return f"a gradient holds values beyond {LARGEST_GRADIENT:.0f}, where sums of pieces are no longer exact"
+        return (
+            f"a piece of a batch has a gradient beyond {LARGEST_GRADIENT:.0f}, or moves running statistics by more "
+            f"than {LARGEST_CHANGE:.0f}, where sums of pieces are no longer exact"
+        )
 
     def batches(self, epoch: int, local_epochs: int, limit: float | None, views: int) -> Iterator[Batch]:
         """Yield the batches of a local epoch, or this rank's pieces of them; see :meth:`Client.batches`."""
