@@ -21,7 +21,7 @@ def shuffled_batches(
     """
     batches = torch.randperm(num_images, generator=generator).split(batch_size)
     smallest = batch_size if drop_partial else min(2, batch_size)
-    return [batch for batch in batches if len(batch) >= smallest]
+    return list(batches if len(batches[-1]) >= smallest else batches[:-1])
 
 
 def identity_batches(labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
@@ -60,6 +60,8 @@ def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:
     >>> shares_of_steps([torch.arange(n) for n in (8, 8, 8, 8, 2)], accumulate=2)
     [0.5, 0.5, 0.5, 0.5, 1.0]
     """
+    if accumulate == 1:
+        return [1.0] * len(batches)
     groups = [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
     return [len(batch) / sum(map(len, group)) for group in groups for batch in group]
 
