@@ -488,6 +488,29 @@ class Slow(RoundCallback):
             time.sleep(self.delay)
 
 
+class Jitter(RoundCallback):
+    """Slows each batch by a random time, which differs from rank to rank and from run to run, and notes who trains.
+
+    Args:
+        seconds: at most, per batch.
+        folder: for an empty file per round, client and process: ``round client process``.
+    """
+
+    def __init__(self, seconds=0.02, folder=None):
+        self.seconds = seconds
+        self.folder = folder
+
+    def on_round_start(self, round_, clients):
+        """Remember the round."""
+        self._round = round_
+
+    def on_client_batch(self, report):
+        """Note the visit, and wait."""
+        if self.folder is not None:
+            (Path(self.folder) / f"{self._round} {report.client} {os.environ['RANK']}").touch()
+        time.sleep(self.seconds * float(torch.rand(1, generator=torch.Generator().manual_seed(time.perf_counter_ns()))))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Raising(FedPav):
     """Fails in one client, in one round."""

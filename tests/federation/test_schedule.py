@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from failing import PATIENCE, run_on_ranks
+from failing import PATIENCE, Jitter, run_on_ranks
 from fedsim.data import SyntheticReID
 from fedsim.federation.axis import RoundRecord
 from fedsim.federation.callbacks import Preemption
@@ -81,14 +81,6 @@ class Waiting(RoundCallback):
         while report.client == self._clients[0] and len(list(self._folder.glob(f"{self._round} *"))) < 4:
             assert time.monotonic() < deadline, "the other rank does not train the other clients"
             time.sleep(0.01)
-
-
-class Jitter(RoundCallback):
-    """Slows each batch by a random time, which differs from rank to rank and from run to run."""
-
-    def on_client_batch(self, report):
-        """Wait up to 20 ms."""
-        time.sleep(0.02 * float(torch.rand(1, generator=torch.Generator().manual_seed(time.perf_counter_ns()))))
 
 
 def sources():

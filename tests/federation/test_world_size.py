@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,52 @@ def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(on_one, tiny, tmp_pa
     run(tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
     part = tmp_path / "part" / "checkpoints" / "last.ckpt"
     resumed, _ = run(tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")
+    assert_equal_states(whole["state_dict"], resumed["state_dict"])
+    for client, state in whole["states"].items():
+        assert_equal_states(state, resumed["states"][client])
+
+
+# -- ranks that share clients ------------------------------------------------------------------------------------------
+
+# town3 has more to do than all others together
+SPANS = ["--model.client.micro_batch=3", "--model.clients.town3={local_epochs: 12, batch_size: 8}"]
+
+
+def run_with_spans(tiny, folder, devices, *options, machines=1):
+    """Run on ranks that are slowed at random; assert that some shared a client, and return the run's results."""
+    notes = folder.with_name(f"{folder.name}-notes")
+    notes.mkdir()
+    slow = ["--trainer.callbacks+=failing.Jitter", f"--trainer.callbacks.folder={notes}"]
+    result = run(tiny, folder, devices, *SPANS, *slow, *options, machines=machines)
+    visits = Counter(note.name.rpartition(" ")[0] for note in notes.iterdir())
+    assert max(visits.values()) > 1, visits
+    return result
+
+
+@pytest.fixture(scope="module")
+def in_pieces_on_one(tmp_path_factory):
+    """The run on one rank, with batches in pieces."""
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "tiny.yaml").write_text(TINY)
+    return run(folder / "tiny.yaml", folder / "run", 1, *SPANS)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_whoever_is_slow_in_a_span_the_bits_are_the_same(in_pieces_on_one, tiny, tmp_path, ranks):
+    one, rows = in_pieces_on_one
+    many, many_rows = run_with_spans(tiny, tmp_path / "run", ranks)
+    assert_equal_states(one["state_dict"], many["state_dict"])
+    for client, state in one["states"].items():
+        assert_equal_states(state, many["states"][client])
+    assert rows == many_rows
+
+
+def test_a_run_with_spans_continues_on_other_machines(in_pieces_on_one, tiny, tmp_path):
+    """Begun on three ranks, continued on two machines with two ranks each."""
+    whole, _ = in_pieces_on_one
+    run_with_spans(tiny, tmp_path / "part", 3, "--trainer.max_epochs=1")
+    part = tmp_path / "part" / "checkpoints" / "last.ckpt"
+    resumed, _ = run_with_spans(tiny, tmp_path / "resumed", 4, f"--ckpt_path={part}", machines=2)
     assert_equal_states(whole["state_dict"], resumed["state_dict"])
     for client, state in whole["states"].items():
         assert_equal_states(state, resumed["states"][client])
