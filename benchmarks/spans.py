@@ -5,10 +5,12 @@ round, batches of 64 in pieces of 16. Runs on one and on two ranks take turns; b
 no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
 
 The second has the proportions of paper 003's nine data sets, and one pass of each over its images: what the plan says
-for the ranks of one machine. A step's pieces are shared, and its sums cost time: the formula is printed.
+for the ranks of one machine. A step's pieces are shared, and its sums cost time: the formula is printed. The seconds of
+a batch and the bandwidth are assumed, or measured here: ResNet-50, and a sum of its gradients over two ranks.
 
     python benchmarks/spans.py                                        # both tables
     python benchmarks/spans.py --simulate --step 0.050 --bandwidth 200  # seconds of a batch, GB/s between ranks
+    python benchmarks/spans.py --simulate --measure                     # both as this machine has them
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tabulate import tabulate
 
 from fedsim.cli.describe import FederatedTrainer
@@ -32,7 +37,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
 from fedsim.federation.spans import Task, make_plan
 from fedsim.methods import FedPav
-from fedsim.models import Neck, SmallCNN
+from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.settings import LocalTraining
 from overhead import Clock
@@ -112,12 +117,54 @@ def compare(rounds: int, repeats: int) -> str:
     return tabulate(rows, headers, tablefmt="github")
 
 
+def step_seconds(batch: int, piece: int, repeats: int) -> float:
+    """Return the median seconds of forward and backward passes of ResNet-50 over a batch's pieces, on one thread."""
+    torch.set_num_threads(1)
+    network, images = ResNet(depth=50, weights=None), torch.randn(piece, 3, 256, 128)
+    times = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        network(images).mean().backward()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]) * batch / piece
+
+
+def sum_on_two(rank: int, port: int, repeats: int, found: Any) -> None:
+    """Sum float64 gradients over two ranks; append the seconds of each sum to ``found``."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    gradients = torch.ones(RESNET50, dtype=torch.float64)
+    for _ in range(repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_reduce(gradients)
+        if rank == 0:
+            found.put(time.perf_counter() - start)
+    dist.destroy_process_group()
+
+
+def bandwidth_of_two(repeats: int) -> float:
+    """Return GB/s between two ranks of this machine by gloo: a ring of two sends each rank's 8 bytes per entry once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    found = context.SimpleQueue()
+    ranks = [context.Process(target=sum_on_two, args=(rank, port, repeats, found)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    seconds: float = statistics.median(found.get() for _ in range(repeats))
+    for rank in ranks:
+        rank.join()
+    return 8 * RESNET50 / seconds / 1e9
+
+
 def simulate(step: float, bandwidth: float, batch: int, piece: int) -> str:
     """Return the table of predicted speed-ups for nine data sets."""
     lines = [
         f"A batch of {batch} in pieces of {piece} takes {1e3 * step:.0f} ms on one rank, and on k ranks",
         f"  {1e3 * step:.0f} ms * ceil({batch // piece} / k) / {batch // piece} + 2 (k - 1) / k * 8 bytes * "
-        f"{RESNET50:,} / ({bandwidth:.0f} GB/s): a ring sums float64 gradients.",
+        f"{RESNET50:,} / ({bandwidth:.3g} GB/s): a ring sums float64 gradients.",
     ]
     rows = []
     for ranks in (1, 2, 4, 8):
@@ -151,6 +198,7 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true", help="the calculation only")
     parser.add_argument("--step", type=float, default=0.05, help="seconds of a batch on one rank")
     parser.add_argument("--bandwidth", type=float, default=200.0, help="GB/s between ranks, each way")
+    parser.add_argument("--measure", action="store_true", help="measure --step and --bandwidth here")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--piece", type=int, default=8)
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
@@ -164,6 +212,8 @@ def main() -> None:
     if not args.simulate:
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}\n")
         print(compare(args.rounds, args.repeats), "\n")
+    if args.measure:
+        args.step, args.bandwidth = step_seconds(args.batch, args.piece, args.repeats), bandwidth_of_two(args.repeats)
     print(simulate(args.step, args.bandwidth, args.batch, args.piece))
 
 
