@@ -127,6 +127,6 @@ SWEEP = {
     "program": "fedsim",
     "method": "grid",
     "metric": {"name": "val/mAP", "goal": "maximize"},
-    "parameters": {"a": {"values": [1, 2]}},
+    "parameters": {"seed_everything": {"values": [1, 2]}},
     "command": ["${program}", "fit", "${args}"],
 }

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from fedsim.__main__ import main
 from fedsim.cli.sweep.file import draws
 from fedsim.cli.sweep.local import plan_jobs
 from fedsim.cli.sweep.made import sweep_of_method
+from fedsim.cli.sweep.running import run_jobs, shares_of_machine
+from fedsim.core.errors import ConfigError
 from run_dirs import scores_of, write_run
 from sweep_files import read_sweep
 from tiny_run import TINY
@@ -108,6 +111,97 @@ def test_a_signal_ends_the_running_draw_in_order_and_starts_no_other(quick, tmp_
     assert errors.splitlines()[-1] == "fedsim: error: stopped by SIGTERM"
     [log] = runs.glob("*.log")
     assert "ended in order" in log.read_text()
+
+
+MEETING = """
+import json, os, pathlib, sys, time
+options = dict(arg.removeprefix("--").split("=", 1) for arg in sys.argv[1:])
+folder = pathlib.Path(options["run_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "here").write_text(json.dumps({name: os.environ.get(name) for name in NAMES}))
+print("round 3/20: loss 1.0", flush=True)
+deadline = time.monotonic() + 300
+while len(list(folder.parent.glob("*/here"))) < 2 and time.monotonic() < deadline:
+    time.sleep(0.02)
+time.sleep(0.5)
+scores = {"metrics": {"val/mAP": float(options["a"])}}
+(folder / "summary.json").write_text(json.dumps({"finished": True, "final": scores, "best": scores}))
+"""
+"""Ends when another one has begun, too."""
+SHARE = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture
+def meeting(write_sweep, tmp_path):
+    """Write a sweep of a program that needs company."""
+    program = tmp_path / "meeting.py"
+    program.write_text(f"NAMES = {SHARE}\n{MEETING}")
+    return lambda *values: write_sweep(
+        program=str(program), command=["${interpreter}", "${program}", "${args}"], metric={"name": "val/mAP"},
+        parameters={"a": {"values": list(values)}},
+    )  # fmt: skip
+
+
+def shares_seen(runs):
+    found = [json.loads(path.read_text()) for path in runs.glob("*/here")]
+    return sorted(tuple(share[name] for name in SHARE) for share in found)
+
+
+def test_draws_run_side_by_side_and_share_the_machine(meeting, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    runs = tmp_path / "runs"
+    assert main(["sweep", "--local", "--parallel", "2", "--run_dir", str(runs), str(meeting(0.25, 0.5))]) == 0
+    assert first_cells(capsys.readouterr().out) == ["0.2500", "0.5000"]
+    assert shares_seen(runs) == [("4", "3,7"), ("4", "5")]
+
+
+@pytest.mark.parametrize(("gpus", "threads", "expected"), [
+    ("0", None, [{"CUDA_VISIBLE_DEVICES": "0"}] * 3),
+    ("", None, [{}] * 3),
+    (None, None, [{"CUDA_VISIBLE_DEVICES": "GPU-a"}, {"CUDA_VISIBLE_DEVICES": "GPU-b"},
+                  {"CUDA_VISIBLE_DEVICES": "GPU-a"}]),
+    ("", "5", [{}] * 3),
+])  # fmt: skip
+def test_gpus_and_cores_are_dealt(monkeypatch, tmp_path, gpus, threads, expected):
+    """Two GPUs, as nvidia-smi lists them, where nobody has chosen any; threads that somebody has chosen stay."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    parts = {} if threads else {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    assert shares_of_machine(3) == [{**parts, **share} for share in expected]
+    assert shares_of_machine(1) == [{}]
+
+
+def test_a_line_says_how_far_each_draw_is(meeting, caplog, tmp_path):
+    caplog.set_level("INFO", logger="fedsim")
+    jobs = plan_jobs(read_sweep(meeting(0.25, 0.5)), tmp_path / "runs")
+    run_jobs(jobs, "val/mAP", parallel=2, line_interval=0.0)
+    for number in (1, 2):
+        assert f"draw {number}/2: round 3/20: loss 1.0" in caplog.text
+
+
+def test_an_error_ends_the_draws_that_run(quick, tmp_path):
+    jobs = plan_jobs(read_sweep(quick("wait", 0.5)), tmp_path / "runs")
+    bad = [jobs[0], replace(jobs[1], command=("/nowhere/fedsim",))]
+    with pytest.raises(ConfigError, match="command: cannot run /nowhere/fedsim"):
+        run_jobs(bad, "val/mAP", parallel=2)
+    code = subprocess.run(["pgrep", "-f", str(jobs[0].folder)], check=False, capture_output=True).returncode
+    assert code == 1  # nobody
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    (["--parallel", "0", "--local"], "--parallel: is a number of draws at once, 1 or more"),
+    (["--parallel", "2", "--dry-run"], "--parallel: is a number of draws at once, 1 or more, and needs --local"),
+])  # fmt: skip
+def test_parallel_draws_that_cannot_be_are_refused(quick, capsys, options, line):
+    assert main(["sweep", str(quick(0.5)), *options]) == 2
+    assert line in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -342,15 +342,29 @@ def test_sweeps_of_a_paper_take_the_users_data_and_go_where_they_are_called(caps
 
 
 def test_dry_run_prints_what_would_run(write_sweep, capsys, tmp_path):
-    path = write_sweep(parameters={"a.b": {"values": [None, {"c": 1}]}})
+    path = write_sweep(parameters={"model.clients": {"values": [None, {"c": 1}]}})
     assert main(["sweep", str(path), "--dry-run", "--run_dir", str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()
     first, second = map(shlex.split, lines)
-    assert first[:3] == ["fedsim", "fit", "--a.b=None"]
-    assert second[2] == "--a.b={'c': 1}"
+    assert first[:3] == ["fedsim", "fit", "--model.clients=None"]
+    assert second[2] == "--model.clients={'c': 1}"
     assert first[3] != second[3]
     assert first[3].startswith(f"--run_dir={tmp_path / 'runs'}/")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--local"])
+def test_options_that_fit_lacks_are_refused_before_a_draw(write_sweep, capsys, tmp_path, how):
+    path = write_sweep(parameters={"model.cleint.lr": {"values": [1, 2]}})
+    assert main(["sweep", str(path), how, "--run_dir", str(tmp_path / "runs")]) == 2
+    assert "--model.cleint: there is no such option; did you mean --model.client?" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_of_another_program_are_its_own_affair(write_sweep, capsys):
+    path = write_sweep(command=["mine", "fit", "${args}"], parameters={"speed": {"values": [1]}})
+    assert main(["sweep", str(path), "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("mine fit --speed=1")
 
 
 def test_help_says_where_draws_go(write_sweep, capsys):
@@ -364,10 +378,10 @@ def test_help_says_where_draws_go(write_sweep, capsys):
 def test_options_after_two_hyphens_are_for_every_draw(write_sweep, capsys, tmp_path):
     run_dir = ["--run_dir", str(tmp_path / "runs")]
     folders = []
-    for extra in ([], ["--", "--data.dry_run=true", "--x", "a b"], ["--", "--data.dry_run=true"]):
+    for extra in ([], ["--", "--data.dry_run=true", "--config", "a b"], ["--", "--data.dry_run=true"]):
         assert main(["sweep", str(write_sweep()), "--dry-run", *run_dir, *extra]) == 0
         lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-        assert [line[2] for line in lines] == ["--a=1", "--a=2"]
+        assert [line[2] for line in lines] == ["--seed_everything=1", "--seed_everything=2"]
         assert [line[4:] for line in lines] == [extra[1:]] * 2
         folders += [line[3] for line in lines]
     assert len(set(folders)) == 6  # other options are other runs

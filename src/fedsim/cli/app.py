@@ -9,7 +9,7 @@ import sys
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
-from fedsim.cli.options import WITH_TRAINER, check_options
+from fedsim.cli.options import WITH_TRAINER, asks_for_several, check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.errors import PeerError, RunStoppedError
@@ -56,7 +56,12 @@ def _run(command: str, words: list[str]) -> None:
     words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    if command in WITH_TRAINER:
+    if asks_for_several(words, command) and not helps:
+        from fedsim.cli.sweep.seeds import run as run_seeds
+
+        _set_up_messages()
+        say(run_seeds(words))
+    elif command in WITH_TRAINER:
         check_options(words, command)
         from fedsim.cli.fit import run
 

@@ -33,6 +33,10 @@ _OF_ALL = (
 """options of every command that trains or scores, beside those of Lightning's method and the sections"""
 
 
+_OF_SEVERAL_RUNS = ("seeds", "parallel")
+"""options of ``fit`` that ask for several runs"""
+
+
 WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
 """Commands that have these options."""
 
@@ -40,7 +44,15 @@ WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
 def all_options(command: str) -> list[str]:
     """Names of a command's options, those of its sections without what is below them."""
     sections = [f"{section}.{name}" for section in _SECTIONS for name in arguments_of_section(section)]
-    return [*_OF_ALL, *_arguments_of(command), *sections]
+    several = _OF_SEVERAL_RUNS if command == "fit" else ()
+    return [*_OF_ALL, *several, *_arguments_of(command), *sections]
+
+
+def asks_for_several(words: Sequence[str], command: str) -> bool:
+    """Return whether the words of a command ask for several runs."""
+    return command == "fit" and any(
+        word.partition("=")[0][2:] in _OF_SEVERAL_RUNS for word in words if word[:2] == "--"
+    )
 
 
 def check_options(words: Sequence[str], command: str) -> None:

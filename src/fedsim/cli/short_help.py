@@ -13,6 +13,7 @@ _USUAL = {
     "--overwrite true": "replace the run that is there",
     "--ckpt_path RUN_DIR": "continue this run, or score it",
     "--seed_everything N": "seed of all randomness",
+    "--seeds 0 1 2": "fit: a run per seed, then their means and spread; --parallel 2: two at once",
     "--trainer.max_epochs N": "communication rounds",
     "--trainer.devices N": "ranks: processes with a device each",
     "--trainer.accelerator cpu": "or cuda, auto",

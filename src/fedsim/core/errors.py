@@ -19,7 +19,7 @@ class DataError(FedSimError, ValueError):
 
 
 class DrawsFailedError(FedSimError, RuntimeError):
-    """Some of a sweep's draws failed; the others are done."""
+    """Some of a sweep's draws, or of several seeds' runs, failed; the others are done."""
 
 
 class NotReadyError(FedSimError, RuntimeError):

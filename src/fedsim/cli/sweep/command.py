@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
+from fedsim.cli.options import check_options
 from fedsim.cli.report import find_table
 from fedsim.cli.sweep.file import read_content, sweep_of
-from fedsim.cli.sweep.local import compare_results, plan_jobs, run_jobs, table_of
+from fedsim.cli.sweep.local import compare_results, plan_jobs, table_of
 from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
+from fedsim.cli.sweep.running import run_jobs
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.core.files import make_folder
 
@@ -35,7 +39,13 @@ def _sweep_parser() -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the sweep as a file for wandb sweep")
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
-    parser.add_argument("--local", action="store_true", help="run the draws one after another on this machine")
+    parser.add_argument("--local", action="store_true", help="run the draws on this machine")
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=1,
+        help="so many draws at once, each with GPUs or cores of its own",
+    )
     parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
     parser.add_argument("--seed", type=int, default=0, help="of random draws")
     parser.add_argument(
@@ -52,13 +62,7 @@ def run(args: list[str]) -> str:
     """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every draw."""
     own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     config = _sweep_parser().parse_args(own)
-    if config.dry_run + config.local + config.print != 1:
-        raise ConfigError(
-            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
-            "--print writes one"
-        )
-    if config.compare and not config.local:
-        raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
+    _check(config)
     name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
     sweep = sweep_of(content, name)
     for word in common:
@@ -71,10 +75,12 @@ def run(args: list[str]) -> str:
         find_table(which)  # a wrong name is reported before hours of training
     root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
     jobs = plan_jobs(sweep, root, config.count, config.seed)
+    for job in jobs:
+        _check_names(job.command)
     if config.dry_run:
         return "\n".join(shlex.join(job.command) for job in jobs)
     make_folder(root, "--run_dir")
-    results = run_jobs(jobs, sweep.metric)
+    results = run_jobs(jobs, sweep.metric, config.parallel)
     sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
     failed = sum(result.code != 0 for result in results)
     for which in config.compare if failed < len(results) else []:
@@ -82,6 +88,26 @@ def run(args: list[str]) -> str:
     if failed:
         raise DrawsFailedError(f"{failed} of {len(results)} draws failed; call the sweep again to repeat only those")
     return f"{len(results)} draws in {root}"
+
+
+def _check(config: Namespace) -> None:
+    """Refuse options that contradict each other."""
+    if config.dry_run + config.local + config.print != 1:
+        raise ConfigError(
+            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
+            "--print writes one"
+        )
+    if config.parallel < 1 or (config.parallel > 1 and not config.local):
+        raise ConfigError("--parallel: is a number of draws at once, 1 or more, and needs --local")
+    if config.compare and not config.local:
+        raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
+
+
+def _check_names(command: Sequence[str]) -> None:
+    """Refuse options that ``fedsim fit`` lacks; the options of other programs are their own affair."""
+    for program, first in itertools.pairwise(command):
+        if Path(program).name == "fedsim" and first == "fit":
+            check_options([word for word in command if word.startswith("--")], "fit")
 
 
 def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:

@@ -1,20 +1,13 @@
-"""``fedsim sweep``: the draws of a sweep file as command lines, or run one after another on this machine."""
+"""``fedsim sweep``: the draws of a sweep file as command lines, and a table of how they ended."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tabulate import tabulate
@@ -22,12 +15,6 @@ from tabulate import tabulate
 from fedsim.cli.report import Rule, compare_with, group_runs
 from fedsim.cli.sweep.file import Draw, Sweep, command_of, draws
 from fedsim.cli.verdicts import one_line
-from fedsim.core.errors import ConfigError, RunStoppedError
-
-log = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_OF_ANOTHER_RUN = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
 
 
 @dataclass(frozen=True)
@@ -85,31 +72,6 @@ def plan_jobs(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0)
     return list(jobs.values())
 
 
-def run_jobs(jobs: Sequence[Job], metric: str) -> list[Result]:
-    """Run jobs one after another. A finished one is skipped, an interrupted one continued from its last checkpoint.
-
-    ``metric`` is shown after each.
-
-    Raises:
-        RunStoppedError: if a signal asked to end; the running draw has ended in order, too.
-        ConfigError: if the program cannot be started.
-    """
-    results = []
-    for number, job in enumerate(jobs, 1):
-        where = f"draw {number}/{len(jobs)}"
-        if job.summary().get("finished"):
-            result = Result(job, 0, job.summary())
-            log.info("%s: %s: finished before, %s", where, job.options, _outcome(result, metric))
-        else:
-            log.info("%s: %s -> %s", where, job.options, job.folder)
-            started = time.monotonic()
-            code = _run(job)
-            result = Result(job, code, job.summary())
-            log.info("%s: %s, %.0f s", where, _outcome(result, metric), time.monotonic() - started)
-        results.append(result)
-    return results
-
-
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     """Return a table, best draw first, failed ones last, with a line per failure below."""
     metric, shown = sweep.metric, _differing(results)
@@ -160,43 +122,8 @@ def _label(draw: Draw, shown: Sequence[str]) -> str:
     return " ".join(words)
 
 
-def _run(job: Job) -> int:
-    """Run a job's process to its end, and return its exit code; signals are passed on to it."""
-    heard: list[int] = []
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("w") as file:
-        try:  # in a process group of its own, Ctrl-C reaches it once: from here
-            process = subprocess.Popen(
-                job.command, stdout=file, stderr=subprocess.STDOUT, env=_environment(job), process_group=0
-            )
-        except OSError as error:
-            raise ConfigError(f"command: cannot run {job.command[0]} ({error.strerror})") from error
-
-        def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of handlers
-            heard.append(number)
-            process.send_signal(number)
-
-        previous = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-    if heard:
-        raise RunStoppedError(heard[0])
-    return code
-
-
-def _environment(job: Job) -> dict[str, str]:
-    """This process's own, in which the running Python and its fedsim are found first, and W&B needs no server."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RUN}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    environment.setdefault("WANDB_MODE", "offline")
-    environment.setdefault("WANDB_RUN_GROUP", job.folder.parent.name)
-    return environment
-
-
-def _outcome(result: Result, metric: str) -> str:
+def outcome_of(result: Result, metric: str) -> str:
+    """Return a result in a few words."""
     failed = f"failed with exit code {result.code}"
     return f"{failed}: {_reason(result.job)}" if result.code else f"{metric} {_text(result.score(metric))}"
 
