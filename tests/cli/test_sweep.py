@@ -355,9 +355,9 @@ def test_dry_run_prints_what_would_run(write_sweep, capsys, tmp_path):
 
 @pytest.mark.parametrize("how", ["--dry-run", "--local"])
 def test_options_that_fit_lacks_are_refused_before_a_draw(write_sweep, capsys, tmp_path, how):
-    path = write_sweep(parameters={"model.cleint.lr": {"values": [1, 2]}})
+    path = write_sweep(parameters={"model.klient.lr": {"values": [1, 2]}})
     assert main(["sweep", str(path), how, "--run_dir", str(tmp_path / "runs")]) == 2
-    assert "--model.cleint: there is no such option; did you mean --model.client?" in capsys.readouterr().err
+    assert "--model.klient: there is no such option; did you mean --model.client?" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
