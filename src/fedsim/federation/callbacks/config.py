@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ class KeepConfig(SaveConfigCallback):
         """Hand the text to the strategy, which makes a file of it."""
         checkpoint[CONFIG_KEY] = self._text
 
-    @property
+    @cached_property
     def _text(self) -> str:
+        """The configuration as text: made once, as it takes a quarter of a second and does not change."""
         config = self.config.clone()
         config["ckpt_path"], config["overwrite"] = None, False  # of this start, not of the run
         text: str = self.parser.dump(config, skip_none=False)
