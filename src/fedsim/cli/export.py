@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fedsim._version import __version__
 from fedsim.cli.commands import call
+from fedsim.cli.onnx_file import PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
-from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_checkpoint, read_states
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ def export(
     ckpt_path: str, output: str, arch: str | None = None, client: str | None = None, sparse: bool = False,
     mean: bool = False,
 ) -> str:  # fmt: skip
-    """Write a model of a checkpoint as a safetensors file.
+    """Write a model of a checkpoint as a safetensors file, or as ONNX where ``output`` ends with ``.onnx``.
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
     classifier ``fc`` is missing. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
     ``bn`` has tensors of other names where attention stands. Torchvision's network lacks them; fedsim's with the same
-    ``norm`` has them.
+    ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's size, as ``images``, and returns
+    ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
 
     Args:
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
@@ -55,22 +57,26 @@ def export(
             once (paper 001, Parameter-Average, of a run of Local). What is shared is the global model's.
     """
     source, path = checkpoint_at(Path(ckpt_path)), Path(output)
+    is_onnx = path.suffix == ".onnx"
+    if is_onnx:
+        if sparse:
+            raise ConfigError("--sparse: is for .safetensors files; leave it out, or change --output")
+        check_onnx()
     checkpoint = read_checkpoint(source)
-    if mean:
-        if client is not None or sparse:
-            raise ConfigError("--mean: is of all clients' whole models; leave --client and --sparse out")
-        tensors, masks = _mean_tensors(checkpoint, source, arch), {}
-    elif client is None:
-        tensors, masks = global_tensors(checkpoint, arch), _global_masks(checkpoint, arch)
-    else:
-        tensors, masks = _client_tensors(checkpoint, source, arch, client)
+    if mean and (client is not None or sparse):
+        raise ConfigError("--mean: is of all clients' whole models; leave --client and --sparse out")
+    tensors, masks = _chosen_tensors(checkpoint, source, arch, client, mean)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give --output the name of a file")
     masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
     if sparse and not masks:
         raise ConfigError("--sparse: nothing is pruned here; leave it out, or give --client a client that prunes")
     about = _metadata(checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global")
-    _write(path, lambda partial: save_file(tensors, partial, about))
+    if is_onnx:
+        network, layer, size = network_of(find_version(source) / "config.yaml", tensors)
+        _write(path, lambda partial: write_onnx(partial, PixelsToFeatures(network, layer), size, about))
+    else:
+        _write(path, lambda partial: save_file(tensors, partial, about))
     said = [
         f"wrote {path}: {about['model']} model of {about['method']}, round {about['round']}; {len(tensors)} tensors"
     ]
@@ -79,10 +85,21 @@ def export(
         _write(beside, lambda partial: write_sparse(tensors, masks.keys(), partial))
         said.append(_sizes(path, beside, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
-    if holds_attention(tensors):
+    if holds_attention(tensors) and not is_onnx:
         lack = "holds attention, which torchvision's networks lack"
         said.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
     return "\n".join(said)
+
+
+def _chosen_tensors(
+    checkpoint: dict[str, Any], source: Path, arch: str | None, client: str | None, mean: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of the model that is meant by name, and its masks; none if nothing prunes."""
+    if mean:
+        return _mean_tensors(checkpoint, source, arch), {}
+    if client is None:
+        return global_tensors(checkpoint, arch), _global_masks(checkpoint, arch)
+    return _client_tensors(checkpoint, source, arch, client)
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

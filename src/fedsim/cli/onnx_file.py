@@ -1,0 +1,109 @@
+"""A model as an ONNX file, for programs without PyTorch: pixels go in, features come out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
+from fedsim.models import Neck
+from fedsim.models.reid import Features, ReIDModel
+
+_NEEDS = ("onnx", "onnxscript")
+
+Layer = Literal["neck", "pool"]
+
+
+class PixelsToFeatures(nn.Module):
+    """A network in evaluation mode that normalises its images itself. ``layer``: whose features it returns."""
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, network: ReIDModel, layer: Layer) -> None:
+        super().__init__()
+        self.network, self.layer = network.eval(), layer
+        mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
+        # not normalise_images: the exporter's stand-ins for tensors would stay in its cache
+        self.register_buffer("scale", (1 / (255 * std)).float())
+        self.register_buffer("offset", (-mean / std).float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map RGB images [B, 3, H, W] uint8 to features [B, D] float32, not normalised."""
+        found: Features = self.network(images * self.scale + self.offset)
+        return found.neck if self.layer == "neck" else found.pool
+
+
+def check_onnx() -> None:
+    """Raise ConfigError where the libraries are missing."""
+    if missing := [name for name in _NEEDS if find_spec(name) is None]:
+        raise ConfigError(f"--output: ONNX files need {', '.join(missing)}; run pip install 'fedsim[onnx]'")
+
+
+def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about: Mapping[str, str]) -> None:
+    """Write ``model`` for any number of images of ``size`` (height, width), with ``about`` as metadata.
+
+    The input is called ``images``, the output ``features``. No call changes the weights: running statistics are fixed.
+    """
+    import onnx  # type: ignore[import-not-found,unused-ignore] # an extra
+
+    example = torch.zeros(2, 3, *size, dtype=torch.uint8)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of the exporter about itself
+        program = torch.onnx.export(
+            model, (example,), dynamo=True, input_names=["images"], output_names=["features"], verbose=False,
+            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+        )  # fmt: skip
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, {**about, "size": f"{size[0]}x{size[1]}", "layer": model.layer})
+    path.write_bytes(proto.SerializeToString())
+
+
+def network_of(config: Path, tensors: Mapping[str, Tensor]) -> tuple[ReIDModel, Layer, tuple[int, int]]:
+    """Build the network of which ``tensors`` are the weights, named as :func:`fedsim.cli.export.export` names them.
+
+    ``config`` is the run's. Several clients may have backbones of their own: the one that has these names and shapes is
+    taken. Returns the network, the layer that the run compares, and the size of its images.
+
+    Raises:
+        ConfigError: if no network of the config fits.
+    """
+    if not config.is_file():
+        raise ConfigError(f"--output: {config} is missing, so the network is not known; ONNX needs a run of fedsim fit")
+    content = yaml.safe_load(config.read_text())
+    settings = content["model"]
+    given = {(name if name.startswith("neck.") else f"backbone.{name}"): tensor for name, tensor in tensors.items()}
+    has_neck = any(name.startswith("neck.") for name in given)
+    for backbone in _backbones(settings):
+        network = ReIDModel(backbone, Neck(**settings["neck"]) if has_neck else Neck(kind="none", dropout=0.0))
+        own = {name: tensor.shape for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+        if own == {name: tensor.shape for name, tensor in given.items()}:
+            network.load_state_dict(given, strict=False)  # all but counters of batches
+            layer: Layer = settings["evaluation"]["layer"] if has_neck else "pool"
+            height, width = content["data"]["size"]
+            return network, layer, (height, width)
+    raise ConfigError(f"--output: no backbone of {config} has the weights of this model; write .safetensors instead")
+
+
+def _backbones(settings: Mapping[str, Any]) -> Iterator[nn.Module]:
+    """Yield the networks that the clients can have, with random weights."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--backbone", type=nn.Module)
+    overrides = [(client or {}).get("backbone") for client in (settings.get("clients") or {}).values()]
+    for spec in [settings["backbone"], *overrides]:
+        if spec is not None:
+            arguments = dict(spec.get("init_args") or {})
+            if "weights" in arguments:
+                arguments["weights"] = None  # those of the checkpoint follow
+            chosen = {"backbone": {**spec, "init_args": arguments}}
+            yield parser.instantiate_classes(parser.parse_object(chosen)).backbone
