@@ -28,6 +28,8 @@ class Wish:
     accelerator: str = "auto"
     devices: str | int | list[int] = "auto"
     num_nodes: int = 1
+    ranks_per_device: int = 1
+    """of trainer.strategy"""
     backend: str = "auto"
     """of model.evaluation"""
     run_dir: str = "runs"
@@ -82,8 +84,18 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether ranks have a GPU each."""
+        """Whether ranks are on GPUs."""
         return bool(self.devices) and self.devices[0].startswith("cuda")
+
+    @property
+    def shares(self) -> bool:
+        """Whether several ranks are on one GPU."""
+        return self.on_gpu and len(set(self.devices)) < len(self.devices)
+
+    @property
+    def is_on_one(self) -> bool:
+        """Whether all ranks of the run have the same device."""
+        return len(set(self.devices)) == 1 and self.world == len(self.devices)
 
 
 @dataclass(frozen=True)
