@@ -60,11 +60,11 @@ class Trainer(lightning.Trainer):
             _begin(folder)
             callbacks += [*_of_run(folder), *_checkpoints(folder, options.get("enable_checkpointing"), callbacks)]
             options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
-        options = {"strategy": FederatedStrategy()} | DEFAULTS | options
-        if isinstance(strategy := options["strategy"], FederatedStrategy):
-            options["devices"] = gpus_for(options.get("devices", "auto"), strategy.ranks_per_device)
+        given: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
+        if isinstance(strategy := given["strategy"], FederatedStrategy):
+            given["devices"] = gpus_for(given.get("devices", "auto"), strategy.ranks_per_device)
         with _without_false_alarms():
-            super().__init__(**options, callbacks=callbacks)
+            super().__init__(**given, callbacks=callbacks)
 
     @property
     def scores(self) -> list[dict[str, str | float]]:

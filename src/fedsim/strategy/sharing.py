@@ -70,7 +70,7 @@ def spread(
 
 def address_of(device: torch.device) -> int:
     """Return the place of a GPU in its machine, from 0: the same for all MIG slices of it, as for NCCL."""
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
     return int((found.pci_domain_id << 16) | (found.pci_bus_id << 8) | found.pci_device_id)
 
 
@@ -112,6 +112,7 @@ class SharedGpus:
         self, gpus: Sequence[list[int]], rank: int, backend: str, timeout: timedelta, wait: Callable[[Any], None]
     ) -> None:
         self._wait = wait
+        self._within: Any
         for ranks in gpus:
             group = dist.new_group(ranks, timeout=timeout, backend="gloo")
             if rank in ranks:
