@@ -28,13 +28,13 @@ class Wish:
     accelerator: str = "auto"
     devices: str | int | list[int] = "auto"
     num_nodes: int = 1
-    ranks_per_device: int = 1
-    """of trainer.strategy"""
     backend: str = "auto"
     """of model.evaluation"""
     run_dir: str = "runs"
     tracked: bool = False
     """whether there is a WandbLogger"""
+    ranks_per_device: int = 1
+    """of trainer.strategy"""
 
 
 @dataclass(frozen=True)
