@@ -45,6 +45,7 @@ ROWS = [
     Row("doctor", "nothing stands in the way of a fit", "docs/cluster.md", 300, fits.doctor, quick=False),
     Row("repeat", "a deterministic fit ends in the same bits again", "README.md", 120, fits.repeated, quick=False),
     Row("ranks", "1 and 2 ranks end in the same bits", "README.md", 120, fits.equal_bits, quick=False),
+    Row("shared", "2 ranks on one GPU end in the bits of one rank", "docs/gpus.md", 120, fits.shared, quick=False),
     Row("resume", "a killed fit goes on to the same bits", "docs/failures.md", 120, fits.resumed, quick=False),
     Row("waits", "no wait for the device between batches", "training/client.py", 60, training.waits),
     Row("kernels", "launches per step of ResNet-50", "training/client.py", 60, training.kernels),

@@ -10,6 +10,7 @@ from fedsim.federation.federation import Federation
 from fedsim.methods.base import message_to
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.messages import Measured
 from fedsim.training.settings import LocalTraining
 
 LR = 0.05
@@ -51,6 +52,14 @@ def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
 def receive(client, method, server):
     """Give a client the server's message, as a visit and an evaluation do before the method's hooks."""
     client.received = message_to(method, server, client.model.arch)
+
+
+def signals_of(upload):
+    """The signals of an upload as the host reads them."""
+    return {
+        name: signal.read(signal.values.flatten().tolist()) if isinstance(signal, Measured) else signal
+        for name, signal in upload.signals.items()
+    }
 
 
 def vector(model, arch="smallcnn"):

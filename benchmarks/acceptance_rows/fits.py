@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -61,8 +62,17 @@ def repeated(bench: Bench) -> Outcome:
 def equal_bits(bench: Bench) -> Outcome:
     """Run the same fit on one rank and on two."""
     if bench.is_gpu and bench.gpus < 2:
-        raise NotHereError("needs two GPUs: a rank has one of its own")
+        raise NotHereError("needs two GPUs: NCCL takes one rank of a GPU; the row shared has two")
     return compare("1 and 2 ranks", finished(bench, "first"), finished(bench, "two-ranks", ranks=2))
+
+
+def shared(bench: Bench) -> Outcome:
+    """Run the same fit on two ranks of one GPU; the figure says how long rounds take beside those of one rank."""
+    bench.need_gpu("ranks share GPUs, not CPUs")
+    one, two = finished(bench, "first"), finished(bench, "shared", 2, "--trainer.strategy.ranks_per_device=2")
+    outcome = compare("1 rank and 2 of one GPU", one, two)
+    ratio = seconds_of(two) / seconds_of(one)
+    return Outcome(f"{outcome.figure}; rounds take {ratio:.2f} of the time", outcome.bar, outcome.holds)
 
 
 def resumed(bench: Bench) -> Outcome:
@@ -104,12 +114,12 @@ def options_of(bench: Bench, name: str) -> list[str]:
     return ["fit", "--config", str(config), "--run_dir", str(bench.folder / name)]
 
 
-def finished(bench: Bench, name: str, ranks: int = 1) -> Path:
+def finished(bench: Bench, name: str, ranks: int = 1, *more: str) -> Path:
     """Return the directory of a run, which is made unless another row has made it."""
     folder = bench.folder / name
     summary = folder / "summary.json"
     if not (summary.exists() and json.loads(summary.read_text())["finished"]):
-        finish(start([*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}"]))
+        finish(start([*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}", *more]))
     return folder
 
 
@@ -155,6 +165,12 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     states = read_states(path, content["fedsim"], list(content["fedsim"]["clients"]))
     private = {f"{client}/{name}": tensor for client, state in states.items() for name, tensor in state.items()}
     return {name: tensor for name, tensor in (content["state_dict"] | private).items() if tensor.numel()}
+
+
+def seconds_of(folder: Path) -> float:
+    """Return the duration of a run's last round."""
+    with (folder / "metrics.csv").open() as file:
+        return [float(row["time/round_seconds"]) for row in csv.DictReader(file) if row["time/round_seconds"]][-1]
 
 
 def rounds_of(folder: Path) -> int:

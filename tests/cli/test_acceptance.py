@@ -36,7 +36,7 @@ def row(acceptance, name):
 
 QUICK = {"waits": "pass", "kernels": "not here", "train-32": "not here", "train-64": "not here", "graph-32": "not here",
          "memory": "not here", "market": "not here", "reciprocal": "pass", "faiss": "pass"}  # fmt: skip
-SLOW = {"doctor": "pass", "repeat": "pass", "ranks": "pass", "resume": "pass"}
+SLOW = {"doctor": "pass", "repeat": "pass", "ranks": "pass", "shared": "not here", "resume": "pass"}
 COMPILES = {"compile-32"}  # half a minute, and it needs a compiler of C++
 
 

@@ -74,6 +74,30 @@ def test_a_machine_in_order_has_no_findings():
     assert "- nothing: a fit can run as asked" in page
 
 
+def test_ranks_can_share_a_gpu_and_the_page_says_how():
+    said = command.as_page(examine(WELL, Wish()))
+    assert "ranks can share" in said
+    assert "--trainer.strategy.ranks_per_device 2" in said
+    four = replace(WELL, plan=Plan(("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4))
+    checkup = examine(four, Wish(ranks_per_device=2))
+    assert checkup.findings == []
+    lines = {line.about: line.says for line in checkup.uses}
+    assert lines["device"] == "cuda:0, cuda:1"
+    assert lines["ranks that share"] == "cuda:0: ranks 0, 2; cuda:1: ranks 1, 3"
+    assert lines["sums over ranks"] == "gloo within a GPU, NCCL among GPUs, a sum was right"
+    assert "ranks can share" not in lines
+
+
+def test_ranks_of_one_gpu_need_no_nccl():
+    without = replace(WELL.torch, nccl="")
+    one = replace(WELL, torch=without, plan=Plan(("cuda:0", "cuda:0"), 2), sums="no")
+    assert [finding.what for finding in examine(one, Wish(ranks_per_device=2)).findings] == [
+        "gloo cannot sum over the ranks of this machine: no"
+    ]
+    two = replace(WELL, torch=without)
+    assert "torch has no NCCL" in examine(two, Wish()).findings[0].what
+
+
 IN_THE_WAY = {
     "no driver": (replace(BLIND, driver=""), Wish(), "an NVIDIA GPU, but no NVIDIA driver", "580 or later"),
     "driver too old": (replace(BLIND, driver="570.12"), Wish(), "driver 570.12 is too old for CUDA 13.2", "580"),
@@ -256,6 +280,7 @@ def test_a_trial_that_fails_says_its_last_line():
 def test_two_cpus_can_sum():
     assert trials.try_sums(("cpu",), 60.0) is None
     assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
+    assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -293,6 +318,11 @@ def test_the_fit_is_read_off_configs_and_options(tmp_path, monkeypatch):
         Wish(),
     ]
     assert str(wishes[1].devices) == "4"
+    strategy = "{class_path: fedsim.strategy.FederatedStrategy, init_args: {ranks_per_device: 2}}"
+    one.write_text(f"trainer: {{devices: 4, strategy: {strategy}}}")
+    assert main(["doctor", "--config", str(one)]) == 0
+    assert main(["doctor", "--config", str(one), "--trainer.strategy.ranks_per_device=3"]) == 0
+    assert [wish.ranks_per_device for wish in wishes[3:]] == [2, 3]
 
 
 @pytest.mark.parametrize(

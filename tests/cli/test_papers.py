@@ -448,7 +448,9 @@ def test_every_row_fits_the_data_and_gives_the_kind_of_model_that_it_is_compared
     monkeypatch.chdir(tmp_path)
     seen = []
     monkeypatch.setattr(
-        describe, "describe_federation", lambda model, *rest: seen.append(model) or describe_federation(model, *rest)
+        describe,
+        "describe_federation",
+        lambda model, *rest, **how: seen.append(model) or describe_federation(model, *rest, **how),
     )
     words = on_standins(row, tmp_path)
     if has_generated(row):

@@ -10,12 +10,12 @@ from fedsim.training.settings import ClientOverride, LocalTraining
 from small import make_data, make_model, sgd
 
 
-def described(ranks, per_machine, **options):
+def described(ranks, per_machine, share=1, precision="32-true", **options):
     """Three clients; town0 has four local epochs."""
     client = LocalTraining(batch_size=8, optimizer=sgd, **options)
     model = make_model(FedPav(), client=client, clients={"town0": ClientOverride(local_epochs=4)})
     data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.2))
-    text = describe_federation(model, data, ranks, 2, per_machine)
+    text = describe_federation(model, data, ranks, 2, per_machine, ranks_per_device=share, precision=precision)
     lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in text.splitlines() if "  " in line}
     return model.parts, lines
 
@@ -48,3 +48,24 @@ def test_spans_of_the_second_machine_have_the_numbers_of_its_ranks():
     spans = lines["clients that span ranks"].split(", ")
     assert "town0 on ranks 0 to 1" in spans
     assert any(span.endswith("on ranks 2 to 3") for span in spans)
+
+
+def mib(lines, words):
+    [value] = [value for name, value in lines.items() if name.startswith(f"device memory: {words}")]
+    return float(value.removesuffix(" MiB").replace(",", ""))
+
+
+def test_ranks_that_share_gpus_have_a_place_and_need_memory_together():
+    _, alone = described(4, 4)
+    _, lines = described(4, 4, share=2)
+    assert lines["ranks that share a device"] == "cuda:0: ranks 0, 2; cuda:1: ranks 1, 3"
+    assert "ranks that share a device" not in alone
+    one = mib(lines, "model, gradient") + mib(lines, "activations of 8 images") + 512
+    assert mib(lines, "2 ranks, with CUDA") == pytest.approx(2 * one, abs=0.3)
+
+
+def test_pieces_and_short_numbers_need_less_memory():
+    whole, pieces = (mib(described(1, 1, **more)[1], "activations") for more in ({}, {"micro_batch": 4}))
+    short = mib(described(1, 1, precision="bf16-mixed")[1], "activations")
+    assert whole == pytest.approx(2 * pieces, abs=0.1)
+    assert whole == pytest.approx(2 * short, abs=0.1)

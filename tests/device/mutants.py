@@ -110,6 +110,10 @@ MUTANTS = [
     Mutant("federation/round.py", "axis.begin(round_)\n",
            "axis.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n",
            "two GPUs"),
+    Mutant("strategy/strategy.py", 'return "gloo" if self.ranks_per_device > 1 else str(', "return str(",
+           "shared GPUs"),
+    Mutant("strategy/sharing.py", "dist.all_reduce(tensor, group=self._among",
+           "dist.all_reduce(host, group=self._among", "shared GPUs"),
 ]  # fmt: skip
 
 # -- runs that find them, each in a process of its own, which imports the package with the mistake ---------------------
@@ -188,6 +192,21 @@ def _two_gpus(folder):
     run_on_ranks(two_ranks, folder, timeout=60)
 
 
+def four_ranks(folder):
+    """What each of four ranks does, two on each GPU."""
+    import pretend
+    from runs import fit
+
+    with pretend.cuda(2, board=folder / "board"):
+        fit(folder / "run", "fedpav", "--trainer.strategy.ranks_per_device=2", gpus=4, rounds=1)
+
+
+def _shared_gpus(folder):
+    from failing import run_on_ranks
+
+    run_on_ranks(four_ranks, folder, ranks=4, timeout=60)
+
+
 RUNS = {
     "augment": _augment,
     "bottom up": lambda folder: _fit(folder, "fedureid"),
@@ -216,6 +235,7 @@ RUNS = {
     "triplets": lambda folder: _fit(
         folder, "fedpav", "--model.objective.triplet=0.5", "--model.client.sampler=identity", rounds=1
     ),
+    "shared GPUs": _shared_gpus,
     "two GPUs": _two_gpus,
     "waits": lambda folder: _fit(folder, "fedpav", waits=2),
     "waits for cameras": lambda folder: _fit(

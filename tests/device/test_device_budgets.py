@@ -17,6 +17,7 @@ from fedsim.functional.losses import mean_of_chosen
 from fedsim.methods import FedPav, FedProx
 from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.training.labels.proxies import update_memory
+from fedsim.training.messages import Upload
 from fedsim.training.settings import LocalTraining
 from runs import options
 
@@ -74,6 +75,17 @@ def test_a_mean_of_chosen_values_needs_no_wait(gpu):
     found = mean_of_chosen(*on_device)
     assert gpu.reading().since(before).waits == 0
     torch.testing.assert_close(found.cpu(), mean_of_chosen(values, chosen))
+
+
+def test_an_upload_that_waits_for_weights_costs_one_wait(gpu):
+    mask = torch.rand(40_000, device="cuda") < 0.5
+    upload = Upload(torch.rand(50_000, device="cuda"), {"features": torch.rand(20_000, device="cuda")}, mask=mask)
+    before = gpu.reading()
+    found = upload.on_host()
+    assert gpu.reading().since(before).waits == 1
+    assert torch.equal(found.vector, upload.vector.cpu())
+    assert torch.equal(found.extras["features"], upload.extras["features"].cpu())
+    assert torch.equal(found.mask, mask.cpu())
 
 
 @pytest.mark.slow

@@ -50,24 +50,14 @@ USUAL_WAITS = 2
 """The results of a visit; and the upload that waits for weights, or an optimizer that goes on."""
 LOCAL_MODEL = 1
 """More before an evaluation, as in these runs: the copy of the local model"""
-WEIGHT = {"its weight is measured": 1}
 MORE_WAITS = {
-    "fedatt": WEIGHT,
-    "fedcapr": WEIGHT | {"clustering, in each epoch": 10, "the cameras of its proxies": 1},
-    "fedklpr": WEIGHT | {
-        "clustering, in each epoch": 10, "CRR: the accuracy before": 4, "CRR: a trial": 4, "masks, and their bytes": 6,
-    },
-    "fedpav_cdw": WEIGHT,
-    "fedpav_kd_cdw": WEIGHT | {"features wait for weights, too": 1},
+    "fedcapr": {"clustering, in each epoch": 10, "the cameras of its proxies": 1},
+    "fedklpr": {"clustering, in each epoch": 10, "CRR: the accuracy before": 4, "CRR: a trial": 4, "its masks": 2},
     "feduca": {"clustering, in each epoch": 10},
     "feducc": {"clustering, in each epoch": 10},
     "fedureid": {"clusters merge": 11, "whether they are known, in each epoch": 1},
-    "ifca": {"the choice of a cluster, and its number": 2},
-    "lotteryfl": {"an accuracy, a deeper mask": 3, "its bytes": 2},
-    "subfedavg": {"masks and an accuracy": 3, "their bytes": 2},
-    "weighted_pav": WEIGHT,
-}  # fmt: skip
-"""Config -> further waits of a visit; no more waits come with further batches"""
+}
+"""Config -> further waits of a visit, of clustering and of CRR; no more waits come with further batches"""
 
 
 @each_method

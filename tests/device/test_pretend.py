@@ -1,6 +1,7 @@
 """The pretended GPU itself: each of its refusals is provoked, and its counts are counted by hand."""
 
 import copy
+import os
 import re
 
 import pytest
@@ -244,6 +245,29 @@ def test_ranks_whose_collectives_differ_are_found(tmp_path):
     run_on_ranks(in_different_order, tmp_path)
     messages = [(tmp_path / f"message-{rank}").read_text() for rank in range(2)]
     assert any("collective 1: rank" in message and "[3] float32" in message for message in messages), messages
+
+
+def on_one_gpu(folder):
+    """What each of two ranks does: both take the same GPU, then each its own."""
+    messages = []
+    for buses in ([7], [8 + int(os.environ["RANK"])]):
+        with pretend.cuda(1, buses=buses):
+            if not dist.is_initialized():
+                dist.init_process_group("nccl")
+            try:
+                dist.all_reduce(torch.ones(2, device="cuda"), group=dist.new_group(backend="nccl"))
+            except PretendError as error:
+                messages.append(str(error))
+            dist.all_reduce(torch.ones(2), group=dist.new_group(backend="gloo"))
+    (folder / f"messages-{dist.get_rank()}").write_text("\n".join(messages))
+
+
+@pytest.mark.dist
+def test_nccl_refuses_two_ranks_of_one_gpu(tmp_path):
+    run_on_ranks(on_one_gpu, tmp_path)
+    for rank in range(2):
+        [message, _] = (tmp_path / f"messages-{rank}").read_text().splitlines()
+        assert message == f"Duplicate GPU detected : rank {rank} and rank {1 - rank} both on CUDA device 7"
 
 
 # -- FAISS -------------------------------------------------------------------------------------------------------------

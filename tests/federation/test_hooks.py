@@ -1,6 +1,6 @@
 """What the round may know of a method: what it declares, never which hooks it overrides; and what a client may read."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from fedsim.federation.events import RoundCallback
 from fedsim.federation.hardware import Hardware
 from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload, has_server_step, message_to
+from fedsim.training.messages import Measured
 from small import fit, make_data, make_model
 
 # -- hooks that only call their base -----------------------------------------------------------------------------------
@@ -325,3 +326,45 @@ def test_a_number_of_a_tensor_that_is_not_finite_is_named_by_the_tensor():
     name = model.parts.models["smallcnn"].flat.shared_parameters[1].name
     with pytest.raises(TrainingError, match=rf"client town2, round 1: its {name} is inf"):
         fit(make_model(Wrong()), rounds=1)
+
+
+@dataclass(frozen=True)
+class OnDevice(FedPav):
+    """Signals that are tensors until the visit's results are read: of one, of many, of none of a number."""
+
+    measures = {"count": "client", "third": "client", "norm": "tensor", "plain": "client"}  # noqa: RUF012 - a property
+    bad: str = ""
+
+    def upload(self, client):
+        flat = client.model.flat
+        norms = torch.stack([flat.shared[entry.span].norm() for entry in flat.shared_parameters])
+        expected[client.client_name] = norms.tolist()
+        if client.client_name == self.bad:
+            norms[2] = float("nan")
+        signals = {
+            "count": Measured(torch.tensor(2**24 + 1)),
+            "third": Measured(torch.tensor([1.0, 3.0], dtype=torch.float64), lambda pair: pair[0] / pair[1]),
+            "norm": Measured(norms, list),
+            "plain": 0.1,
+        }
+        client.keep("mark", torch.tensor(client.round))
+        return replace(super().upload(client), signals=signals)
+
+
+expected = {}
+
+
+def test_signals_may_be_on_the_device_until_the_results_are_read():
+    model = fit(make_model(OnDevice()), rounds=1)
+    for name, report in model.reports.items():
+        assert report.signals == {"count": 2**24 + 1, "third": 1 / 3, "plain": 0.1}
+        assert list(report.tensor_signals["norm"]) == expected[name]
+
+
+def test_a_number_of_the_device_that_is_not_finite_leaves_the_state_as_it_was():
+    model = fit(make_model(OnDevice(bad="town1"), on_bad_update="skip_client"), rounds=1)
+    assert list(model.reports) == ["town0", "town2"]
+    assert [("kept.mark" in client.private_state()) for client in model.parts.clients.values()] == [True, False, True]
+    name = model.parts.models["smallcnn"].flat.shared_parameters[2].name
+    with pytest.raises(TrainingError, match=rf"client town1, round 1: its {name} is nan"):
+        fit(make_model(OnDevice(bad="town1")), rounds=1)

@@ -16,7 +16,7 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.functional.weighting import klpwa_weights
 from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg
 from fedsim.methods.base import InitialState, Method, Weights
-from fedsim.methods.pruned import full_mask, own_accuracy, prunable_entries
+from fedsim.methods.pruned import exceeds, full_mask, own_accuracy, prunable_entries
 from fedsim.models import BODY, Neck, ResNet, SmallCNN
 from fedsim.models.groups import Group, group_names
 from fedsim.training.messages import Report, Upload
@@ -357,6 +357,7 @@ def test_own_accuracy_is_that_of_a_loop_and_disturbs_nothing():
             expected = sum(hits) / len(hits)
             model.train()
             found[client.client_name] = (own_accuracy(client), expected, own_accuracy(client, 7), model.training)
+            assert [bool(exceeds(client, None, bar)) for bar in (expected - 1e-9, expected)] == [True, False]
             assert torch.equal(client.model.whole, before)
 
     model, plain = (fit(make_model(method(share_head=False))) for method in (Measuring, FedAvg))

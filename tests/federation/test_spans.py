@@ -3,6 +3,7 @@
 import itertools
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ from fedsim import methods
 from fedsim.core.errors import PeerError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation import schedule
+from fedsim.federation.hardware import Hardware
 from fedsim.federation.spans import GAIN, Plan, Task, blocks, make_plan
 from fedsim.methods import FedPav
 from fedsim.methods.base import Method
@@ -101,6 +103,7 @@ WHOLE = {"PFedMe"}
 """methods that require whole batches"""
 CLUSTERING = {"FedUReID"}
 """methods of clients that cluster, whose batches are never cut"""
+METHODS["performance"] = partial(methods.WeightedPav, weighting="performance")
 CUT = [name for name in METHODS if name not in WHOLE | CLUSTERING]
 
 
@@ -119,6 +122,7 @@ def train(name, devices):
         client=LocalTraining(batch_size=8, micro_batch=3, local_epochs=2, optimizer=sgd),
         clients={"town1": ClientOverride(accumulate=2), "town2": ClientOverride(micro_batch=8)},
         bn_stats="local" if name == "FedBN" else "mean",
+        hardware=Hardware(down_mbit=8, up_mbit=8, images_per_second=9) if name == "performance" else None,
     )  # fmt: skip
     data = make_data(
         SyntheticReID(clients=4, unseen=1, scale=0.2), augmentation=Augmentation(pad=1, flip=0.5, erase=0.5)

@@ -8,6 +8,8 @@ from torch import nn
 
 from fedsim.functional.pruning import (
     cubic_sparsity,
+    differ,
+    first_above,
     global_magnitude_mask,
     hamming_distance,
     layerwise_magnitude_mask,
@@ -249,3 +251,19 @@ def test_a_bad_trial_is_taken_back():
     assert torch.equal(weights, before)
     assert try_mask(weights, mask, lambda: True)
     assert (weights[~mask] == 0).all()
+
+
+def test_counts_compare_on_a_device_as_shares_do_on_the_host():
+    for total in (1, 3, 7, 10, 49, 127):
+        for share in {count / total for count in range(total + 1)} | {-0.5, 0.1, 0.2, 0.7, 1.5}:
+            above = [count for count in range(total + 1) if count / total > share]
+            assert first_above(share, total) == (above[0] if above else total + 1)
+    assert first_above(0.3, 0) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_masks_differ_by_more_than_a_share_of_the_layers(seed):
+    (_, a), (_, b) = case(seed), case(seed + 100)
+    distance = hamming_distance(a, b, LAYERS)
+    assert [bool(differ(a, b, LAYERS, share)) for share in (0.0, distance - 1e-9, distance, 1.0)] == [1, 1, 0, 0]
+    assert not differ(a, a, LAYERS, 0.0)

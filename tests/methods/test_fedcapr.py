@@ -14,7 +14,7 @@ from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Smooth
-from small import Some, fit, make_data, make_model, receive, vector
+from small import Some, fit, make_data, make_model, receive, signals_of, vector
 
 SIZE = (16, 8)
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2)
@@ -84,7 +84,7 @@ def test_the_weight_is_how_far_the_first_images_features_turned():
     assert len(client.data.train) > 32
     trained = copy.deepcopy(client.model.network).eval()
     expected = sum(distances(received, trained, images)) / 32
-    found = model.settings.method.upload(client).signals
+    found = signals_of(model.settings.method.upload(client))
     assert found.keys() == model.settings.method.measures.keys()
     assert found["cdw"] == pytest.approx(expected, abs=1e-6)
     assert expected > 1e-3

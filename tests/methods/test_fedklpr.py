@@ -22,7 +22,7 @@ from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 from plain_loops import Federation, Layers, assert_close, play, sgd, slow_retrieval
 from plain_pruning import accuracy, apply, flags_of, fraction, full, halve, masked_mean
-from small import fit, make_data, make_model, receive, vector
+from small import fit, make_data, make_model, receive, signals_of, vector
 
 SIZE = (16, 8)
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
@@ -130,7 +130,7 @@ def test_eq10_looks_at_the_first_images_before_pruning(weighting):
         method.train(client)
         if not prune:
             trained = copy.deepcopy(client.model.network).eval()
-        found[prune] = dict(method.upload(client).signals)
+        found[prune] = signals_of(method.upload(client))
         assert dict.fromkeys(found[prune], "client") == method.measures
         assert client.kept.keys() == ({"mask"} if prune else set())  # the change is of one round
     images = normalise_images(client.data.train.images.decode(SIZE))[:32]
@@ -214,7 +214,7 @@ def test_the_two_stages_decide_and_leave_no_trace(before, accuracies, share, mon
     client.keep("accuracies", torch.tensor(before))
     left = scripted(monkeypatch, accuracies)
     method.train(client)
-    signals = method.upload(client).signals
+    signals = signals_of(method.upload(client))
     assert left == []  # as many looks at the model as expected
     assert client.kept["accuracies"].tolist() == pytest.approx([*before, accuracies[0]])
     mask = client.kept["mask"]

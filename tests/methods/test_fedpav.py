@@ -17,7 +17,7 @@ from fedsim.models import Neck
 from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride, LocalTraining
 from plain_loops import Federation, assert_close, play, sgd, shares
-from small import Some, fit, make_data, make_model, vector
+from small import Some, fit, make_data, make_model, signals_of, vector
 
 REPORTS = {"a": Report(10, {}), "b": Report(30, {}), "c": Report(60, {})}
 
@@ -51,7 +51,7 @@ class Watched(FedPav):
 
     def upload(self, client):
         upload = super().upload(client)
-        seen[client.client_name] += [upload.signals["cdw"], upload.vector.clone()]
+        seen[client.client_name] += [signals_of(upload)["cdw"], upload.vector.clone()]
         assert torch.equal(client.model.whole, seen[client.client_name][1][2])
         return upload
 

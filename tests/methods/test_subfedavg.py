@@ -79,7 +79,7 @@ def test_algorithm_1(target, step, distance, threshold, expected):
 
 def test_seventy_percent_takes_the_authors_fourteen_steps(monkeypatch):
     """src/client/client_u.py of MMorafah/Sub-FedAvg: 10 % of what is left, then up to 5 %, at last just enough."""
-    monkeypatch.setattr(subfedavg, "own_accuracy", lambda client, num_images: 1.0)
+    monkeypatch.setattr(subfedavg, "exceeds", lambda client, num_images, accuracy: torch.tensor(True))
     monkeypatch.setattr(subfedavg, "run_epoch", lambda method, client, epoch: None)
     method = SubFedAvg(min_distance=-1.0)
     model = make_model(method, client=LocalTraining(local_epochs=2))

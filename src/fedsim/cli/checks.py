@@ -14,7 +14,9 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
 from fedsim.federation.compatibility import check_trainer, warn_of_idle_ranks
+from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
+from fedsim.federation.memory import check_memory
 from fedsim.federation.wiring import axes_of
 
 
@@ -23,9 +25,14 @@ def check_config(config: Mapping[str, Any]) -> None:
     check_values(config, {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
 
 
-def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule) -> None:
-    """Look at options and folders of a command; raise ConfigError or DataError for what is wrong."""
+def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, describes: bool = False) -> None:
+    """Look at options and folders of a command; raise ConfigError or DataError for what is wrong.
+
+    A command that only ``describes`` a run needs none of its devices.
+    """
     check_trainer(trainer, data.val != "none", METRICS_OF[model.settings.evaluation.task])
+    if not describes:
+        strategy_of(trainer).check_device()
     _ = data.federated  # lists its files
 
 
@@ -43,3 +50,4 @@ def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) ->
         how = replace(model.settings, client_store="host")
         parts = assemble(how, data, clients, clients + 1, torch.device("cpu"))  # a rank behind those of all clients
         axes_of(how, parts)
+        check_memory(trainer, how, parts, data)

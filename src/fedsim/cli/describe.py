@@ -11,22 +11,30 @@ import torch
 from lightning import Trainer
 from tabulate import tabulate
 
-from fedsim.core.placement import Placement, place
+from fedsim.core.placement import Placement, by_device, place
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.ledger import Traffic
 from fedsim.federation.masked import clients_prune
+from fedsim.federation.memory import DeviceMemory, device_memory
 from fedsim.federation.parts import Parts
 from fedsim.federation.spans import Task, make_plan
-from fedsim.methods.base import HoldsModels
 from fedsim.models.backbones import without_downloads
 from fedsim.models.groups import Group
 from fedsim.training.flat_model import FlatModel
 
 
 def describe_federation(
-    model: Federation, data: FederatedDataModule, world_size: int, rounds: int, per_machine: int = 1
+    model: Federation,
+    data: FederatedDataModule,
+    world_size: int,
+    rounds: int,
+    per_machine: int = 1,
+    *,
+    ranks_per_device: int = 1,
+    precision: str = "32-true",
 ) -> str:
     """Return a report on a federation, as configured and not set up; files of its data are listed, not read."""
     model.assemble(data, 0, world_size, torch.device("cpu"))
@@ -45,7 +53,9 @@ def describe_federation(
         parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
     if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
-    parts += ["\nWhat a run costs", _cost_table(model, data, placement, traffic)]
+    memory = device_memory(model.settings, model.parts, data, precision)
+    devices = _device_rows(memory, per_machine, ranks_per_device)
+    parts += ["\nWhat a run costs", _cost_table(model, data, placement, traffic, devices)]
     return "\n".join(parts)
 
 
@@ -97,7 +107,11 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
 
 
 def _cost_table(
-    model: Federation, data: FederatedDataModule, placement: Placement, traffic: Sequence[Mapping[str, Traffic]]
+    model: Federation,
+    data: FederatedDataModule,
+    placement: Placement,
+    traffic: Sequence[Mapping[str, Traffic]],
+    devices: Sequence[list[str]],
 ) -> str:
     clients = model.parts.federated.clients
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
@@ -105,12 +119,7 @@ def _cost_table(
     where = "rank" if placement.per_machine == 1 else "machine"
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
-    model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in model.parts.models.values())
     how = model.settings
-    beside = list(how.method.replicas.values()) if isinstance(how.method, HoldsModels) else []
-    trained, frozen = 1 + beside.count("trained"), beside.count("frozen")
-    models = "model, gradient, two optimizer moments"
-    models += f", of {trained} models" * (trained > 1) + f", and {frozen} frozen" * (frozen > 0)
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     if clients_prune(how.method):  # a byte of each parameter's mask waits beside it
         per_client = {name: size + size // 4 for name, size in per_client.items()}
@@ -122,10 +131,27 @@ def _cost_table(
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         *_plan_rows(model.parts, placement),
         [f"host memory: training images of the busiest {where}", _mib(pixels)],
-        [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes)],
+        *devices,
         [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
+
+
+def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) -> list[list[str]]:
+    """The memory of a rank on its device; of ranks that share devices, that of all, and which ranks are where."""
+    models = "model, gradient, two optimizer moments"
+    models += f", of {memory.trained} models" * (memory.trained > 1)
+    models += f", and {memory.frozen} frozen" * (memory.frozen > 0)
+    size = "not known: the backbone cannot be asked" if memory.activations is None else _mib(memory.activations)
+    rows = [
+        [f"device memory: {models}", _mib(memory.models)],
+        [f"device memory: activations of {memory.images} images", size],
+    ]
+    if ranks_per_device > 1:
+        gpus = [f"cuda:{index}" for index in range(per_machine // ranks_per_device)] * ranks_per_device
+        rows.append([f"device memory: {ranks_per_device} ranks, with CUDA", _mib(ranks_per_device * memory.total)])
+        rows.append(["ranks that share a device", by_device(gpus)])
+    return rows
 
 
 def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
@@ -187,6 +213,8 @@ class FederatedTrainer(Trainer):
     def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Show what a config shares, who holds what, and what a run will cost."""
         per_machine = max(self.world_size // self.num_nodes, 1)
-        sys.stdout.write(
-            describe_federation(model, datamodule, self.world_size, self.max_epochs or 0, per_machine) + "\n"
-        )
+        text = describe_federation(
+            model, datamodule, self.world_size, self.max_epochs or 0, per_machine,
+            ranks_per_device=strategy_of(self).ranks_per_device, precision=str(self.precision),
+        )  # fmt: skip
+        sys.stdout.write(text + "\n")

@@ -49,6 +49,7 @@ from fedsim.federation.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.strategy.launch import follow_launcher, leave_launcher
+from fedsim.strategy.sharing import gpus_for
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class FedSimCLI(LightningCLI):
             self.model.rankings = self.run_dir / "rankings"
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
-        check_run(self.trainer, self.model, self.datamodule)
+        check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand == "fit":
             check_fit(self.trainer, self.model, self.datamodule)
         if rank_of_this_process() > 0:
@@ -179,10 +180,14 @@ class FedSimCLI(LightningCLI):
         kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
+        on_each = getattr(config["strategy"], "ranks_per_device", 1)  # another strategy is refused below
         if self.subcommand == "describe":  # what a run would be, elsewhere
             leave_launcher()
         else:
-            kwargs["devices"], kwargs["num_nodes"] = follow_launcher(config["devices"], config["num_nodes"])
+            kwargs["devices"], kwargs["num_nodes"] = follow_launcher(
+                config["devices"], config["num_nodes"], ranks_per_device=on_each
+            )
+        kwargs["devices"] = gpus_for(kwargs.get("devices", config["devices"]), on_each)
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -68,3 +68,15 @@ def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> P
         assigned[client] = rank
         work[rank] += costs[client]
     return Placement({client: assigned[client] for client in costs}, tuple(work), per_machine)
+
+
+def by_device(devices: Sequence[object]) -> str:
+    """Say which ranks of a machine are where, for people; ``devices`` are those of the ranks.
+
+    >>> by_device(["cuda:0", "cuda:1", "cuda:0", "cuda:1"])
+    'cuda:0: ranks 0, 2; cuda:1: ranks 1, 3'
+    """
+    where: dict[str, list[str]] = {}
+    for rank, device in enumerate(devices):
+        where.setdefault(str(device), []).append(str(rank))
+    return "; ".join(f"{device}: rank{'s' * (len(r) > 1)} {', '.join(r)}" for device, r in where.items())

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.methods.base import Method, Weights
 from fedsim.strategy.strategy import FederatedStrategy
-from fedsim.training.messages import Answers, Report, Upload
+from fedsim.training.messages import Answers, Report, Signals, Upload
 from fedsim.training.statistics import BatchNormStatistics
 
 
@@ -138,9 +138,9 @@ class Aggregator:
         """Raise AssertionError if an upload has parts that these sums would ignore."""
         assert upload.is_plain, "the method declares no masks"
 
-    def facts(self, client: str, upload: Upload) -> Sequence[float]:  # noqa: ARG002 - of a plain upload there are none
-        """Return the numbers about an upload that all ranks must hear of; see :attr:`columns`."""
-        return ()
+    def facts(self, client: str, upload: Upload) -> Signals:  # noqa: ARG002 - of a plain upload there are none
+        """Return the numbers about an upload that all ranks must hear of, by :attr:`columns`."""
+        return {}
 
     def add(self, client: str, contribution: Upload) -> None:
         """Take a client's encoded upload, all of whose values are within :attr:`limit`."""

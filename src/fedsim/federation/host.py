@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from fedsim.federation.settings import Settings
 from fedsim.methods.base import message_to
 from fedsim.strategy.span import Span
 from fedsim.strategy.strategy import FederatedStrategy
-from fedsim.training.client import BatchReport, Client
+from fedsim.training.client import BatchReport, Client, Outcome
 from fedsim.training.messages import Upload
 
 
@@ -93,36 +92,26 @@ class Host:
         method.train(client)
         client.end_training()
         upload = method.upload(client)
-        numbers, of_tensors = self._signals(client, upload)
         sent = privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
-        outcome = client.end_round(parts, self.aggregator.limit)
+        signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
+        outcome = client.end_round(parts, self.aggregator.limit, signals)
+        numbers, of_tensors = self._sorted(outcome, upload)
         table.busy(self.strategy.global_rank, outcome.seconds)
         if not client.visit.is_first:
             return
         if keep_snapshot:
             self.parts.hosting.snapshots.keep(client.client_name, client.model.flat.buffer)
         self.aggregator.add(client.client_name, contribution)
-        traffic = zip(self.aggregator.columns, self.aggregator.facts(client.client_name, sent), strict=True)
-        row = {**outcome.facts, **numbers, **dict(traffic)}
-        table.fill(client.client_name, outcome, row, of_tensors)
+        table.fill(client.client_name, outcome, {**outcome.facts, **numbers}, of_tensors)
 
-    def _signals(self, client: Client, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-        """Return the upload's signals: those of the client, and those of tensors.
-
-        Signals that are not declared are refused; those that are not finite make a bad update.
-        """
-        numbers, of_tensors = upload.numbers, upload.tensor_numbers
-        kinds = dict.fromkeys(numbers, "client") | dict.fromkeys(of_tensors, "tensor")
+    def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+        """Return the numbers of a visit: those of the client, and those of its tensors; undeclared ones are refused."""
+        numbers = {name: value for name, value in outcome.signals.items() if isinstance(value, int | float)}
+        of_tensors = {name: value for name, value in outcome.signals.items() if not isinstance(value, int | float)}
+        kinds = {name: "tensor" if name in of_tensors else "client" for name in upload.signals}
         assert kinds == dict(self.how.method.measures), "upload must have the signals that measures names"
-        named = list(numbers.items())
-        for values in of_tensors.values():
-            entries = client.model.flat.shared_parameters
-            named += [(entry.name, value) for entry, value in zip(entries, values, strict=True)]
-        for name, value in named:
-            if not math.isfinite(value):
-                raise BadUpdateError(f"client {client.client_name}, round {client.round + 1}: its {name} is {value}")
         return numbers, of_tensors
 
     def _on_batch(self, report: BatchReport) -> None:

@@ -5,7 +5,7 @@ The rest of the room knows no masks: it asks here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ from fedsim.federation.aggregation import Aggregator
 from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.functional.pruning import zero_pruned_
 from fedsim.methods.base import Method, Weights
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Signals, Upload
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
 
@@ -45,11 +45,15 @@ class MaskedAggregator(Aggregator):
     def check(self, upload: Upload) -> None:
         """Take every upload."""
 
-    def facts(self, client: str, upload: Upload) -> Sequence[float]:
+    def facts(self, client: str, upload: Upload) -> Signals:
         """Count the elements that an upload's mask leaves."""
         total = sum(entry.numel for entry in self.statistics[self.archs[client]].parameters)
-        pruned = 0 if upload.mask is None else int((~upload.mask).count_nonzero())
-        return float(total - pruned), float(upload.mask is not None and upload.is_new_mask)
+        if upload.mask is None:
+            return dict(zip(self.columns, (float(total), 0.0), strict=True))
+        unpruned = Measured((~upload.mask).count_nonzero(), lambda pruned: total - pruned[0])
+        is_new = upload.is_new_mask
+        told = Measured(is_new) if isinstance(is_new, Tensor) else float(is_new)
+        return dict(zip(self.columns, (unpruned, told), strict=True))
 
     def sum_model(self, client: str, upload: Upload, weights: Weights, total: Tensor) -> None:
         """Add a client's elements, and its weight where it has them."""

@@ -19,6 +19,7 @@ from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.files import make_folder
 from fedsim.evaluation.summary import score_rows
 from fedsim.federation.callbacks import Preemption, RoundProgress, RunSummary, ScoreLastRound
+from fedsim.strategy.sharing import gpus_for
 from fedsim.strategy.strategy import FederatedStrategy
 
 DEFAULTS = {
@@ -59,8 +60,11 @@ class Trainer(lightning.Trainer):
             _begin(folder)
             callbacks += [*_of_run(folder), *_checkpoints(folder, options.get("enable_checkpointing"), callbacks)]
             options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
+        given: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
+        if isinstance(strategy := given["strategy"], FederatedStrategy):
+            given["devices"] = gpus_for(given.get("devices", "auto"), strategy.ranks_per_device)
         with _without_false_alarms():
-            super().__init__(**{"strategy": FederatedStrategy()} | DEFAULTS | options, callbacks=callbacks)
+            super().__init__(**given, callbacks=callbacks)
 
     @property
     def scores(self) -> list[dict[str, str | float]]:

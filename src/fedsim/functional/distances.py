@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +20,29 @@ def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> flo
     >>> round(cosine_distance_of_parameters([(v, w)]), 12)
     0.4
     """
+    products = products_of_parameters(pairs)
+    return cosine_distance_of_products(products.flatten().tolist())  # the host waits for the device once
+
+
+def products_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the dot products of :func:`cosine_distance_of_parameters` [number of pairs, 3] float64, on the device."""
     products = []
     for of_v, of_w in pairs:
         v, w = of_v.detach().double().flatten(), of_w.detach().double().flatten()
         d = v - w
         products.append(torch.stack([d.dot(d), v.dot(v), w.dot(w)]))
+    return torch.stack(products) if products else torch.empty(0, 3, dtype=torch.float64)
+
+
+def cosine_distance_of_products(products: Sequence[float]) -> float:
+    """Return :func:`cosine_distance_of_parameters` from its dot products, one row after another.
+
+    >>> cosine_distance_of_products([20.0, 1.0, 25.0])
+    0.4
+    """
     difference = square_v = square_w = 0.0
-    for sums in torch.stack(products).tolist() if products else []:  # the host waits for the device once
+    for first in range(0, len(products), 3):
+        sums = products[first : first + 3]
         difference, square_v, square_w = difference + sums[0], square_v + sums[1], square_w + sums[2]
     norm_v, norm_w = math.sqrt(square_v), math.sqrt(square_w)
     if norm_v * norm_w == 0:

@@ -8,6 +8,7 @@ smaller, on every device.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -45,8 +46,13 @@ def remaining(mask: Tensor, layers: Sequence[slice]) -> list[int]:
     >>> remaining(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
     [1, 2]
     """
-    counts: list[int] = torch.stack([mask[layer].count_nonzero() for layer in layers]).tolist() if layers else []
+    counts: list[int] = count_remaining(mask, layers).tolist()
     return counts
+
+
+def count_remaining(mask: Tensor, layers: Sequence[slice]) -> Tensor:
+    """Return :func:`remaining` as int64 [number of layers] on the device."""
+    return torch.stack([mask[layer].count_nonzero() for layer in layers]) if layers else torch.zeros(0).long()
 
 
 def share_pruned(left: Sequence[int], layers: Sequence[slice]) -> float:
@@ -132,6 +138,27 @@ def hamming_distance(a: Tensor, b: Tensor, layers: Sequence[slice]) -> float:
     0.25
     """
     return pruned_fraction(a == b, layers)
+
+
+def differ(a: Tensor, b: Tensor, layers: Sequence[slice], share: float) -> Tensor:
+    """Return whether :func:`hamming_distance` is above ``share``, bool on the device: the host need not wait.
+
+    >>> differ(torch.tensor([True, False, True, True]), torch.ones(4).bool(), [slice(0, 4)], 0.25)
+    tensor(False)
+    """
+    total = sum(layer.stop - layer.start for layer in layers)
+    return count_remaining(a != b, layers).sum() >= first_above(share, total)
+
+
+def first_above(share: float, total: int) -> int:
+    """Return the smallest count whose share of ``total`` is larger than ``share``; ``total`` + 1 if none is.
+
+    A device can compare a count with it as the host compares the shares, to the last bit.
+
+    >>> first_above(0.2, 10), first_above(0.0, 10), first_above(1.0, 10)
+    (3, 1, 11)
+    """
+    return bisect_right(range(total + 1), share, key=lambda count: count / max(total, 1))
 
 
 def cubic_sparsity(t: float, num_rounds: int, start: float, end: float) -> float:

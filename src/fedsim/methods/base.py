@@ -161,7 +161,10 @@ class Method(ABC):
         client.step(loss)
 
     def upload(self, client: Client) -> Upload:
-        """Return the client's message after training: the model, extras and signals."""
+        """Return the client's message after training: the model, extras and signals.
+
+        Leave numbers on the device, as :class:`~fedsim.training.messages.Measured`: then the host waits for it once.
+        """
         return Upload(client.model.shared)
 
     # -- on the server -------------------------------------------------------------------------------------------------

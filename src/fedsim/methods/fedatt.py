@@ -31,7 +31,7 @@ from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import softmax_weights, uniform_weights
 from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class FedAtt(BodySharing, Method):
         """Return the model, and how far each tensor has moved: the Euclidean norm."""
         flat = client.model.flat
         change = client.received.vector.double() - flat.shared
-        norms: list[float] = torch.stack([change[entry.span].norm() for entry in flat.shared_parameters]).tolist()
-        return Upload(flat.shared, signals={"change": norms})
+        norms = torch.stack([change[entry.span].norm() for entry in flat.shared_parameters])
+        return Upload(flat.shared, signals={"change": Measured(norms, list)})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the attention and epsilon; running statistics are averaged alike.

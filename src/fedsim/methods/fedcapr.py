@@ -43,7 +43,7 @@ from fedsim.methods.base import HoldsModels, Method, Replicas, Signal, Weights
 from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class FedCAPR(HoldsModels, Method):
 
     def upload(self, client: Client) -> Upload:
         """Return the model and m_k: how far training has turned the features of the first images."""
-        change = float(mean_cosine_distance(*first_features(client)))
-        return Upload(client.model.shared, signals={"cdw": change})
+        change = mean_cosine_distance(*first_features(client))
+        return Upload(client.model.shared, signals={"cdw": Measured(change)})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""

@@ -62,7 +62,7 @@ from torch import Tensor
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import feature_divergence, mean_cosine_distance
-from fedsim.functional.pruning import deeper_global_mask, next_step, pruned_fraction, remaining, share_pruned
+from fedsim.functional.pruning import count_remaining, deeper_global_mask, next_step, remaining, share_pruned
 from fedsim.functional.recovery import Trials, prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
 from fedsim.methods.base import HoldsModels, InitialState, Method, Need, Replicas, Signal, Weights, weigh
@@ -79,7 +79,7 @@ from fedsim.methods.reference import RECEIVED, first_features, received_features
 from fedsim.models.groups import BODY
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 
 _HISTORY = 3
 """number of accuracies in stage 1"""
@@ -207,13 +207,15 @@ class FedKLPR(HoldsModels, Method):
 
     def upload(self, client: Client) -> Upload:
         """Measure the change by training, prune, and return theta_k and M_k."""
-        signals = {}
+        signals: dict[str, float | Measured] = {}
         if self.weighting in _CHANGES:
-            signals[_CHANGES[self.weighting]] = float(self._change(client))
+            signals[_CHANGES[self.weighting]] = Measured(self._change(client))
         if not self.prune:
             return Upload(client.model.shared, signals=signals)
         signals |= self._prune(client)
-        signals["pruned"] = pruned_fraction(client.kept["mask"], prunable_layers(client.model))
+        layers = prunable_layers(client.model)
+        left = count_remaining(client.kept["mask"], layers)
+        signals["pruned"] = Measured(left, lambda of_layers: share_pruned([int(n) for n in of_layers], layers))
         return upload_masked(client, signals, zeros_count=not self.sas)
 
     def _change(self, client: Client) -> Tensor:

@@ -63,7 +63,7 @@ from fedsim.methods.base import HoldsModels, Method, Need, Payload, Replicas, Si
 from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 
@@ -144,7 +144,7 @@ class FedPav(HoldsModels, Method):
             return Payload()
         return Payload(up={"features": (server.num_public, server.models[arch].network.num_features)})
 
-    def _change(self, client: Client) -> float:
+    def _change(self, client: Client) -> Tensor:
         """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
         received = (client.received.vector, client.private_state()["state"])
         trained = (client.model.shared, client.model.private)
@@ -157,11 +157,11 @@ class FedPav(HoldsModels, Method):
             replica.private.copy_(private)
             with torch.no_grad():
                 logits.append(replica.forward(images, client.visit.precision).logits)
-        return float(mean_cosine_distance(*logits))
+        return mean_cosine_distance(*logits)
 
     def upload(self, client: Client) -> Upload:
         """Return the model, its change if that is the weight, and in rounds that distil l_k (Algorithm 2, line 25)."""
-        signals = {"cdw": self._change(client)} if self.weighting == "cdw" else {}
+        signals = {"cdw": Measured(self._change(client))} if self.weighting == "cdw" else {}
         how, public = self.distillation, client.received.public
         if how is None or public is None or not has_server_step(self, client.round):
             return Upload(client.model.shared, signals=signals)

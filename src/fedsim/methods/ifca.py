@@ -37,7 +37,7 @@ from fedsim.core.checks import at_least, positive
 from fedsim.methods.base import InitialState, Method, PartSharing, Payload, Signal, Weighting, WeightingChoice
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 from fedsim.training.server import Server
 from fedsim.training.uploads import Uploads
 
@@ -89,10 +89,11 @@ class IFCA(PartSharing, WeightingChoice, Method):
     def download(self, client: Client) -> None:
         """Load the model that fits the client's data best."""
         models = self._models(client)
-        losses: list[float] = torch.stack([self._loss_of(client, theta) for theta in models]).tolist()
-        choice = losses.index(min(losses))
-        client.keep("cluster", torch.tensor(choice))
-        client.model.shared.copy_(models[choice])
+        choice = torch.stack([self._loss_of(client, theta) for theta in models]).argmin()  # of equal ones the first
+        client.keep("cluster", choice)
+        client.model.shared.copy_(models[0])
+        for j, theta in enumerate(models[1:], start=1):  # the host does not know the choice yet, and need not wait
+            client.model.shared.copy_(torch.where(choice == j, theta, client.model.shared))
 
     def _models(self, client: Client) -> list[Tensor]:
         return [client.received.vector, *(client.received.extras[name] for name in self._others)]
@@ -112,7 +113,7 @@ class IFCA(PartSharing, WeightingChoice, Method):
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the cluster."""
-        return Upload(client.model.shared, signals={"cluster": float(client.kept["cluster"])})
+        return Upload(client.model.shared, signals={"cluster": Measured(client.kept["cluster"])})
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Renew all theta_j; return theta_1."""

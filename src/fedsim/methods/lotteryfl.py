@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedsim.functional.pruning import layerwise_magnitude_mask, remaining, share_pruned
 from fedsim.methods.base import BodySharing, InitialState, Method, Payload
-from fedsim.methods.pruned import OwnMask, check_pruning, full_mask, own_accuracy, prunable_layers, zero_pruned
+from fedsim.methods.pruned import OwnMask, check_pruning, exceeds, full_mask, prunable_layers, zero_pruned
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
@@ -70,19 +70,21 @@ class LotteryFL(OwnMask, BodySharing, Method):
 
     def train(self, client: Client) -> None:
         """Prune, if it is time to, and train."""
-        mask = self._next_mask(client)
-        if mask is not client.kept["mask"] and not torch.equal(mask, client.kept["mask"]):
+        mask, before = self._next_mask(client), client.kept["mask"]
+        if mask is not before:
+            weights = client.model.shared[: len(mask)]
+            weights.copy_(torch.where((mask != before).any(), client.received.extras["initial"], weights))
             client.keep("mask", mask)
-            client.model.shared[: len(mask)].copy_(client.received.extras["initial"])
-            zero_pruned(client)  # theta_0 * M_k
+            zero_pruned(client)  # theta_0 * M_k; of the mask from before it is that already
         super().train(client)
 
     def _next_mask(self, client: Client) -> Tensor:
-        """Return M_k, pruned further if the client may."""
+        """Return M_k, pruned further if the client may: the device decides it, the host goes on."""
         layers, mask = prunable_layers(client.model), client.kept["mask"]
         left = remaining(mask, layers)
         pruned = share_pruned(left, layers)
-        if pruned >= self.target or own_accuracy(client, self.accuracy_images) <= self.start_accuracy:
+        if pruned >= self.target:
             return mask
         share = min(self.step, 1 - (1 - self.target) / (1 - pruned))
-        return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share, left)
+        deeper = layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share, left)
+        return torch.where(exceeds(client, self.accuracy_images, self.start_accuracy), deeper, mask)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.pruning import zero_pruned_
+from fedsim.functional.pruning import first_above, zero_pruned_
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.labels.proxies import make_proxies
 from fedsim.training.labels.source import Clusters, PseudoLabels
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Report, Signals, Upload
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
@@ -106,10 +106,10 @@ def zero_pruned(client: Client) -> Tensor:
     return zero_pruned_(client.model.shared[: len(client.kept["mask"])], client.kept["mask"])
 
 
-def upload_masked(client: Client, signals: Mapping[str, float] | None = None, zeros_count: bool = False) -> Upload:
+def upload_masked(client: Client, signals: Signals | None = None, zeros_count: bool = False) -> Upload:
     """Return the model with the client's mask; see :attr:`Upload.zeros_count`."""
     mask = client.kept["mask"]
-    is_new = not torch.equal(mask, client.remembered("mask").to(mask.device))
+    is_new = (mask != client.remembered("mask").to(mask.device, non_blocking=True)).any()
     return Upload(client.model.shared, signals=signals or {}, mask=mask, is_new_mask=is_new, zeros_count=zeros_count)
 
 
@@ -133,7 +133,8 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
     clusters = client.training_settings.clusters
     measure = measure or ("rank1" if clusters else "classifier")
     if measure == "classifier" and not clusters:
-        return _head_accuracy(client, num_images)
+        hits, images = _head_hits(client, num_images)
+        return int(hits) / images
     groups, cameras, features = _groups(client), client.images.cameras, client.plain_features()
     if not (groups >= 0).any():
         return 0.0
@@ -144,7 +145,16 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
     return float((guesses == groups)[groups >= 0].double().mean())
 
 
-def _head_accuracy(client: Client, num_images: int | None) -> float:
+def exceeds(client: Client, num_images: int | None, accuracy: float) -> Tensor:
+    """Return whether :func:`own_accuracy` is larger than ``accuracy``, bool on the device: the host need not wait."""
+    if client.training_settings.clusters:
+        return torch.tensor(own_accuracy(client, num_images) > accuracy, device=client.device)
+    hits, images = _head_hits(client, num_images)
+    return hits >= first_above(accuracy, images)
+
+
+def _head_hits(client: Client, num_images: int | None) -> tuple[Tensor, int]:
+    """Return how many images the head classifies right, on the device, and how many there are."""
     total = client.data.num_images
     order = torch.arange(total)
     if num_images is not None and num_images < total:
@@ -154,7 +164,7 @@ def _head_accuracy(client: Client, num_images: int | None) -> float:
     for batch in client.images.plain_batches(order, client.batch_size):
         hits += (client.forward(batch.images).logits.argmax(1) == batch.labels).sum()
     client.model.network.train()
-    return int(hits) / len(order)
+    return hits, len(order)
 
 
 def _pseudo(client: Client) -> PseudoLabels:

@@ -32,13 +32,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.functional.pruning import hamming_distance, layerwise_magnitude_mask, remaining, share_pruned
-from fedsim.functional.recovery import try_mask
+from fedsim.functional.pruning import differ, layerwise_magnitude_mask, remaining, share_pruned, zero_pruned_
 from fedsim.methods.base import BodySharing, Method, run_epoch
-from fedsim.methods.pruned import OwnMask, check_pruning, own_accuracy, prunable_layers
+from fedsim.methods.pruned import OwnMask, check_pruning, exceeds, prunable_layers
 from fedsim.training.client import Client
 
 _LAST_STEP = 0.05
@@ -78,13 +78,17 @@ class SubFedAvg(OwnMask, BodySharing, Method):
             run_epoch(self, client, epoch)
         last = self._next_mask(client, left, self.step)
         missing = self.target - (pruned := share_pruned(left, layers))
-        if missing <= 0 or hamming_distance(first, last, layers) <= self.min_distance:
+        if missing <= 0:
             return
+        moves = differ(first, last, layers, self.min_distance)
         if missing < self.step:
             last = self._next_mask(client, left, min(missing / (1 - pruned), _LAST_STEP))
         weights = client.model.shared[: len(last)]
-        if try_mask(weights, last, lambda: own_accuracy(client, self.accuracy_images) > self.min_accuracy):
-            client.keep("mask", last)
+        before = weights.clone()
+        zero_pruned_(weights, last)
+        prunes = moves & exceeds(client, self.accuracy_images, self.min_accuracy)  # the host need not wait for it
+        weights.copy_(torch.where(prunes, weights, before))
+        client.keep("mask", torch.where(prunes, last, client.kept["mask"]))
 
     def _next_mask(self, client: Client, left: Sequence[int], share: float) -> Tensor:
         """Return what pruning a share of the weights that m_k leaves, ``left`` of each layer, would make of m_k now."""

@@ -40,12 +40,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.core.errors import ConfigError
-from fedsim.functional.distances import cosine_distance_of_parameters
+from fedsim.functional.distances import cosine_distance_of_products, products_of_parameters
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import Method, Need, Signal, Weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Client
-from fedsim.training.messages import Report, Upload
+from fedsim.training.messages import Measured, Report, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +83,11 @@ class WeightedPav(Method):
         """Return the model, and m_i of Eq. (10) or the accuracy in Eq. (2)."""
         model, received = client.model, client.received.vector
         if self.weighting == "performance":
-            _, correct, images, _ = client.visit.tally.read([])
-            return Upload(model.shared, signals={"accuracy": correct / max(images, 1)})
+            accuracy = Measured(client.visit.tally.right(), lambda right: right[0] / max(right[1], 1))
+            return Upload(model.shared, signals={"accuracy": accuracy})
         spans = [e.span for e in model.flat.shared_parameters if model.network.get_parameter(e.name).requires_grad]
-        change = cosine_distance_of_parameters((model.shared[span], received[span]) for span in spans)
-        return Upload(model.shared, signals={"cdw_param": change})
+        products = products_of_parameters((model.shared[span], received[span]) for span in spans)
+        return Upload(model.shared, signals={"cdw_param": Measured(products, cosine_distance_of_products)})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return the share of each client in the average."""

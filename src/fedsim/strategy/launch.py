@@ -52,11 +52,13 @@ class Launch:
 # -- how many ranks ----------------------------------------------------------------------------------------------------
 
 
-def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.environ) -> tuple[Devices, int]:
+def follow_launcher(
+    devices: Devices, num_nodes: int, environ: Environment = os.environ, *, ranks_per_device: int = 1
+) -> tuple[Devices, int]:
     """Return ``trainer.devices`` and ``trainer.num_nodes`` of the launcher, or the configured ones without a launcher.
 
-    As ``devices``, ``auto`` and -1 take the launcher's number; as ``num_nodes`` the default, 1, does. ``environ`` gets
-    the variables that Lightning and torch read.
+    As ``devices``, ``auto`` and -1 take the launcher's number; as ``num_nodes`` the default, 1, does. A list of GPUs is
+    for ``ranks_per_device`` times as many ranks. ``environ`` gets the variables that Lightning and torch read.
 
     Raises:
         ConfigError: if the config or the launch contradicts the launcher.
@@ -67,6 +69,8 @@ def follow_launcher(devices: Devices, num_nodes: int, environ: Environment = os.
             _check_by_hand(num_nodes, environ)
         return devices, num_nodes
     given = _count(devices)
+    if given is not None and not str(devices).strip().isdigit():
+        given *= ranks_per_device
     if given is None and str(devices).strip() not in ("auto", "-1"):
         raise ConfigError(f"trainer.devices: {devices} is no number of ranks; leave it out (auto)")
     if given is not None and given != launch.per_node:

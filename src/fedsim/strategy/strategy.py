@@ -24,6 +24,7 @@ from fedsim.core.versions import begin_version, publish_version
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel, end_with_launcher
 from fedsim.strategy.launch import check_address
+from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
 
 T = TypeVar("T")
 
@@ -31,10 +32,11 @@ _LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 th
 
 
 class FederatedStrategy(DDPStrategy):
-    """One process per device, without DistributedDataParallel: ranks train different clients and meet once a round.
+    """Processes without DistributedDataParallel: ranks train different clients and meet once a round.
 
-    NCCL sums between GPUs, gloo between CPUs. Status always travels over gloo: a waiting NCCL collective occupies the
-    GPU and trips its watchdog. Between meetings, ranks watch each other through a control channel.
+    NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses. Status always travels
+    over gloo: a waiting NCCL collective occupies the GPU and trips its watchdog. Between meetings, ranks watch each
+    other through a control channel.
 
     Args:
         timeout: longest time for ranks to find each other at the start, and for a sum after all have come to it.
@@ -43,7 +45,9 @@ class FederatedStrategy(DDPStrategy):
         silence_timeout: longest time without a sign of life from a rank; then the others end.
         connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
             answers before rank 0 runs there, ``timeout`` applies.
-        process_group_backend: nccl, gloo, or null for the device's own.
+        process_group_backend: nccl, gloo, or null for the device's own; where ranks share GPUs, of sums among GPUs.
+        ranks_per_device: ranks on each GPU; ``trainer.devices`` then counts ranks, so 4 of them with 2 on each need two
+            GPUs. A list of GPUs gets so many on each.
         start_method: of processes on one machine; popen runs the command line again.
     """
 
@@ -55,7 +59,9 @@ class FederatedStrategy(DDPStrategy):
         connect_timeout: timedelta = timedelta(seconds=20),
         process_group_backend: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        ranks_per_device: int = 1,
     ) -> None:
+        self.ranks_per_device, self._among_gpus = ranks_per_device, process_group_backend or "nccl"
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self.timeout, self.round_timeout = timeout, round_timeout
         self.silence_timeout, self.connect_timeout = silence_timeout, connect_timeout
@@ -66,6 +72,7 @@ class FederatedStrategy(DDPStrategy):
         self._is_saving = False
         self._patient: Any = None  # the group in which ranks wait for each other's clients
         self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
+        self._shared: SharedGpus | None = None  # if several ranks are on a GPU
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
@@ -75,11 +82,31 @@ class FederatedStrategy(DDPStrategy):
                 raise ConfigError(f"trainer.strategy.{name}: {value} is no time")
         if (backend := self._process_group_backend) not in (None, "nccl", "gloo"):
             raise ConfigError(f"trainer.strategy.process_group_backend: {backend} is neither nccl nor gloo, nor null")
+        check_number(self.ranks_per_device)
+
+    def check_device(self) -> None:
+        """Raise ConfigError if ranks are to share a GPU, and there is none."""
+        if self.ranks_per_device > 1 and self.root_device.type != "cuda":
+            raise ConfigError(
+                f"{FIELD}: {self.ranks_per_device} is for GPUs, and these ranks are on CPUs; leave it out: "
+                "trainer.devices alone says how many ranks there are"
+            )
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The device of each rank of this machine."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        """Give each rank one of the devices that Lightning has found."""
+        self._parallel_devices = spread(devices, self.ranks_per_device) if devices else devices
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
         """Open the process groups and the control channel."""
+        self.check_device()
         super().setup_environment()
         self.stop_signal = self.stop_deadline = None
         if self.world_size > 1:
@@ -90,6 +117,12 @@ class FederatedStrategy(DDPStrategy):
             self._channel.start()
             self.barrier("control channel")
             self._channel.watch()
+            if self.ranks_per_device > 1 and self._shared is None:
+                addresses = torch.zeros(self.world_size, dtype=torch.float64)
+                addresses[self.global_rank] = address_of(self.root_device)
+                self.exchange([addresses])
+                gpus = neighbours_by(addresses.tolist(), self.num_processes, self.ranks_per_device)
+                self._shared = SharedGpus(gpus, self.global_rank, self._among_gpus, self.timeout, self._wait)
 
     def setup_distributed(self) -> None:
         """Join the other ranks; an error names an address that cannot be reached."""
@@ -100,7 +133,18 @@ class FederatedStrategy(DDPStrategy):
             # torchrun's agent may listen at this address instead of rank 0
             listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             check_address(host, port, listens, self.connect_timeout.total_seconds())
-        super().setup_distributed()
+        try:
+            super().setup_distributed()
+        except RuntimeError as error:
+            if "Duplicate GPU" not in str(error):
+                raise
+            raise ConfigError(
+                f"{FIELD}: 1, but several ranks have one GPU, which NCCL refuses; set it to the ranks on a GPU"
+            ) from error
+
+    def _get_process_group_backend(self) -> str:
+        """Return the backend of the group of all ranks; of ranks that share GPUs it is in the host's memory."""
+        return "gloo" if self.ranks_per_device > 1 else str(super()._get_process_group_backend())
 
     def _open_store(self) -> Any:
         """Open our own part of the store where ranks found each other, so that no second port is needed."""
@@ -181,20 +225,27 @@ class FederatedStrategy(DDPStrategy):
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place."""
         if tensor.numel() and self.world_size > 1:
-            self._wait(dist.all_reduce(tensor, async_op=True))
+            if self._shared is not None and tensor.device.type == "cuda":
+                self._shared.sum_(tensor)
+            else:
+                self._wait(dist.all_reduce(tensor, async_op=True))
         return tensor
 
     def make_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""
+        own = {} if self._shared is not None else {self.root_device.type: self.process_group_backend}
         for ranks in groups:
-            for device, backend in {"cpu": "gloo", self.root_device.type: self.process_group_backend}.items():
+            for device, backend in ({"cpu": "gloo"} | own).items():
                 if (ranks, device) not in self._groups:
                     group = dist.new_group(list(ranks), timeout=self.round_timeout, backend=backend)
                     self._groups[ranks, device] = group
 
     def sum_within_(self, tensor: Tensor, ranks: range) -> Tensor:
         """Sum a tensor over the ranks of a group in place; all of these call it."""
-        self._wait(dist.all_reduce(tensor, group=self._groups[ranks, tensor.device.type], async_op=True))
+        if self._shared is not None and tensor.device.type == "cuda":
+            self._shared.through_host(tensor, lambda host: self.sum_within_(host, ranks))
+        else:
+            self._wait(dist.all_reduce(tensor, group=self._groups[ranks, tensor.device.type], async_op=True))
         return tensor
 
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:
@@ -230,7 +281,10 @@ class FederatedStrategy(DDPStrategy):
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor with rank 0's, in place."""
         if tensor.numel() and self.world_size > 1:
-            self._wait(dist.broadcast(tensor, src=0, async_op=True))
+            if self._shared is not None and tensor.device.type == "cuda":
+                self._shared.through_host(tensor, self.broadcast_)
+            else:
+                self._wait(dist.broadcast(tensor, src=0, async_op=True))
         return tensor
 
     def broadcast(self, obj: T, src: int = 0) -> T:

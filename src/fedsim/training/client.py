@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from lightning import LightningModule
@@ -21,7 +22,7 @@ from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.source import source_of
-from fedsim.training.messages import Download
+from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, Objective
 from fedsim.training.visit import BatchReport, Outcome, Visit
@@ -208,22 +209,28 @@ class Client(LightningModule):
             self.visit.pieces.settle()
         self.visit.source.check()
 
-    def end_round(self, contribution: Sequence[Tensor], limit: float) -> Outcome:
+    def end_round(
+        self, contribution: Sequence[Tensor], limit: float, signals: Signals = MappingProxyType({})
+    ) -> Outcome:
         """Check the results of the visit, and store the private state; of several ranks, the first does so.
 
         The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
-        ``limit``.
+        ``limit``. The results have its ``signals``, read along.
 
         Raises:
-            BadUpdateError: if the loss or a weight is not finite, or too large to be summed. The stored state is then
-                that from before the round.
+            BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed. The stored state
+                is then that from before the round.
         """
         if self._keeps_optimizers:
             self._keep_moments()
         sent = [part for part in contribution if part.numel()]
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
-        loss, correct, images, extremes = self.visit.tally.read(bounds)  # the visit's only wait for the device
+        measured = {name: signal for name, signal in signals.items() if isinstance(signal, Measured)}
+        on_device = (s.values.detach().to(self.device, torch.float64, non_blocking=True) for s in measured.values())
+        more = [value for values in on_device for value in values.flatten().unbind()]
+        loss, correct, images, values = self.visit.tally.read([*bounds, *more])  # the visit's only wait for the device
+        extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._not_finite("loss or weights")
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
@@ -231,10 +238,24 @@ class Client(LightningModule):
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
         if (inexact := self.visit.inexact) is not None:
             raise self._bad_update(inexact, "the weight of the loss", "model.client.micro_batch to null")
+        found = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
+        self._check_signals(found)
         if self.visit.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}
-        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts)
+        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts, found)
+
+    def _check_signals(self, signals: Mapping[str, float | Sequence[float]]) -> None:
+        """Raise BadUpdateError for a number that is not finite; one of a tensor has the tensor's name."""
+        for name, signal in signals.items():
+            if isinstance(signal, int | float):
+                named = [(name, signal)]
+            else:
+                entries = self.model.flat.shared_parameters
+                named = [(entry.name, value) for entry, value in zip(entries, signal, strict=True)]
+            for what, value in named:
+                if not math.isfinite(value):
+                    raise BadUpdateError(f"client {self.client_name}, round {self.round + 1}: its {what} is {value}")
 
     def leave(self) -> None:
         """Free the memory of the visit, whether it counts or not."""

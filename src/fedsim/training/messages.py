@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +24,25 @@ class Download:
     """unlabelled images that server and clients have in common, of methods that require them"""
 
 
+class Measured(NamedTuple):
+    """A signal that is on the device: the host reads it with the results of the visit, and does not wait for it."""
+
+    values: Tensor
+    """of any shape and type; of whole numbers below 2**53"""
+    finish: Callable[[list[float]], float | list[float]] = lambda values: values[0]
+    """turns them, as one list, into the signal: by default the number that they are"""
+
+    def read(self, values: list[float]) -> float | list[float]:
+        """Return the signal; takes the numbers of :attr:`values` from the front of the list ``values``."""
+        own = values[: self.values.numel()]
+        del values[: len(own)]
+        return self.finish(own)
+
+
+Signals = Mapping[str, float | Sequence[float] | Measured]
+"""name -> number of the client, or numbers of its tensors; or where these will come from"""
+
+
 @dataclass(frozen=True)
 class Upload:
     """A client's message to the server."""
@@ -32,14 +52,15 @@ class Upload:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     """float32 tensors that :meth:`Method.payload` declares; the server gets their plain means over the clients of an
     architecture"""
-    signals: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    """numbers that :attr:`Method.measures` declares: one for the client, or one for each shared parameter tensor"""
+    signals: Signals = field(default_factory=dict)
+    """numbers that :attr:`Method.measures` declares: one for the client, or one for each shared parameter tensor. Those
+    that are computed on the device are :class:`Measured`, so that the host need not wait for them"""
     mask: Tensor | None = None
     """[num_shared_parameters] bool on the device, of methods that require ``masks``: False for pruned elements, which
     the mean leaves out; padding between tensors is True. Running statistics are never pruned. None: no element is
     pruned"""
-    is_new_mask: bool = True
-    """whether the mask is sent: it differs from the mask of the client's last upload"""
+    is_new_mask: bool | Tensor = True
+    """whether the mask is sent: it differs from the mask of the client's last upload; or this, bool on the device"""
     zeros_count: bool = False
     """whether pruned elements enter the mean as zeros instead"""
 
@@ -48,20 +69,10 @@ class Upload:
         """Whether nothing is pruned."""
         return self.mask is None
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Signals that are one number for the client, by name."""
-        return {name: value for name, value in self.signals.items() if isinstance(value, int | float)}
-
-    @property
-    def tensor_numbers(self) -> dict[str, Sequence[float]]:
-        """Signals that are a number for each shared parameter tensor, by name."""
-        return {name: value for name, value in self.signals.items() if not isinstance(value, int | float)}
-
     def on_host(self) -> Upload:
-        """Return a copy in host memory."""
-        extras = {name: tensor.to("cpu", copy=True) for name, tensor in self.extras.items()}
-        mask = None if self.mask is None else self.mask.to("cpu", copy=True)
+        """Return a copy in host memory; the host waits for the device once, for the vector, which comes last."""
+        extras = {name: tensor.to("cpu", non_blocking=True, copy=True) for name, tensor in self.extras.items()}
+        mask = None if self.mask is None else self.mask.to("cpu", non_blocking=True, copy=True)
         return replace(self, vector=self.vector.to("cpu", copy=True), extras=extras, mask=mask)
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,17 @@ class Tally:
         right = torch.stack([(guesses == labels).sum() for guesses, labels in pairs]).tolist()
         return [(count, len(labels)) for count, (_, labels) in zip(right, pairs, strict=True)]
 
+    def right(self) -> Tensor:
+        """Return how many images were classified right and how many there were, [2] float64; the host does not wait."""
+        images = sum(len(labels) for labels in self._labels)
+        device = self._labels[0].device if self._labels else None
+        found = torch.full((2,), float(images), dtype=torch.float64, device=device)
+        if self._labels:
+            found[0] = (torch.cat(self._guesses) == torch.cat(self._labels)).sum()
+        if self._pieces is not None and self._pieces.span is not None:
+            found = self._pieces.span.sum_(found.cpu())  # a rank without pieces knows no device
+        return found
+
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
         """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
         right: list[Tensor] = []
@@ -124,6 +136,8 @@ class Outcome(NamedTuple):
     seconds: float
     facts: Mapping[str, float]
     """other numbers, by name"""
+    signals: Mapping[str, float | Sequence[float]] = MappingProxyType({})
+    """the numbers that the method measures, see :attr:`Upload.signals`"""
 
 
 class Visit:

@@ -7,7 +7,7 @@ copies and waits of the host. docs/gpus.md says what this proves, and what it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,16 +24,22 @@ _PLACES = Places()
 
 
 @contextmanager
-def cuda(gpus: int = 2, board: Path | None = None, with_sites: bool = False) -> Iterator[Record]:
+def cuda(
+    gpus: int = 2, board: Path | None = None, with_sites: bool = False, *, buses: Sequence[int] = (), memory: int = 80
+) -> Iterator[Record]:
     """Pretend that this machine has so many GPUs, until the end of the block; yield what is counted.
 
     Args:
         gpus: their number.
         board: a folder that all ranks of a run see; their collectives are compared there.
         with_sites: count kernels by the line of fedsim that launched them, which is slow.
+        buses: the place of each GPU in the machine, by which those of several ranks are told apart; their numbers, if
+            left out.
+        memory: of each, GiB.
     """
     record = Record(with_sites=with_sites)
-    _PLACES.num_gpus, _PLACES.current = gpus, 0
+    _PLACES.num_gpus, _PLACES.current, _PLACES.memory = gpus, 0, memory * 2**30
+    _PLACES.buses = tuple(buses) or tuple(range(gpus))
     _PLACES.end_copies()
     kernels = Kernels(_PLACES, record, Collectives(_PLACES, record, board))
     with shown(kernels), Called(_PLACES), kernels:

@@ -6,6 +6,7 @@ A pretended NCCL group is a gloo group whose tensors must be on this rank's GPU.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pretend import rules
 from pretend.places import Places
@@ -31,6 +33,8 @@ class Collectives:
         self._places, self._record, self._board = places, record, board
         self._names: dict[str, str] = {}  # group name -> its name in messages
         self._nccl: set[str] = set()
+        self._counts: Counter[str] = Counter()  # of the collectives of all ranks, and of those of each smaller group
+        self._unconnected: set[str] = set()  # those of NCCL that have done nothing yet
         if board is not None:
             board.mkdir(parents=True, exist_ok=True)
 
@@ -38,9 +42,10 @@ class Collectives:
         """Remember a process group, and the backend that was asked for."""
         if group is None or not isinstance(group, dist.ProcessGroup):  # this rank is not in it
             return
-        self._names[group.group_name] = _WORLD if not self._names else f"group {len(self._names) + 1}"
+        self._names[group.group_name] = f"group {group.group_name}" if self._names else _WORLD
         if "nccl" in backend:
             self._nccl.add(group.group_name)
+            self._unconnected.add(group.group_name)
 
     def is_nccl(self, group: Any) -> bool:
         """Whether a group, None for the default one, is said to be NCCL's."""
@@ -53,13 +58,31 @@ class Collectives:
         name = name.removeprefix("c10d::").strip("_")
         shapes = " ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
         of_group = self._names.get(group.group_name, "?") if group is not None else _WORLD
-        yield from self._out_of_order(f"{name} of {shapes} in {of_group}")
+        all_of_them = group is None or group.size() == dist.get_world_size()
+        yield from self._out_of_order(f"{name} of {shapes} in {of_group}", "all" if all_of_them else group.group_name)
+        if self.is_nccl(group):
+            yield from self.duplicates(dist.group.WORLD if group is None else group, self._places.current)
         if self.is_nccl(group) and name != "barrier":
             for tensor in tensors:
                 yield from self._refusals(name, tensor)
             reduction = next((found for found in map(_reduction, args) if found is not None), "SUM")
             if reduction not in rules.NCCL_REDUCTIONS:
                 yield f"NCCL cannot reduce by {reduction}"
+
+    def duplicates(self, group: Any, gpu: int) -> Iterator[str]:
+        """Yield which ranks of a group of NCCL have the same GPU, ``gpu`` on this one; asked once, when it connects."""
+        if group.group_name not in self._unconnected:
+            return
+        self._unconnected.discard(group.group_name)
+        with _disable_current_modes():
+            mine = torch.tensor([self._places.buses[gpu]])
+            found = [torch.empty_like(mine) for _ in range(group.size())]
+            group.allgather([found], [mine]).wait()
+            buses = [int(bus) for bus in torch.cat(found).numpy()]
+        own = group.rank()
+        for rank, bus in enumerate(buses):
+            if rank != own and bus == buses[own]:
+                yield f"Duplicate GPU detected : rank {own} and rank {rank} both on CUDA device {bus:x}"
 
     def _refusals(self, name: str, tensor: Tensor) -> Iterator[str]:
         device = self._places.of(tensor)
@@ -72,17 +95,19 @@ class Collectives:
         if not tensor.is_contiguous():
             yield f"Tensors must be contiguous: NCCL's {name} of {list(tensor.shape)}"
 
-    def _out_of_order(self, text: str) -> Iterator[str]:
-        number = len(self._record.collectives)
+    def _out_of_order(self, text: str, ranks: str) -> Iterator[str]:
+        """Compare a collective of certain ranks with what the others of them call at the same place."""
+        number = self._counts[ranks]
+        self._counts[ranks] += 1
         self._record.collectives.append(text)
         if self._board is None:
             return
         partial = self._board / f".{os.getpid()}"
         partial.write_text(text)
-        partial.replace(self._board / f"{number}-{dist.get_rank()}")
-        for path in self._board.glob(f"{number}-*"):  # of two ranks that differ, the later one sees both
+        partial.replace(self._board / f"{ranks}-{number}-{dist.get_rank()}")
+        for path in self._board.glob(f"{ranks}-{number}-*"):  # of two ranks that differ, the later one sees both
             if (other := path.read_text()) != text:
-                yield f"collective {number}: rank {path.name.partition('-')[2]} calls {other}, this rank {text}"
+                yield f"collective {number}: rank {path.name.rpartition('-')[2]} calls {other}, this rank {text}"
 
 
 def _group(value: object) -> Any:

@@ -57,11 +57,13 @@ def _address(tensor: Tensor) -> int:
 class Places:
     """Devices of storages, page-locked ones, and copies that are under way.
 
-    ``current`` is the number of the current GPU, of ``num_gpus``.
+    ``current`` is the number of the current GPU, of ``num_gpus``; ``buses`` are their places in the machine, ``memory``
+    the bytes of each.
     """
 
     def __init__(self) -> None:
-        self.num_gpus = self.current = 0
+        self.num_gpus = self.current = self.memory = 0
+        self.buses: tuple[int, ...] = ()
         self._devices, self._pinned = _OfStorages(), _OfStorages()
         self._read, self._written = _OfStorages(), _OfStorages()
 

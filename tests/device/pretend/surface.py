@@ -19,7 +19,6 @@ from pretend.kernels import Called, Kernels, refuse
 from pretend.places import CPU, Places
 
 NAME = "Pretended H100"
-_PROPERTIES = SimpleNamespace(name=NAME, major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132)
 _SILENT = (
     "_lazy_init", "init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
     "reset_peak_memory_stats",
@@ -203,6 +202,13 @@ def _cuda(kernels: Kernels) -> Patches:
         kernels.record.wait("synchronize")
         places.end_copies()
 
+    def properties(device: Any = None) -> SimpleNamespace:
+        bus = places.buses[places.named("cuda" if device is None else device).index or 0]
+        return SimpleNamespace(
+            name=NAME, major=9, minor=0, total_memory=places.memory, multi_processor_count=132, pci_domain_id=0,
+            pci_bus_id=bus, pci_device_id=0,
+        )  # fmt: skip
+
     class Stream:
         cuda_stream = 0
 
@@ -214,11 +220,12 @@ def _cuda(kernels: Kernels) -> Patches:
     numbers = {
         "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
-        "get_device_properties": _PROPERTIES, "mem_get_info": (70 * 2**30, 80 * 2**30), "memory_allocated": 0,
+        "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_allocated": 0,
         "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
     } | dict.fromkeys(_SILENT)  # fmt: skip
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
+    yield cuda, "get_device_properties", properties
     yield cuda, "get_rng_state", lambda device=None: torch.zeros(16, dtype=torch.uint8)
     yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]
     yield cuda, "current_device", lambda: places.current
@@ -279,9 +286,12 @@ def _groups(kernels: Kernels) -> Patches:
     real_place = distributed_c10d._get_object_coll_device
 
     def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> None:
-        options.pop("device_id", None)
+        bound = options.pop("device_id", None)
         real_init("gloo", *args, **options)
         collectives.opened(dist.group.WORLD, "nccl" if backend is None else backend)
+        if bound is not None:  # NCCL connects at once
+            for problem in collectives.duplicates(dist.group.WORLD, bound.index):
+                refuse(problem)
 
     def new_group(*args: Any, backend: str | None = None, **options: Any) -> Any:
         made = real_new(*args, backend="gloo", **options)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedsim.cli.doctor.facts import GIB, Facts, Room, Wish
+from fedsim.core.placement import by_device
 
 Sure = Literal["tried", "read", "guessed"]
 
@@ -126,12 +127,12 @@ def _gpus(facts: Facts, _: Wish) -> Iterator[Finding]:
 
 
 def _sums(facts: Facts, _: Wish) -> Iterator[Finding]:
-    several = len(facts.plan.devices) > 1
+    several, by_nccl = len(facts.plan.devices) > 1, facts.plan.on_gpu and not facts.plan.is_on_one
     if facts.sums:
-        name = "NCCL" if facts.plan.on_gpu else "gloo"
-        remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if facts.plan.on_gpu else "see docs/cluster.md"
+        name = "NCCL" if by_nccl else "gloo"
+        remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if by_nccl else "see docs/cluster.md"
         yield Finding(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
-    if facts.plan.on_gpu and facts.plan.world > 1 and not facts.torch.nccl:
+    if by_nccl and not facts.torch.nccl:
         yield Finding("torch has no NCCL, by which GPUs sum", "install torch with CUDA (pytorch.org), or take one rank")
     if several and facts.shared.free < _SHARED:
         free = facts.shared.free / 2**20
@@ -220,16 +221,30 @@ def _uses(facts: Facts, wish: Wish) -> list[Line]:
         return [Line("device", "not known", "guessed")]
     ranks = f"{len(plan.devices)} here, {plan.world} in all" if plan.world > len(plan.devices) else str(plan.world)
     name = "NCCL" if plan.on_gpu else "gloo"
+    if plan.shares:
+        name = "gloo within a GPU" + ", NCCL among GPUs" * (not plan.is_on_one)
     tried = facts.sums == ""
     sums = f"{name}, {'a sum was right' if tried else 'not tried'}" if plan.world > 1 else "none: there is one rank"
     by_faiss = facts.faiss.version and not facts.faiss.problem and (not plan.on_gpu or facts.faiss.sees)
     return [
         Line("device", ", ".join(dict.fromkeys(plan.devices)), "tried"),
         Line("ranks", ranks + (f", by {plan.launcher}" if plan.launcher else ""), "tried"),
+        *_sharing(facts),
         Line("sums over ranks", sums, "tried" if tried or plan.world == 1 else "guessed"),
         Line("ranking", "faiss" if wish.backend == "faiss" else "torch", "read"),
         Line("neighbours in fedsim rank", "faiss" if by_faiss else "torch", "guessed"),
     ]
+
+
+def _sharing(facts: Facts) -> list[Line]:
+    """Which ranks share a GPU, or that they can."""
+    plan = facts.plan
+    if plan.shares:
+        return [Line("ranks that share", by_device(plan.devices), "tried")]
+    if plan.on_gpu:
+        can = "several on a GPU, which a batch of 32 does not fill: --trainer.strategy.ranks_per_device 2"
+        return [Line("ranks can share", can, "guessed")]
+    return []
 
 
 def _counted(names: list[str]) -> str:

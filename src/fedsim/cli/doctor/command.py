@@ -54,6 +54,7 @@ def _parser() -> ArgumentParser:
             "a number of ranks, a list of GPUs such as '[0, 2]', or auto",
         ),
         "trainer.num_nodes": (int | None, "number of machines"),
+        "trainer.strategy.ranks_per_device": (int | None, "ranks that share a GPU"),
         "model.evaluation.backend": (Literal["auto", "torch", "faiss"] | None, "library that ranks"),
         "run_dir": (str | None, "folder to write to"),
     }
@@ -74,6 +75,8 @@ def _wish(given: dict[str, Any]) -> Wish:
         evaluation = (content.get("model") or {}).get("evaluation") or {}
         stated = {name: trainer.get(name) for name in ("accelerator", "devices", "num_nodes")}
         stated |= {"backend": evaluation.get("backend"), "run_dir": content.get("run_dir")}
+        if isinstance(strategy := trainer.get("strategy"), dict):
+            stated["ranks_per_device"] = (strategy | (strategy.get("init_args") or {})).get("ranks_per_device")
         stated["tracked"] = "Wandb" in str(trainer["logger"]) if "logger" in trainer else None
         fields |= {name: value for name, value in stated.items() if value is not None}
     return Wish(**fields)

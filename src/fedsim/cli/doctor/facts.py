@@ -33,6 +33,8 @@ class Wish:
     run_dir: str = "runs"
     tracked: bool = False
     """whether there is a WandbLogger"""
+    ranks_per_device: int = 1
+    """of trainer.strategy"""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,18 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether ranks have a GPU each."""
+        """Whether ranks are on GPUs."""
         return bool(self.devices) and self.devices[0].startswith("cuda")
+
+    @property
+    def shares(self) -> bool:
+        """Whether several ranks are on one GPU."""
+        return self.on_gpu and len(set(self.devices)) < len(self.devices)
+
+    @property
+    def is_on_one(self) -> bool:
+        """Whether all ranks of the run have the same device."""
+        return len(set(self.devices)) == 1 and self.world == len(self.devices)
 
 
 @dataclass(frozen=True)

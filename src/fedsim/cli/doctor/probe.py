@@ -78,22 +78,26 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         from fedsim.core.shared import memory_folder
         from fedsim.federation.compatibility import naming_the_field
         from fedsim.strategy.launch import find_launch, follow_launcher
+        from fedsim.strategy.sharing import gpus_for
         from fedsim.strategy.strategy import FederatedStrategy
     except (ImportError, OSError) as error:
         return {"problem": f"a library cannot be imported: {first_line(error)}"}
     try:
         launch = find_launch()
-        devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"])
-        given = {"accelerator": wish["accelerator"], "devices": devices, "num_nodes": num_nodes}
+        on_each = wish["ranks_per_device"]
+        devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"], ranks_per_device=on_each)
+        gpus = gpus_for(devices, on_each)
+        given = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
         with naming_the_field(given):
             trainer = Trainer(
-                **given, strategy=FederatedStrategy(), logger=False, enable_progress_bar=False,
+                **given, strategy=FederatedStrategy(ranks_per_device=on_each), logger=False, enable_progress_bar=False,
                 enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
             )  # fmt: skip
+            strategy = trainer.strategy
+            assert isinstance(strategy, FederatedStrategy)
+            strategy.check_device()
     except FedSimError as error:
         return {"refusal": str(error), "shared": str(memory_folder())}
-    strategy = trainer.strategy
-    assert isinstance(strategy, FederatedStrategy)
     where = [str(device) for device in strategy.parallel_devices or [strategy.root_device]]
     facts = {"devices": where, "world": trainer.world_size, "shared": str(memory_folder())}
     return facts | {"launcher": launch.launcher if launch else ""}

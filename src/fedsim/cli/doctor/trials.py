@@ -117,8 +117,13 @@ def read(cls: type[T], seen: Mapping[str, Any]) -> T:
 
 
 def try_sums(devices: Sequence[str], limit: float) -> str | None:
-    """Let a process per device sum; return why they cannot, empty if they can, None for a single rank."""
-    devices = devices[:_MOST_CPU_RANKS] if devices[:1] == ("cpu",) else devices
+    """Let a process per device sum; return why they cannot, empty if they can, None for a single rank.
+
+    Ranks that share a GPU sum as CPUs do, and the GPUs by one rank of each.
+    """
+    if len(devices) > 1:
+        gpus = tuple(dict.fromkeys(devices))
+        devices = gpus if len(gpus) > 1 else ("cpu",) * _MOST_CPU_RANKS
     if len(devices) < 2:
         return None
     deadline = time.monotonic() + limit

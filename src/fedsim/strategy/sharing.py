@@ -1,0 +1,144 @@
+"""Ranks that share a GPU: the GPUs to ask Lightning for, the one of each rank, and who has the same one.
+
+A batch of 32 images does not fill a large GPU, so two or more ranks may work on one. docs/gpus.md is for users.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.strategy.launch import Devices, Environment, find_launch
+
+FIELD = "trainer.strategy.ranks_per_device"
+
+
+def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.environ) -> Devices:
+    """Return the devices that Lightning must look for, where ``trainer.devices`` counts ranks.
+
+    A list names GPUs, and each of them gets ``ranks_per_device`` ranks; so do all GPUs of ``auto``. Where a launcher
+    has bound its task to a single GPU, that is the one.
+
+    >>> gpus_for(4, 2, {}), gpus_for([0, 3], 2, {}), gpus_for("auto", 2, {}), gpus_for(4, 1, {})
+    (2, [0, 3], 'auto', 4)
+
+    Raises:
+        ConfigError: if the ranks cannot be spread evenly.
+    """
+    check_number(ranks_per_device)
+    if not str(devices).strip().isdigit():
+        return devices
+    ranks = int(str(devices))
+    if ranks % ranks_per_device:
+        raise ConfigError(
+            f"{FIELD}: {ranks_per_device} does not divide the {ranks} rank{'s' * (ranks > 1)} of trainer.devices; "
+            f"set that to {ranks + -ranks % ranks_per_device}, or leave this out"
+        )
+    gpus = ranks // ranks_per_device
+    is_bound = gpus > 1 and find_launch(environ) is not None and torch.cuda.device_count() == 1
+    return 1 if is_bound else gpus if ranks_per_device > 1 else devices
+
+
+def check_number(ranks_per_device: int) -> None:
+    """Raise ConfigError unless it is a number of ranks."""
+    if ranks_per_device < 1:
+        raise ConfigError(f"{FIELD}: {ranks_per_device} is no number of ranks; give one from 1")
+
+
+def spread(
+    devices: Sequence[torch.device], ranks_per_device: int, environ: Environment = os.environ
+) -> list[torch.device]:
+    """Return the device of each rank of a machine; neighbours have different ones, for ranks that train one client.
+
+    >>> gpus = [torch.device("cuda", index) for index in range(2)]
+    >>> [device.index for device in spread(gpus, 2, {})]
+    [0, 1, 0, 1]
+    """
+    if len(devices) == 1 and (launch := find_launch(environ)) is not None:  # each task's single GPU, its own or not
+        return [*devices] * launch.per_node
+    return [*devices] * max(ranks_per_device, 1)
+
+
+def address_of(device: torch.device) -> int:
+    """Return the place of a GPU in its machine, from 0: the same for all MIG slices of it, as for NCCL."""
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
+    return int((found.pci_domain_id << 16) | (found.pci_bus_id << 8) | found.pci_device_id)
+
+
+def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device: int) -> list[list[int]]:
+    """Return the ranks of each GPU; ``addresses`` are those of the ranks, on machines of ``per_machine`` each.
+
+    >>> neighbours_by([7, 9, 7, 9], 4, 2), neighbours_by([7, 7], 1, 2)
+    ([[0, 2], [1, 3]], [[0], [1]])
+
+    Raises:
+        ConfigError: if a GPU has more than ``ranks_per_device``.
+    """
+    found: dict[tuple[int, float], list[int]] = {}
+    for rank, address in enumerate(addresses):
+        found.setdefault((rank // per_machine, address), []).append(rank)
+    most = max(found.values(), key=len)
+    if len(most) > ranks_per_device:
+        raise ConfigError(
+            f"{FIELD}: {ranks_per_device}, but ranks {', '.join(map(str, most))} have one GPU; "
+            f"set it to {len(most)}, or bind fewer tasks to a GPU"
+        )
+    return list(found.values())
+
+
+class SharedGpus:
+    """Sums of ranks on common GPUs: in the host's memory within a GPU, by one rank of each GPU among them.
+
+    NCCL takes one rank of a GPU. All ranks of the run make this together.
+
+    Args:
+        gpus: the ranks of each GPU.
+        rank: this one.
+        backend: of the sums among GPUs.
+        timeout: of a sum.
+        wait: for a collective.
+    """
+
+    def __init__(
+        self, gpus: Sequence[list[int]], rank: int, backend: str, timeout: timedelta, wait: Callable[[Any], None]
+    ) -> None:
+        self._wait = wait
+        self._within: Any
+        for ranks in gpus:
+            group = dist.new_group(ranks, timeout=timeout, backend="gloo")
+            if rank in ranks:
+                self._within, self._first, self._is_first = group, ranks[0], rank == ranks[0]
+        self._among: Any = None
+        if len(gpus) > 1:
+            self._among = dist.new_group([ranks[0] for ranks in gpus], timeout=timeout, backend=backend)
+            atexit.register(_destroy_dist_connection)  # as Lightning does for NCCL
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Sum a GPU's tensor over all ranks in place."""
+        self.through_host(tensor, lambda host: self._sum(host, tensor))
+
+    def through_host(self, tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
+        """Let a collective change a GPU's tensor by way of page-locked memory of the host."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+        collective(host)
+        tensor.copy_(host)
+
+    def _sum(self, host: Tensor, tensor: Tensor) -> None:
+        """Sum within each GPU, then among GPUs, for which ``tensor`` is there."""
+        self._wait(dist.all_reduce(host, group=self._within, async_op=True))
+        if self._among is None:
+            return
+        if self._is_first:
+            tensor.copy_(host)
+            self._wait(dist.all_reduce(tensor, group=self._among, async_op=True))
+            host.copy_(tensor)
+        self._wait(dist.broadcast(host, src=self._first, group=self._within, async_op=True))

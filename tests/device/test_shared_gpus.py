@@ -1,0 +1,181 @@
+"""Several ranks on one pretended GPU: the bits of one rank on the CPU, and one line for settings that cannot be."""
+
+import os
+
+import pytest
+
+import pretend
+from failing import run_on_ranks
+from fedsim.__main__ import main
+from runs import differences, fit, left_by, options
+from small import refuse
+
+SAME_BITS = "--trainer.deterministic=true"
+FIELD = "trainer.strategy.ranks_per_device"
+PIECES = "--model.client.micro_batch=4"
+FITS = {
+    "sums": ["fedpav"],
+    "private states, extras": ["scaffold", "--data.source.init_args.clients=3"],
+    "a second model": ["ditto"],
+    "pieces": ["fedavg", PIECES, "--data.source.init_args.clients=3"],
+    "server's work": ["fedpav_kd_cdw"],
+    "shared evaluation": ["fedpav", "--model.evaluation.share_from=1"],
+    "single uploads": ["fedavg", "--model.aggregation=Median", "--data.source.init_args.clients=3"],
+    "masks": ["subfedavg"],
+    "clusters": ["fedcapr"],
+}  # fmt: skip
+FAST = ("sums",)
+
+
+def fit_all(folder, names, ranks, share):
+    """What each rank does: the fits of these names."""
+    for name in names:
+        config, *more = FITS[name]
+        fit(folder / name, config, SAME_BITS, f"--{FIELD}={share}", *more, gpus=ranks)
+
+
+def two_on_one(folder):
+    """What each of two ranks does, on one GPU."""
+    with pretend.cuda(1, board=folder / "board") as gpu:
+        fit_all(folder, FITS, 2, 2)
+    assert gpu.reading().kernels > 1000, "hardly anything ran on the GPU"
+
+
+def two_on_one_fast(folder):
+    """The same for a single fit."""
+    with pretend.cuda(1, board=folder / "board"):
+        fit_all(folder, FAST, 2, 2)
+
+
+def four_on_two(folder):
+    """What each of four ranks does, on two GPUs: NCCL sums by the first rank of each."""
+    with pretend.cuda(2, board=folder / "board") as gpu:
+        fit_all(folder, ("sums", "private states, extras", "pieces"), 4, 2)
+    among = [text for text in gpu.collectives if "allreduce" in text and "[2]" not in text]
+    assert among
+
+
+def on_the_cpu(folder, name):
+    config, *more = FITS[name]
+    return fit(folder / "cpu", config, SAME_BITS, *more)
+
+
+@pytest.mark.dist
+def test_two_ranks_of_one_gpu_give_the_bits_of_one_rank_on_the_cpu(tmp_path):
+    run_on_ranks(two_on_one_fast, tmp_path)
+    assert differences(left_by(tmp_path / "sums"), on_the_cpu(tmp_path, "sums")) == []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one-gpu")
+    run_on_ranks(two_on_one, folder, timeout=1200)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FITS if name not in FAST])
+def test_whatever_ranks_of_one_gpu_exchange(name, shared, tmp_path):
+    assert differences(left_by(shared / name), on_the_cpu(tmp_path, name)) == []
+
+
+@pytest.fixture(scope="module")
+def two_gpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two-gpus")
+    run_on_ranks(four_on_two, folder, ranks=4, timeout=1200)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sums", "private states, extras", "pieces"])
+def test_four_ranks_of_two_gpus_give_the_bits_of_one_rank_on_the_cpu(name, two_gpus, tmp_path):
+    assert differences(left_by(two_gpus / name), on_the_cpu(tmp_path, name)) == []
+
+
+# -- launchers that bind GPUs to ranks ---------------------------------------------------------------------------------
+
+
+def as_torchrun(ranks):
+    """Make this rank one of torchrun's, or Slurm's: its variables beside those that it has."""
+    rank = os.environ["RANK"]
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0",
+        "LOCAL_RANK": rank,
+    }  # fmt: skip
+    return int(rank)
+
+
+def a_gpu_each(folder):
+    """What each of two ranks does, that sees one GPU, its own."""
+    rank = as_torchrun(2)
+    with pretend.cuda(1, board=folder / "board", buses=[3 + rank]) as gpu:
+        fit(folder / "run", "fedpav", SAME_BITS, "--trainer.devices=auto", gpus=1)
+    assert any("allreduce" in text and "default group" in text for text in gpu.collectives), "NCCL did nothing"
+
+
+def a_gpu_for_two(folder):
+    """What each of four ranks does, that sees one of two GPUs, which another rank sees, too."""
+    rank = as_torchrun(4)
+    with pretend.cuda(1, board=folder / "board", buses=[3 + rank // 2]):
+        fit(folder / "run", "fedpav", SAME_BITS, f"--{FIELD}=2", "--trainer.devices=auto", gpus=1)
+
+
+def a_gpu_too_few(folder):
+    """What each of two ranks does, both of which are bound to one GPU, and nobody has said so."""
+    as_torchrun(2)
+    with pretend.cuda(1, buses=[3]):
+        assert main(options(folder / "run", "fedpav", "--trainer.devices=auto", gpus=1)) == 2
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "ranks"), [(a_gpu_each, 2), (a_gpu_for_two, 4)])
+def test_ranks_that_are_bound_to_a_gpu(what, ranks, tmp_path):
+    run_on_ranks(what, tmp_path, ranks=ranks)
+    assert differences(left_by(tmp_path / "run"), on_the_cpu(tmp_path, "sums")) == []
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
+    run_on_ranks(a_gpu_too_few, tmp_path)
+    said = (tmp_path / "log-0.txt").read_text()
+    assert f"fedsim: error: {FIELD}: 1, but several ranks have one GPU" in said
+    assert "Traceback" not in said
+
+
+# -- settings that cannot be -------------------------------------------------------------------------------------------
+
+
+def refused(capsys, folder, *more, ranks, **machine):
+    with pretend.cuda(**machine):
+        said = refuse(capsys, *options(folder / "run", "fedpav", *more, gpus=ranks))
+    assert not (folder / "run" / "config.yaml").exists(), "a run was begun"
+    return said
+
+
+@pytest.mark.parametrize(
+    ("share", "ranks", "words"),
+    [
+        (2, 3, "2 does not divide the 3 ranks of trainer.devices; set that to 4, or leave this out"),
+        (3, 1, "3 does not divide the 1 rank of trainer.devices; set that to 3, or leave this out"),
+        (0, 2, "0 is no number of ranks; give one from 1"),
+        (-1, 2, "-1 is no number of ranks; give one from 1"),
+    ],
+)
+def test_numbers_that_cannot_be(share, ranks, words, capsys, tmp_path):
+    assert f"{FIELD}: {words}" in refused(capsys, tmp_path, f"--{FIELD}={share}", ranks=ranks, gpus=2)
+
+
+def test_more_memory_than_there_is(capsys, tmp_path):
+    said = refused(capsys, tmp_path, f"--{FIELD}=4", ranks=4, gpus=1, memory=2)
+    assert f"{FIELD}: 4 ranks need about 2.0 GiB on cuda:0, which has 2.0 GiB; set it to 3, or" in said
+    assert "model.client.micro_batch to a part of 8 images" in said
+
+
+def test_cpus_are_not_shared(capsys, tmp_path):
+    said = refuse(capsys, *options(tmp_path / "run", "fedpav", f"--{FIELD}=2", "--trainer.devices=2"))
+    assert f"{FIELD}: 2 is for GPUs, and these ranks are on CPUs; leave it out: trainer.devices alone says" in said
+    assert not (tmp_path / "run" / "config.yaml").exists(), "a run was begun"
