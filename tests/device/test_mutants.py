@@ -46,5 +46,5 @@ def test_a_mistake_is_found(mutant, tmp_path):
     assert any(word in said for word in FOUND), said
 
 
-FOUND = ("PretendError", "waits of visits", "same device", "cuda", "race")
+FOUND = ("PretendError", "waits of visits", "same device", "cuda", "race", "steps stay plain", "other bits")
 """Words of a refusal, or of a budget that is broken."""

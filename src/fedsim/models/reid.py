@@ -131,6 +131,12 @@ class ReIDModel(nn.Module):
         for dropout in self._dropouts:
             dropout.generator = generator
 
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Those that were set, each once."""
+        given = {id(dropout.generator): dropout.generator for dropout in self._dropouts}
+        return [generator for generator in given.values() if generator is not None]
+
 
 def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:
     """Return an identity classifier D -> Z: weights N(0, 0.001), drawn from ``generator`` or torch's own; bias 0."""

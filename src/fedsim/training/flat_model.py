@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Container, Mapping
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from fedsim.core.allocator import GraphMemory
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
 from fedsim.models.groups import BODY, TRUNK, Group
@@ -161,6 +163,16 @@ class FlatModel:
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random streams that the model's layers and those of its replicas draw from in this visit."""
+        return [g for model in (self, *self._replicas.values()) for g in model.network.generators]
+
+    @cached_property
+    def graph_memory(self) -> GraphMemory:
+        """The memory of recorded training steps, which stays from visit to visit; only on GPUs."""
+        return GraphMemory(self.device)
 
     @property
     def device(self) -> torch.device:

@@ -148,6 +148,9 @@ class LocalTraining:
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster on CPUs, with the same bits. ``auto``: on CPUs; on GPUs torch's kernels on lists of tensors take fewer
     launches. Set it to false for a network that skips layers in some batches."""
+    graph: bool = False
+    """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
+    for otherwise. It takes the memory of a second step's activations; on CPUs steps stay plain"""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: Schedule = field(default_factory=Schedule)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pretend.kernels import Called, Kernels, refuse
 from pretend.places import CPU, Places
+from pretend.queues import queues
 
 NAME = "Pretended H100"
 _PROPERTIES = SimpleNamespace(name=NAME, major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132)
@@ -37,6 +38,7 @@ def shown(kernels: Kernels) -> Iterator[None]:
         _autograd,
         _generators,
         _cuda,
+        queues,
         _autocast,
         _optimizers,
         _groups,
@@ -86,6 +88,7 @@ def _tensors(kernels: Kernels) -> Patches:
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:
         if places.of(self).type == "cuda":
             refuse("cannot pin a cuda tensor: only dense CPU tensors can be pinned")
+        kernels.check_recording("page-locked memory")
         pinned = self.clone()
         places.pin(pinned)
         return pinned
@@ -200,33 +203,29 @@ def _cuda(kernels: Kernels) -> Patches:
         places.current = places.named(device).index or 0
 
     def wait(*_: Any) -> None:
+        kernels.check_recording("synchronize")
         kernels.record.wait("synchronize")
         places.end_copies()
+        kernels.streams.host_waits()
 
-    class Stream:
-        cuda_stream = 0
-
-        def __init__(self, device: Any = None) -> None:
-            self.device = places.named("cuda" if device is None else device)
-
-        synchronize = wait
+    def get_rng_state(device: Any = None) -> Tensor:
+        kernels.check_recording("the state of a generator")
+        return torch.zeros(16, dtype=torch.uint8)
 
     numbers = {
-        "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "is_bf16_supported": True,
+        "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES, "mem_get_info": (70 * 2**30, 80 * 2**30), "memory_allocated": 0,
         "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
     } | dict.fromkeys(_SILENT)  # fmt: skip
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
-    yield cuda, "get_rng_state", lambda device=None: torch.zeros(16, dtype=torch.uint8)
+    yield cuda, "get_rng_state", get_rng_state
     yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]
     yield cuda, "current_device", lambda: places.current
     yield cuda, "set_device", set_device
     yield cuda, "device", _device_context(places)
     yield cuda, "synchronize", wait
-    yield cuda, "current_stream", Stream
-    yield cuda, "Stream", Stream
     yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
 
 
@@ -269,8 +268,12 @@ def _optimizers(kernels: Kernels) -> Patches:
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}
 
+    def check(self: torch.optim.Optimizer) -> None:
+        if kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
+            refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+
     yield torch._C, "_group_tensors_by_device_and_dtype", group
-    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None
+    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", check
 
 
 def _groups(kernels: Kernels) -> Patches:
