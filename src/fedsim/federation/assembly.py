@@ -16,6 +16,7 @@ from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
 from fedsim.federation.requirements import (
     check_batches,
+    check_compiler,
     check_graphs,
     check_image_sizes,
     check_pieces,
@@ -56,7 +57,10 @@ def assemble(
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
     check_pieces(settings, models, how.method, how.reduction)
     check_graphs(federated.clients, settings, how.method, device, says=rank == 0)
+    check_compiler(settings, device)
     check_image_sizes(models, data)
+    for model in models.values():
+        model.prepare(settings.values())
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
     alone = len(federated.clients) == 1 or not how.method.shared_groups

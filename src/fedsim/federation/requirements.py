@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
+import shutil
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -169,6 +172,18 @@ def check_graphs(
         if says:
             listed = "all clients keep" if len(names) == len(clients) else f"{', '.join(names[:MAX_NAMES])} keep"
             log.warning("model.client.graph: %s plain steps: %s", listed, why)
+
+
+def check_compiler(settings: Mapping[str, LocalTraining], device: torch.device) -> None:
+    """Raise ConfigError if a client's network is to be compiled and this machine cannot do so."""
+    if not any(training.compile for training in settings.values()):
+        return
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError("model.client.compile: needs the package triton, which is not installed; set it to false")
+    # on GPUs triton needs a C compiler, for the code that starts its kernels
+    variable, *names = ("CXX", "g++", "clang++") if device.type == "cpu" else ("CC", "gcc", "clang")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *names)):
+        raise ConfigError(f"model.client.compile: no compiler is found ({', '.join(names)}); set it to false")
 
 
 def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -134,6 +134,13 @@ class FlatModel:
             features = self.network(images)
             logits = self.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+
+    def prepare(self, settings: Iterable[LocalTraining]) -> None:
+        """Compile the backbone, if the settings of clients ask for it: for the batches that they have in common."""
+        asked = [training for training in settings if training.compile]
+        if asked:
+            sizes = {training.micro_batch or training.batch_size for training in asked}
+            self.network.compile_backbone({size for size in sizes if size is not None})
 
     def replica(self, role: str) -> FlatModel:
         """Return a second model of this architecture, seated for the same client.
