@@ -42,9 +42,9 @@ def test_a_compiled_backbone_trains_as_a_plain_one_does():
     [model], [other] = compiled.parts.models.values(), plain.parts.models.values()
     model.flat.check()
     assert list(model.network.state_dict()) == list(other.network.state_dict())
-    images, replica = torch.rand(8, 3, 32, 16), model.replica("trained")
-    for network, size in ((model.network, 5), (model.network.eval(), 8), (replica.network.train(), 8)):
-        network(images[:size])
+    images, mine, replica = torch.rand(8, 3, 32, 16), model.network, model.replica("trained").network
+    for network, trains, size in ((mine, True, 5), (mine, False, 8), (replica, True, 8)):
+        network.train(trains)(images[:size])
     assert counters["stats"]["unique_graphs"] == 1, "other sizes, evaluations and replicas stay plain"
 
 
