@@ -148,6 +148,7 @@ def flat(content, prefix=""):
 
 LATER = {
     "model.aggregation": None,
+    "model.client.channels_last": False,
     "model.client.compile": False,
     "model.client.graph": False,
     "model.client.micro_batch": None,

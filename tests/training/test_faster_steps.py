@@ -1,4 +1,4 @@
-"""Compiled backbones: equal results, names and memory of the parameters, and refusals with one line."""
+"""Compiled backbones, channels last: equal results, names and memory of parameters; refusals with one line."""
 
 import shutil
 from functools import partial
@@ -46,6 +46,27 @@ def test_a_compiled_backbone_trains_as_a_plain_one_does():
     for network, trains, size in ((mine, True, 5), (mine, False, 8), (replica, True, 8)):
         network.train(trains)(images[:size])
     assert counters["stats"]["unique_graphs"] == 1, "other sizes, evaluations and replicas stay plain"
+
+
+def test_channels_that_lie_last_change_no_result(monkeypatch):
+    seen, conv = set(), torch.nn.Conv2d.forward
+
+    def watched(self, images):
+        out = conv(self, images)
+        if torch.is_grad_enabled():
+            layouts = images.is_contiguous(memory_format=torch.channels_last), out.is_contiguous()
+            seen.add((*layouts, self.weight.is_contiguous()))
+        return out
+
+    plain = trained(local_epochs=2)
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", watched)
+    found = trained(local_epochs=2, channels_last=True)
+    assert seen == {(True, False, True)}, "all maps are so, and no weight"
+    assert_close(found, plain)
+    [model] = found.parts.models.values()
+    model.flat.check()
+    model.replica("trained").forward(torch.rand(8, 3, 32, 16), "32-true")
+    assert seen == {(True, False, True)}
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class FlatModel:
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
+        self._channels_last = False
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
@@ -127,6 +128,8 @@ class FlatModel:
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
+        if self._channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
             return Output(features, self.head(features.neck))
@@ -136,7 +139,13 @@ class FlatModel:
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
-        """Compile the backbone, if the settings of clients ask for it: for the batches that they have in common."""
+        """Set up training as the settings of clients ask for it: memory formats, a backbone compiled for their batches.
+
+        Weights stay as they are: the flat buffer, uploads and files have them in torch's usual order. Convolutions of
+        images in another order put their weights into it, too.
+        """
+        settings = list(settings)
+        self._channels_last = any(training.channels_last for training in settings)
         asked = [training for training in settings if training.compile]
         if asked:
             sizes = {training.micro_batch or training.batch_size for training in asked}
@@ -153,6 +162,7 @@ class FlatModel:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
                 its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
+            new._channels_last = self._channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]

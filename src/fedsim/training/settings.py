@@ -148,6 +148,9 @@ class LocalTraining:
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster on CPUs, with the same bits. ``auto``: on CPUs; on GPUs torch's kernels on lists of tensors take fewer
     launches. Set it to false for a network that skips layers in some batches."""
+    channels_last: bool = False
+    """train on maps whose channels lie side by side in memory, which convolutions on GPUs are fastest with, above all in
+    bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
     compile: bool = False
     """let torch.compile translate the backbone for whole batches (docs/gpus.md): the first one takes about a minute,
     for each architecture. Results differ in the last bits. Not together with ``graph``"""
