@@ -66,11 +66,13 @@ class Work:
         torch.manual_seed(0)
         return SmallCNN(width=8) if self.bench.reduced else ResNet(50)
 
-    def federation(self, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> tuple[Federation, Any]:
-        """Return fedsim's model and data."""
+    def federation(
+        self, optimizer: Callable[..., torch.optim.Optimizer] | None = None, **client: bool
+    ) -> tuple[Federation, Any]:
+        """Return fedsim's model and data; ``client`` are further settings of local training."""
         model = Federation(
             FedAvg(share_head=True), self.backbone(), self.neck,
-            client=LocalTraining(batch_size=self.case.batch_size, optimizer=optimizer or self.sgd),
+            client=LocalTraining(batch_size=self.case.batch_size, optimizer=optimizer or self.sgd, **client),
             evaluation=Evaluation(test_during_fit=False),
         )  # fmt: skip
         augmentation = Augmentation(pad=0, flip=0.0)
@@ -186,7 +188,7 @@ class Turns(Callback):
 
 
 def speed(bench: Bench, batch_size: int, faster: str = "") -> Outcome:
-    """Time fedsim beside the loop, which ``faster`` may have rewritten: ``capture`` or ``compile``."""
+    """Time fedsim beside the loop; ``faster`` is ``capture`` or ``compile``, fedsim's by its own setting."""
     if faster == "capture":
         bench.need_gpu("a CUDA graph")
     work = Work(bench, batch_size)
@@ -194,7 +196,8 @@ def speed(bench: Bench, batch_size: int, faster: str = "") -> Outcome:
     if faster:
         getattr(loop, faster)()
     turns = Turns(bench, loop)
-    work.fit(*work.federation(), WARM_UP + ROUNDS, turns)
+    settings = {"capture": {"graph": True}, "compile": {"compile": True}}.get(faster, {})
+    work.fit(*work.federation(**settings), WARM_UP + ROUNDS, turns)
     ours, theirs = turns.medians()
     images = work.case.batch_size * work.case.batches
     figure = f"{ours / theirs:.2f} of its time; {images / ours:,.0f} and {images / theirs:,.0f} images/s"

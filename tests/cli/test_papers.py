@@ -148,6 +148,9 @@ def flat(content, prefix=""):
 
 LATER = {
     "model.aggregation": None,
+    "model.client.channels_last": False,
+    "model.client.compile": False,
+    "model.client.graph": False,
     "model.client.micro_batch": None,
     "model.client.optimizer_state": None,
     "model.method.init_args.distillation.teacher_mode": "eval",

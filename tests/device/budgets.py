@@ -53,6 +53,12 @@ def counted_waits(gpu):
 
 def kernels_of_a_step(gpu, method, *, steps=3, precision="32-true", **options):
     """Return the launches of one batch of 4 images of 32 x 16 pixels, in the mean, after the first batch."""
+    marks = kernels_until(gpu, method, steps + 1, precision, **options)
+    return (marks[-1] - marks[0]) / (len(marks) - 1)
+
+
+def kernels_until(gpu, method, batches, precision="32-true", **options):
+    """Return the launches until the end of each of so many batches of a visit."""
     model, data, device = make_model(method, **options), make_data(size=(32, 16)), torch.device("cuda", 0)
     model.assemble(data, 0, 1, device)
     model.server.to(device)
@@ -60,8 +66,8 @@ def kernels_of_a_step(gpu, method, *, steps=3, precision="32-true", **options):
     client.images.open(data.open_train)
     marks = []
     client.begin_round(1, 1.0, precision, lambda report: marks.append(gpu.reading().kernels))
-    client.limit_batches = steps + 1
+    client.limit_batches = batches
     client.received = model.server.send(client.model.arch, ())
     method.download(client)
     method.train(client)
-    return (marks[-1] - marks[0]) / (len(marks) - 1)
+    return marks

@@ -87,9 +87,9 @@ MUTANTS = [
            'client.generator("cdw augment")', "distil"),
     Mutant("training/visit.py", "self._stream(purpose, self._images.device)", 'self._stream(purpose, "cpu")', "fit"),
     # -- waits and races
-    Mutant("training/visit.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),
+    Mutant("training/tally.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),
     Mutant("core/transfer.py", "tensor.to(device, non_blocking=True)", "tensor.to(device)", "waits"),
-    Mutant("training/visit.py", "self._guesses.append(guesses)", "self._guesses.append(guesses)\n        loss.item()",
+    Mutant("training/tally.py", "self._guesses.append(guesses)", "self._guesses.append(guesses)\n        loss.item()",
            "waits"),
     Mutant("functional/losses.py", "if values.is_cpu:", "if True:", "waits for cameras"),
     Mutant("evaluation/backends.py", "zip(ranks.cpu().numpy(), counts, strict=True)",
@@ -97,6 +97,18 @@ MUTANTS = [
     Mutant("strategy/checkpoint_files.py", "tensor.detach().cpu().contiguous()",
            'tensor.detach().to("cpu", non_blocking=True).contiguous()', "control"),
     Mutant("evaluation/backends.py", "with torch.cuda.device(query.device):", "if True:", "rank"),
+    # -- recorded steps
+    Mutant("training/graphs.py", "            mine.copy_(given)", "            mine", "graph"),
+    Mutant("training/graphs.py", "tally.add(loss.clone(), guesses.clone(),", "tally.add(loss, guesses,", "graph"),
+    Mutant("training/graphs.py", "WARM_UP = 3\n", "WARM_UP = 0\n", "graph"),
+    Mutant("training/graphs.py", "optimizer.num_steps += steps", "optimizer.num_steps += 0", "graph control"),
+    Mutant("training/graphs.py", "[(o.rates, o.num_resets)", "[o.num_resets", "graph rates"),
+    Mutant("training/graphs.py", "tally, visit.report = noted, losses.append", "report = losses.append", "graph"),
+    Mutant("core/allocator.py", "graph.register_generator_state(generator)", "graph.pool", "graph"),
+    Mutant("core/allocator.py", "        self._stream.wait_stream(around)\n", "", "graph"),
+    Mutant("core/allocator.py", "        around.wait_stream(self._stream)\n", "", "graph, last batches"),
+    Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
+    Mutant("training/client.py", "self.visit.report(loss.detach())", "self.visit.report(loss.item())", "graph"),
     # -- what has no deterministic form
     Mutant("functional/retrieval.py", "found.cumsum(1).double()", "hits.cumsum(1)", "prune"),
     Mutant("training/labels/bottom_up.py",
@@ -134,6 +146,21 @@ def _fit(folder, name, *options, waits=None, **settings):
                 fit(folder / "run", name, *options, gpus=1, **settings)
             assert max(found.of_visits) <= waits, f"waits of visits: {found}"
             assert not found.between_batches, f"waits of visits: {found}"
+
+
+def _graph(folder, name, *options):
+    """Fit with graphs, all of whose steps but the first ones are replayed, and without: the bits must be equal."""
+    import pretend
+    from runs import differences, fit
+
+    found, more = [], ["--model.client.batch_size=4", "--data.limit_client_batches=6", *options]
+    for graph in ("true", "false"):
+        with pretend.cuda(1) as gpu:
+            found.append(fit(folder / graph, name, f"--model.client.graph={graph}", *more, gpus=1, rounds=1))
+        replays = gpu.kernels["replay"]
+        clients = 2
+        assert graph == "false" or replays >= 3 * clients, f"steps stay plain: only {replays} were replayed"
+    assert not (different := differences(*found)), f"other bits: {different}"
 
 
 def _commands(folder, *commands):
@@ -218,6 +245,17 @@ RUNS = {
     ),
     "dropout": lambda folder: _fit(folder, "fedpav", "--model.neck={kind: linear, dim: 8, dropout: 0.5}", rounds=1),
     "fit": lambda folder: _fit(folder, "fedpav", rounds=1),
+    "graph": lambda folder: _graph(folder, "fedpav"),
+    "graph, last batches": lambda folder: _graph(
+        folder, "fedpav", "--data.limit_client_batches=null", "--model.client.batch_size=7"
+    ),
+    "graph Adam": lambda folder: _graph(
+        folder, "fedavg", "--model.client.optimizer=AdamW", "--model.client.optimizer.lr=0.001"
+    ),
+    "graph control": lambda folder: _graph(folder, "scaffold"),
+    "graph rates": lambda folder: _graph(
+        folder, "fedavg", "--model.client.long_round={round: 1, local_epochs: 3, schedule: {kind: step, step: 1}}"
+    ),
     "head accuracy": lambda folder: _fit(folder, "lotteryfl", rounds=1),
     "host cache": lambda folder: _fit(folder, "fedpav", "--data.cache=host", rounds=1),
     "host store": lambda folder: _fit(folder, "scaffold", "--model.client_store=host"),

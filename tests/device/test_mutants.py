@@ -46,5 +46,7 @@ def test_a_mistake_is_found(mutant, tmp_path):
     assert any(word in said for word in FOUND), said
 
 
-FOUND = ("PretendError", "waits of visits", "same device", "cuda", "race", "NCCL refuses")
+FOUND = (
+    "PretendError", "waits of visits", "same device", "cuda", "race", "NCCL refuses", "steps stay plain", "other bits",
+)  # fmt: skip
 """Words of a refusal, or of a budget that is broken."""

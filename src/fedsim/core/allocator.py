@@ -1,9 +1,10 @@
-"""Memory of tensors: keeping freed memory for the next batch, and recognising that memory ran out."""
+"""Memory of tensors: keeping freed memory for the next batch, that of CUDA graphs, recognising that it ran out."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,6 +37,43 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     return bool(mallopt(_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+class GraphMemory:
+    """The memory that CUDA graphs share if they run one after another, and the stream on which they are recorded.
+
+    Memory of a graph cannot be used by anything else. torch gives a pool up with its last graph, so the last one stays
+    until the next is recorded. ``device`` is a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self.last: torch.cuda.CUDAGraph | None = None
+        """the last one that was recorded"""
+
+    def record(self, generators: Sequence[torch.Generator], work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Return ``work`` as a graph. The host runs it, the GPU does not; random numbers come from ``generators``.
+
+        Raises:
+            RuntimeError: if the host waits for the GPU meanwhile, or does another thing that a graph cannot hold.
+        """
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        pool = None if self.last is None else self.last.pool()
+        # other threads may ask the GPU for something meanwhile: those of NCCL, of page-locked memory
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        self.last = graph
+        return graph
+
+    def on_its_stream(self, work: Callable[[], None]) -> None:
+        """Do ``work`` as usual, but on the stream of recordings: autograd and libraries then know that one."""
+        around = torch.cuda.current_stream()
+        self._stream.wait_stream(around)
+        with torch.cuda.stream(self._stream):
+            work()
+        around.wait_stream(self._stream)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

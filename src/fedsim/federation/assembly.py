@@ -14,7 +14,15 @@ from fedsim.data.federated import ClientData
 from fedsim.federation.hosting import make_hosting
 from fedsim.federation.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.requirements import check_batches, check_image_sizes, check_pieces, check_settings, settings_of
+from fedsim.federation.requirements import (
+    check_batches,
+    check_compiler,
+    check_graphs,
+    check_image_sizes,
+    check_pieces,
+    check_settings,
+    settings_of,
+)
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
@@ -48,7 +56,11 @@ def assemble(
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
     check_pieces(settings, models, how.method, how.reduction)
+    check_graphs(federated.clients, settings, how.method, device, says=rank == 0)
+    check_compiler(settings, device)
     check_image_sizes(models, data)
+    for model in models.values():
+        model.prepare(settings.values())
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
     alone = len(federated.clients) == 1 or not how.method.shared_groups

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
+import shutil
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,6 +23,7 @@ from fedsim.methods.base import Method
 from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.graphs import why_plain
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
 
@@ -140,6 +144,46 @@ def check_pieces(
                 f"{field}: pieces of {size} leave one image of a batch{'' if batch is None else f' of {batch}'} alone, "
                 "which batch normalisation cannot train on; choose another size"
             )
+
+
+def check_graphs(
+    clients: Sequence[ClientData],
+    settings: Mapping[str, LocalTraining],
+    method: Method,
+    device: torch.device,
+    says: bool,
+) -> None:
+    """Log in a line for each reason, if this rank ``says`` it, which clients' steps will not be replayed as graphs.
+
+    Raises:
+        ConfigError: if graphs are asked for, and the method's steps cannot be any.
+    """
+    asked = [client for client in clients if settings[client.name].graph]
+    if asked and "plain_steps" in method.requires:
+        raise ConfigError(
+            f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps: the host waits or "
+            "decides within them; set it to false"
+        )
+    reasons: dict[str, list[str]] = {}
+    for client in asked:
+        if (why := why_plain(settings[client.name], client.num_images, device)) is not None:
+            reasons.setdefault(why, []).append(client.name)
+    for why, names in reasons.items():
+        if says:
+            listed = "all clients keep" if len(names) == len(clients) else f"{', '.join(names[:MAX_NAMES])} keep"
+            log.warning("model.client.graph: %s plain steps: %s", listed, why)
+
+
+def check_compiler(settings: Mapping[str, LocalTraining], device: torch.device) -> None:
+    """Raise ConfigError if a client's network is to be compiled and this machine cannot do so."""
+    if not any(training.compile for training in settings.values()):
+        return
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError("model.client.compile: needs the package triton, which is not installed; set it to false")
+    # on GPUs triton needs a C compiler, for the code that starts its kernels
+    variable, *names = ("CXX", "g++", "clang++") if device.type == "cpu" else ("CC", "gcc", "clang")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *names)):
+        raise ConfigError(f"model.client.compile: no compiler is found ({', '.join(names)}); set it to false")
 
 
 def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
-Need = Literal["identities", "public_images", "speeds", "masks", "uploads", "whole_batches"]
+Need = Literal["identities", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps"]
 Signal = Literal["client", "tensor"]
 
 
@@ -115,7 +115,9 @@ class Method(ABC):
         ``identities``: clients know who is on their images. ``public_images``: ``data.public``. ``speeds``: of devices,
         in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``:
         the server sees single uploads; :meth:`aggregate` puts them together. ``whole_batches``: a batch must not be cut
-        into pieces (``micro_batch``), because the method looks at all of it, or steps more than once.
+        into pieces (``micro_batch``), because the method looks at all of it, or steps more than once. ``plain_steps``:
+        a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or batches are not gone
+        through by ``client.train_on``.
         """
         return frozenset()
 
@@ -258,7 +260,7 @@ def message_to(method: Method, server: Server, arch: str) -> Download:
 def run_epoch(method: Method, client: Client, epoch: int) -> None:
     """Train local epoch ``epoch``, from 0."""
     for batch in client.batches(epoch):
-        method.take_step(client, method.loss(client, batch))
+        client.train_on(batch, method)
 
 
 def has_server_step(method: Method, round_: int) -> bool:

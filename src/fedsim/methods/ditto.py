@@ -21,13 +21,32 @@ Deviations and silences:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+
+from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.core.errors import ConfigError
 from fedsim.methods.base import BodySharing, Method, WeightingChoice
-from fedsim.training.client import Client
+from fedsim.training.client import Batch, Client
+
+
+@dataclass(frozen=True)
+class _PersonalSteps:
+    """Steps of v_k."""
+
+    pull: Callable[[], None]
+    """adds lambda (v_k - w^t) to the gradient"""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return F_k(v_k), which the log does not count."""
+        return client.supervised_loss(client.forward(batch.images), batch, counts=False)
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, with the pull."""
+        client.step(loss, self.pull)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +72,10 @@ class Ditto(BodySharing, WeightingChoice, Method):
         model.copy_(personal)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-        pull = partial(client.optimizer.pull, client.received.vector, self.lam)  # lambda (v_k - w^t)
+        personal_steps = _PersonalSteps(partial(client.optimizer.pull, client.received.vector, self.lam))
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
-                client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False), pull)
+                client.train_on(batch, personal_steps)
         client.keep("personal", model)
         model.copy_(trained)
 

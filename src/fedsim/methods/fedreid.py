@@ -97,8 +97,8 @@ class FedReID(PartSharing, HoldsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Identities, for soft labels: the expert's clusters are not the client model's."""
-        return frozenset({"identities"} if self.expert else ())
+        """Identities, for soft labels: the expert's clusters are not the client model's. Two models step in turn."""
+        return frozenset({"identities", "plain_steps"} if self.expert else ())
 
     @property
     def replicas(self) -> Replicas:
@@ -161,7 +161,7 @@ class FedReID(PartSharing, HoldsModels, Method):
 class FedReIDFineTune(HoldsModels, Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
-    requires = frozenset({"identities"})  # for soft labels
+    requires = frozenset({"identities", "plain_steps"})  # for soft labels; a loop of its own
     shared_groups = frozenset[Group]()
     replicas: ClassVar[Replicas] = {_EXPERT: "frozen"}
 

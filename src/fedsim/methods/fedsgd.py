@@ -45,6 +45,6 @@ class FedSGD(BodySharing, WeightingChoice, Method):
         """Take the first ``steps`` steps of plain local training."""
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
-                client.step(self.loss(client, batch))
+                client.train_on(batch, self)
                 if client.optimizer.num_steps == self.steps:
                     return

@@ -66,7 +66,7 @@ class FedUReID(Method):
         for epoch in range(client.local_epochs):
             done = 0
             for batch in client.batches(epoch):
-                self.take_step(client, self.loss(client, batch))
+                client.train_on(batch, self)
                 done += 1
             is_last = epoch == client.local_epochs - 1
             if self.dynamic and client.round > 0 and done and not is_last and self._are_known(client, done):

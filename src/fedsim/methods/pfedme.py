@@ -40,7 +40,7 @@ class PFedMe(BodySharing, Method):
     """Averaging of the centres around which clients have their personal models."""
 
     delivers = "personalised"
-    requires = frozenset({"whole_batches"})  # it solves a problem for each
+    requires = frozenset({"whole_batches", "plain_steps"})  # it solves a problem for each
 
     lam: float = 15.0
     """$\\lambda$, weight of the pull of personal models towards their centre"""

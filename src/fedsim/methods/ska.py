@@ -109,8 +109,8 @@ class SKA(HoldsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Identities for lg: a memory of clusters is of the features of one model."""
-        return frozenset({"identities"} if self.dual else ())
+        """Identities for lg: a memory of clusters is of the features of one model. Its random stream is put back."""
+        return frozenset({"identities", "plain_steps"} if self.dual else ())
 
     @property
     def replicas(self) -> Replicas:

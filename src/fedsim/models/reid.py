@@ -5,6 +5,7 @@ Shapes: B images, C channels of the last map, D neck features, Z identities.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -109,13 +110,28 @@ class ReIDModel(nn.Module):
         self.num_pooled = channels
         self.num_features = neck.out_features(channels)
         self.head = None if num_classes is None else make_head(self.num_features, num_classes)
+        self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features."""
-        maps = self.backbone(images)
+        if self._compiled is None or (self.training and len(images) in self._compiled):
+            maps = self.backbone(images)
+        else:
+            with torch.compiler.set_stance("force_eager"):
+                maps = self.backbone(images)
         pool = maps.mean(dim=(2, 3)) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def compile_backbone(self, sizes: Collection[int]) -> None:
+        """Let torch.compile translate the backbone for training batches of these ``sizes``.
+
+        The first batch of each takes about a minute. All others, and evaluations, go through the backbone as it is:
+        each shape would be translated by itself. Parameters keep their names and their memory; copies of the model are
+        plain.
+        """
+        self.backbone.compile(dynamic=False)
+        self._compiled = frozenset(sizes)
 
     def width_of(self, layer: Literal["neck", "pool"]) -> int:
         """Return D of one of the two features."""
@@ -130,6 +146,12 @@ class ReIDModel(nn.Module):
         """Let every dropout of the model draw from ``generator``."""
         for dropout in self._dropouts:
             dropout.generator = generator
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Those that were set, each once."""
+        given = {id(dropout.generator): dropout.generator for dropout in self._dropouts}
+        return [generator for generator in given.values() if generator is not None]
 
 
 def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from lightning import LightningModule
@@ -33,6 +35,16 @@ _MOMENTS = "optimizer"
 """the beginning of the names of kept tensors that are an optimizer's"""
 _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
+
+
+class Trains(Protocol):
+    """How a client trains on a batch: the two hooks of a method that do so."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the loss of a batch, a scalar with gradient."""
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step the optimizer."""
 
 
 class Client(LightningModule):
@@ -107,11 +119,12 @@ class Client(LightningModule):
         self.round = round_
         self.visit = Visit(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
-            listener=listener, span=span, reseed=self._seed_piece,
+            report=partial(self._report, listener), span=span, reseed=self._seed_piece,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self._make_ready(self.model)
+        self.visit.replay_steps(self.model, f"client {self.client_name}, round {round_ + 1},")
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this visit, with its own dropout stream.
@@ -158,6 +171,16 @@ class Client(LightningModule):
         """
         return self.visit.batches(epoch, self.local_epochs, self.limit_batches, views)
 
+    def train_on(self, batch: Batch, by: Trains) -> None:
+        """Train on a batch: ``by``, usually the method, has the loss and takes the step.
+
+        With ``model.client.graph`` the step may be a recorded one, see :mod:`fedsim.training.graphs`.
+        """
+        if self.visit.replay is None:
+            by.take_step(self, by.loss(self, batch))
+        else:
+            self.visit.replay.take(batch, by, lambda batch: by.take_step(self, by.loss(self, batch)))
+
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
         return self.model.forward(images, self.visit.precision)
@@ -183,7 +206,7 @@ class Client(LightningModule):
         client's own, which reports progress. Returns whether it stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
-        epoch, done, total = self.visit.progress
+        _, done, total = self.visit.progress
         share, pieces = self.visit.share, self.visit.pieces
         scaled = loss if share == 1 else loss * share
         if pieces is None:
@@ -197,11 +220,15 @@ class Client(LightningModule):
             if settings.grad_clip is not None:
                 nn.utils.clip_grad_norm_(stepped.parameters, settings.grad_clip)
             stepped.step()
-        if stepped is not self.optimizer:
-            return steps
-        share = (epoch + done / max(total, 1)) / self.local_epochs
-        self.visit.listener(BatchReport(self.client_name, done, total, share, loss.detach()))
+        if stepped is self.optimizer:
+            self.visit.report(loss.detach())
         return steps
+
+    def _report(self, listener: Callable[[BatchReport], None], loss: Tensor) -> None:
+        """Tell a listener how far the visit is; ``loss`` is that of the last batch."""
+        epoch, done, total = self.visit.progress
+        share = (epoch + done / max(total, 1)) / self.local_epochs
+        listener(BatchReport(self.client_name, done, total, share, loss))
 
     def end_training(self) -> None:
         """Settle the last batch; raise NoClustersError if the visit had no labels to train on."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from fedsim.core.allocator import GraphMemory
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
 from fedsim.models.groups import BODY, TRUNK, Group
@@ -63,6 +65,7 @@ class FlatModel:
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
+        self._channels_last = False
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
@@ -125,6 +128,8 @@ class FlatModel:
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
+        if self._channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
             return Output(features, self.head(features.neck))
@@ -132,6 +137,19 @@ class FlatModel:
             features = self.network(images)
             logits = self.head(features.neck)
         return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+
+    def prepare(self, settings: Iterable[LocalTraining]) -> None:
+        """Set up training as the settings of clients ask for it: memory formats, a backbone compiled for their batches.
+
+        Weights stay as they are: the flat buffer, uploads and files have them in torch's usual order. Convolutions of
+        images in another order put their weights into it, too.
+        """
+        settings = list(settings)
+        self._channels_last = any(training.channels_last for training in settings)
+        asked = [training for training in settings if training.compile]
+        if asked:
+            sizes = {training.micro_batch or training.batch_size for training in asked}
+            self.network.compile_backbone({size for size in sizes if size is not None})
 
     def replica(self, role: str) -> FlatModel:
         """Return a second model of this architecture, seated for the same client.
@@ -144,6 +162,7 @@ class FlatModel:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
                 its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
+            new._channels_last = self._channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
@@ -161,6 +180,16 @@ class FlatModel:
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random streams that the model's layers and those of its replicas draw from in this visit."""
+        return [g for model in (self, *self._replicas.values()) for g in model.network.generators]
+
+    @cached_property
+    def graph_memory(self) -> GraphMemory:
+        """The memory of recorded training steps, which stays from visit to visit; only on GPUs."""
+        return GraphMemory(self.device)
 
     @property
     def device(self) -> torch.device:

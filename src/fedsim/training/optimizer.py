@@ -62,6 +62,8 @@ class LocalOptimizer:
         self._earlier: Mapping[str, Tensor] = {}
         self.num_steps = 0
         """in this visit"""
+        self.num_resets = 0
+        """since it was made"""
 
     def reset(self, round_: int) -> None:
         """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
@@ -69,6 +71,7 @@ class LocalOptimizer:
         for optimizer in self._optimizers:
             optimizer.reset(self.settings.rate_factor(round_))
         self.num_steps = 0
+        self.num_resets += 1
         self.release()
 
     def resume(self, state: Mapping[str, Tensor]) -> None:
@@ -138,8 +141,13 @@ class LocalOptimizer:
         self._views, self._earlier = None, {}
         for optimizer in self._optimizers:
             optimizer.clear()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Go back to where the last step left gradients."""
+        views: Sequence[Tensor | None] = self._views or [None] * len(self.parameters)
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.grad = view
 
     @property
     def rates(self) -> list[float]:
@@ -301,6 +309,8 @@ class _Resettable:
         """one for each in the constructor's ``groups``"""
         self.optimizer.param_groups = [group for group in self.groups if group["params"]]
         for group in self.optimizer.param_groups:
+            if self._settings.graph and "capturable" in group and all(p.is_cuda for p in group["params"]):
+                group["capturable"] = True  # the number of steps is on the device, where graphs can count
             is_open = group.get("foreach", 0) is None and not group.get("fused")  # the user has no wish
             if is_open and all(p.is_cpu for p in group["params"]):
                 group["foreach"] = False  # what torch would choose at each step

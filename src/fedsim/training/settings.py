@@ -148,6 +148,15 @@ class LocalTraining:
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster on CPUs, with the same bits. ``auto``: on CPUs; on GPUs torch's kernels on lists of tensors take fewer
     launches. Set it to false for a network that skips layers in some batches."""
+    channels_last: bool = False
+    """train on maps whose channels lie side by side in memory: convolutions on GPUs are fastest with them, above all in
+    bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
+    compile: bool = False
+    """let torch.compile translate the backbone for whole batches (docs/gpus.md): the first one takes about a minute,
+    for each architecture. Results differ in the last bits. Not together with ``graph``"""
+    graph: bool = False
+    """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
+    for otherwise. It takes the memory of a second step's activations; on CPUs steps stay plain"""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: Schedule = field(default_factory=Schedule)
@@ -228,6 +237,10 @@ class LocalTraining:
         not_negative(where, head_lr=self.head_lr)
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
         self._check_pieces(where)
+        if self.compile and self.graph:
+            raise ConfigError(f"{where}.compile: a step is either compiled or a graph; set compile or graph to false")
+        if self.compile and self.batch_size is None:
+            raise ConfigError(f"{where}.compile: batches of one size are compiled; set batch_size, or compile to false")
         in_groups = self.sampler == "identity" or self.cluster is not None
         if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
             size = "null" if self.batch_size is None else self.batch_size

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretend import rules
 from pretend.collectives import Collectives
+from pretend.graphs import Pools, Recording
 from pretend.places import CPU, Places, site
 from pretend.record import Record
+from pretend.streams import Streams
 
 _BACKWARD = "backward"
 
@@ -84,6 +86,9 @@ class Kernels(TorchDispatchMode):
         self.places, self.record, self.collectives = places, record, collectives
         self.generators: dict[int, torch.device] = {}
         """address of a generator -> its device, for those that are not the CPU's"""
+        self.streams, self.pools = Streams(refuse), Pools(refuse)
+        self.recording: Recording | None = None
+        """the CUDA graph that is being recorded"""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -95,6 +100,7 @@ class Kernels(TorchDispatchMode):
         space, _, name = func._schema.name.partition("::")
         tensors = list(rules.tensors_in((args, options)))
         if space == "c10d":
+            self.check_recording("a collective")
             self._check_collective(func._schema.name, args, tensors)
             return func(*args, **options)
         asked = self._device_asked_for(name, tensors, options)
@@ -138,11 +144,12 @@ class Kernels(TorchDispatchMode):
             asked = gpu  # inside of an operation on that GPU
         device = asked or CPU
         self._check_generator(name, options.get("generator"), device)
-        result = func(*args, **options)
-        if device.type == "cuda":
-            self.places.put(result, device)
-            if name not in rules.ALLOCATIONS:
-                self.record.kernel(name)
+        if device.type == "cpu":
+            return self._on_host(func, args, options)
+        result = self._run(func, args, options)
+        self.places.put(result, device)
+        if name not in rules.ALLOCATIONS:
+            self._launched(name)
         return result
 
     def _computed(
@@ -167,15 +174,86 @@ class Kernels(TorchDispatchMode):
                     self.record.copy("to host", "blocking")
         else:
             self._check_host_memory(func, args)
-        result = func(*args, **options)
+        result = (self._run if on_gpu or asked not in (None, CPU) else self._on_host)(func, args, options)
         device = asked or (on_gpu[0] if on_gpu else CPU)
         if device.type == "cuda":
             for tensor in rules.tensors_in(result):
                 if not any(tensor is known for known in tensors):
                     self.places.put(tensor, device)
             if name not in rules.VIEWS and name not in rules.ALLOCATIONS:
-                self.record.kernel(name, rules.launches(name, args))
+                self._launched(name, rules.launches(name, args))
         return result
+
+    # -- streams and graphs --------------------------------------------------------------------------------------------
+
+    def _run(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Run an operation on the GPU: on the current stream, or as a part of a graph."""
+        if self.recording is None:
+            result = func(*args, **options)
+            self._order(func, args, options, result)
+            return result
+        if self.streams.current != self.recording.stream:
+            refuse("work on a stream that is not recorded, while another one is")
+        for tensor in rules.tensors_in((args, options)):
+            if self.places.of(tensor).type == "cpu" and self.recording.is_from_before(tensor):
+                refuse(f"{func} in a graph takes a number from the host, which replays would not read again")
+        return self.recording.run(func, args, options)
+
+    def _on_host(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Run an operation on the CPU, which a graph does not repeat."""
+        if self.recording is None:
+            return func(*args, **options)
+        if func._schema.name.partition("::")[2] in rules.RANDOM:
+            refuse(f"{func} draws from the host's stream in a graph: replays would not move it")
+        for tensor in self._written(func, args):
+            if self.recording.is_from_before(tensor):
+                refuse(f"{func} changes host memory in a graph: replays would not do so")
+        given = {tensor.untyped_storage()._cdata for tensor in rules.tensors_in((args, options))}
+        result = func(*args, **options)
+        for tensor in rules.tensors_in(result):
+            if tensor.untyped_storage()._cdata not in given:
+                self.recording.remember(tensor)
+        return result
+
+    def _order(self, func: Any, args: Any, options: dict[str, Any], result: Any) -> None:
+        """Let the current stream use memory."""
+        if not self.streams.are_several:
+            return
+        name = func._schema.name.partition("::")[2]
+        given = [t.untyped_storage() for t in rules.tensors_in((args, options)) if self.places.of(t).type == "cuda"]
+        known = {storage._cdata for storage in given}
+        for tensor in rules.tensors_in(result):
+            if (storage := tensor.untyped_storage())._cdata not in known:
+                self.streams.made(storage)
+                if name not in rules.ALLOCATIONS:
+                    self.streams.work([], [storage], name)
+        if name not in rules.VIEWS and name not in rules.ALLOCATIONS:
+            self.streams.work(given, [t.untyped_storage() for t in self._written(func, args)], name)
+
+    def _written(self, func: Any, args: Any) -> Iterator[Tensor]:
+        """Yield the tensors that an operation writes to."""
+        for value, argument in zip(args, func._schema.arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield from rules.tensors_in(value)
+
+    def _launched(self, name: str, launches: int = 1) -> None:
+        if self.recording is None:
+            self.record.kernel(name, launches)
+
+    def check_recording(self, what: str) -> None:
+        """Refuse something that cannot be in a graph."""
+        if self.recording is not None:
+            refuse(f"operation not permitted when stream is capturing: {what}")
+
+    def replay(self, recording: Recording) -> None:
+        """Run a graph on the current stream."""
+        self.check_recording("a replay")
+        if gone := recording.given_back():
+            refuse(f"a replay reads memory that was given back: {len(gone)} tensors, one of {gone[0].nbytes} bytes")
+        recording.replay()
+        storages = [tensor.untyped_storage() for tensor in recording.memory]
+        self.streams.work(storages, storages, "a replay")
+        self.record.kernel("replay")
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -188,7 +266,7 @@ class Kernels(TorchDispatchMode):
             goal = source  # autograd casts a gradient back to the options of a tensor that is really on the CPU
         if source.type == goal.type == "cpu":
             self._check_host_memory(func, args)
-        new: Tensor = func(*args, **options)
+        new: Tensor = (self._on_host if source.type == goal.type == "cpu" else self._run)(func, args, options)
         if new.untyped_storage()._cdata == old.untyped_storage()._cdata:
             new = new.clone()
         self.places.put(new, goal)
@@ -203,7 +281,8 @@ class Kernels(TorchDispatchMode):
         new, old = args[:2]
         asynchronous = bool(args[2] if len(args) > 2 else options.get("non_blocking"))
         self._check_host_memory(func, args)
-        result = func(*args, **options)
+        on_host = self.places.of(new).type == self.places.of(old).type == "cpu"
+        result = (self._on_host if on_host else self._run)(func, args, options)
         self._transfer(old, new, asynchronous)
         return result
 
@@ -215,8 +294,9 @@ class Kernels(TorchDispatchMode):
         if source.type == goal.type:
             if source != goal:
                 refuse(f"a copy from {source} to {goal}: each rank has one GPU")
-            self.record.kernel("copy_")
+            self._launched("copy_")
             return
+        self.check_recording("a copy between host and device")
         to_gpu = goal.type == "cuda"
         host = old if to_gpu else new
         pinned = self.places.is_pinned(host)
@@ -229,8 +309,10 @@ class Kernels(TorchDispatchMode):
             self._wait("copy to the device of memory that is not page-locked")
 
     def _wait(self, why: str) -> None:
+        self.check_recording(why)
         self.record.wait(why)
         self.places.end_copies()
+        self.streams.host_waits(self.streams.current)
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
@@ -270,6 +352,9 @@ class Kernels(TorchDispatchMode):
         own = self.generators.get(generator._cdata, CPU)  # type: ignore[attr-defined]
         if own != device:
             refuse(f"Expected a '{device}' device type for generator but found '{own}' in {name}")
+        known = self.recording is None or generator._cdata in self.recording.generators  # type: ignore[attr-defined]
+        if not known:
+            refuse(f"{name} in a graph draws from a generator that was not registered: replays would not move it")
 
     def _check_determinism(self, name: str, args: Any) -> None:
         if torch.are_deterministic_algorithms_enabled() and rules.lacks_determinism(name, args):

@@ -33,6 +33,10 @@ WAITING = _words(
     "repeat_interleave unique_consecutive unique_dim unique_dim_consecutive"
 )
 """The host waits: it needs a number, or the size of the result."""
+RANDOM = _words(
+    "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_ poisson rand randint "
+    "randn random_ randperm uniform_"
+)
 INDEXING = _words("index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put")
 
 NOT_DETERMINISTIC = _words(

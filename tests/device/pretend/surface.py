@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pretend.kernels import Called, Kernels, refuse
 from pretend.places import CPU, Places
+from pretend.queues import queues
 
 NAME = "Pretended H100"
 _SILENT = (
@@ -36,6 +37,7 @@ def shown(kernels: Kernels) -> Iterator[None]:
         _autograd,
         _generators,
         _cuda,
+        queues,
         _autocast,
         _optimizers,
         _groups,
@@ -85,6 +87,7 @@ def _tensors(kernels: Kernels) -> Patches:
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:
         if places.of(self).type == "cuda":
             refuse("cannot pin a cuda tensor: only dense CPU tensors can be pinned")
+        kernels.check_recording("page-locked memory")
         pinned = self.clone()
         places.pin(pinned)
         return pinned
@@ -199,8 +202,10 @@ def _cuda(kernels: Kernels) -> Patches:
         places.current = places.named(device).index or 0
 
     def wait(*_: Any) -> None:
+        kernels.check_recording("synchronize")
         kernels.record.wait("synchronize")
         places.end_copies()
+        kernels.streams.host_waits()
 
     def properties(device: Any = None) -> SimpleNamespace:
         bus = places.buses[places.named("cuda" if device is None else device).index or 0]
@@ -209,16 +214,12 @@ def _cuda(kernels: Kernels) -> Patches:
             pci_bus_id=bus, pci_device_id=0,
         )  # fmt: skip
 
-    class Stream:
-        cuda_stream = 0
-
-        def __init__(self, device: Any = None) -> None:
-            self.device = places.named("cuda" if device is None else device)
-
-        synchronize = wait
+    def get_rng_state(device: Any = None) -> Tensor:
+        kernels.check_recording("the state of a generator")
+        return torch.zeros(16, dtype=torch.uint8)
 
     numbers = {
-        "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "is_bf16_supported": True,
+        "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
         "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_allocated": 0,
         "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
@@ -226,14 +227,12 @@ def _cuda(kernels: Kernels) -> Patches:
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
     yield cuda, "get_device_properties", properties
-    yield cuda, "get_rng_state", lambda device=None: torch.zeros(16, dtype=torch.uint8)
+    yield cuda, "get_rng_state", get_rng_state
     yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]
     yield cuda, "current_device", lambda: places.current
     yield cuda, "set_device", set_device
     yield cuda, "device", _device_context(places)
     yield cuda, "synchronize", wait
-    yield cuda, "current_stream", Stream
-    yield cuda, "Stream", Stream
     yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
 
 
@@ -276,8 +275,12 @@ def _optimizers(kernels: Kernels) -> Patches:
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}
 
+    def check(self: torch.optim.Optimizer) -> None:
+        if kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
+            refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+
     yield torch._C, "_group_tensors_by_device_and_dtype", group
-    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None
+    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", check
 
 
 def _groups(kernels: Kernels) -> Patches:

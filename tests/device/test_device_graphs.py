@@ -1,0 +1,184 @@
+"""Training steps as CUDA graphs on the pretended GPU: the bits of plain steps, few launches, a line where none is made.
+
+What a recording refuses is in test_pretend_graphs.py, and mistakes in our own code in mutants.py.
+"""
+
+import functools
+from functools import partial
+
+import pytest
+import torch
+
+import pretend
+from budgets import counted_waits, kernels_until
+from fedsim.methods import FedAvg, FedProx
+from fedsim.models import Neck, ResNet
+from fedsim.training.graphs import WARM_UP
+from fedsim.training.settings import LocalTraining
+from runs import METHODS, differences, fit, options
+from small import make_data, make_model, refuse
+
+GRAPH = "--model.client.graph=true"
+LONG = ["--model.client.batch_size=4", "--data.limit_client_batches=7", "--trainer.deterministic=true"]
+REFUSED = ("fedreid", "fedreid_fine_tune", "pfedme", "ska")
+"""configs of methods that declare plain steps"""
+CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
+NEVER = (*CLUSTERS, "fedsgd", "random_guess")
+"""configs whose steps stay plain: the second one takes one in each visit, the last none"""
+FAST = ("fedpav", "fedcapr")
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@pytest.fixture(scope="module")
+def plainly(tmp_path_factory):
+    """Fit by a config on the CPU, once."""
+    folder = tmp_path_factory.mktemp("plain")
+    return functools.cache(lambda name, *more: fit(folder / str(len(list(folder.iterdir()))), name, *LONG, *more))
+
+
+def replayed(folder, name, *more):
+    """Fit with graphs on a pretended GPU; return what is left, replays, and waits that no recording explains."""
+    with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
+        found = fit(folder / "graph", name, *LONG, GRAPH, *more, gpus=1)
+    recordings = sum(count for (_, where), count in gpu.waits.items() if where.startswith("core/allocator"))
+    return found, gpu.kernels["replay"], waits.between_batches - recordings
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in REFUSED]
+)
+def test_replayed_steps_leave_the_bits_of_plain_ones(name, plainly, tmp_path, caplog):
+    found, replays, waits = replayed(tmp_path, name)
+    assert differences(found, plainly(name)) == []
+    assert waits == 0
+    assert (replays > 0) == (name not in NEVER), caplog.text
+    lines = [record.message for record in caplog.records if "model.client.graph" in record.message]
+    expected = ["model.client.graph: all clients keep plain steps: clusters change with each local epoch"]
+    assert lines == (expected if name in CLUSTERS else [])
+
+
+EACH_EPOCH = "{round: 2, local_epochs: 3, schedule: {kind: step, step: 1}}"
+OPTIMIZERS = {
+    "AdamW in bf16, clipped": ["AdamW", "--trainer.precision=bf16-mixed", "--model.client.grad_clip=1"],
+    "RMSprop": ["RMSprop"],
+    "flat": ["SGD", "--model.client.flat_step=true", "--model.client.optimizer.momentum=0.9"],
+    "kept moments": ["SGD", "--model.client.optimizer.momentum=0.9", "--model.client.optimizer_state=keep"],
+    "rates that change": ["SGD", f"--model.client.long_round={EACH_EPOCH}"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_every_optimizer_can_be_replayed(case, tmp_path, caplog):
+    kind, *more = OPTIMIZERS[case]
+    more = [f"--model.client.optimizer={kind}", "--model.client.optimizer.lr=0.01", *more]
+    found, replays, _ = replayed(tmp_path, "fedavg", *more)
+    assert replays > 0, caplog.text
+    if kind == "SGD":
+        assert differences(found, fit(tmp_path / "cpu", "fedavg", *LONG, *more)) == []
+        return
+    with pretend.cuda(1), pytest.MonkeyPatch.context() as patch:  # on GPUs these optimizers round otherwise
+        patch.setattr("fedsim.training.visit.why_plain", lambda *_: "a test wants plain steps")
+        plain = fit(tmp_path / "plain", "fedavg", *LONG, GRAPH, *more, gpus=1)
+    assert differences(found, plain) == []
+
+
+@pytest.fixture
+def gpu():
+    with pretend.cuda(1) as record:
+        yield record
+
+
+@pytest.mark.slow
+def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
+    training = LocalTraining(batch_size=4, optimizer=ADAMW, grad_clip=1.0, graph=True)
+    how = {"backbone": ResNet(50), "neck": Neck(kind="linear", dim=512, dropout=0.5), "client": training}
+    marks = kernels_until(gpu, FedProx(mu=0.1), 6, "bf16-mixed", **how)
+    assert marks[1] - marks[0] > 400
+    assert marks[-1] - marks[-2] <= 10
+
+
+def trained(method, *, graph, limit=9, batch_size=5, **client):
+    """Let a client train on a pretended GPU; return its weights, its progress, and the losses in its reports."""
+    training = LocalTraining(
+        batch_size=batch_size, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), graph=graph, **client
+    )
+    model, data, device = make_model(method, client=training), make_data(size=(32, 16)), torch.device("cuda", 0)
+    model.assemble(data, 0, 1, device)
+    model.server.to(device)
+    client, reports = next(iter(model.parts.clients.values())), []
+    client.images.open(data.open_train)
+    client.begin_round(0, 1.0, "32-true", reports.append)
+    client.limit_batches = limit
+    client.received = model.server.send(client.model.arch, ())
+    method.download(client)
+    method.train(client)
+    tally = client.visit.tally.read([])
+    return (
+        client.model.whole.cpu(),
+        client.optimizer.num_steps,
+        [(r.done, r.share, float(r.loss)) for r in reports],
+        tally,
+    )
+
+
+def assert_alike(method, **how):
+    plain, found = (trained(method, graph=graph, **how) for graph in (False, True))
+    assert torch.equal(plain[0], found[0])
+    assert plain[1:] == found[1:]
+    return plain
+
+
+def test_reports_and_counts_are_those_of_plain_steps(gpu):
+    assert_alike(FedAvg(), local_epochs=2)
+    assert gpu.kernels["replay"] > 5
+
+
+def test_the_last_shorter_batch_stays_outside_and_costs_no_recording(gpu):
+    epochs = 3
+    *_, (_, _, images, _) = assert_alike(FedAvg(), local_epochs=epochs, limit=None, batch_size=7)
+    full, left = divmod(images / epochs, 7)
+    assert left, "there is a shorter batch"
+    assert gpu.kernels["replay"] == epochs * full - WARM_UP
+
+
+class Twice(FedAvg):
+    """Begins anew in the middle of a visit."""
+
+    def train(self, client):
+        super().train(client)
+        client.optimizer.reset(client.round)
+        super().train(client)
+
+
+def test_an_optimizer_that_begins_anew_is_recorded_anew(gpu):
+    assert_alike(Twice())
+
+
+class Waits(FedAvg):
+    """Looks at the loss, without a declaration."""
+
+    def take_step(self, client, loss):
+        super().take_step(client, loss * 2 if loss > 0 else loss)
+
+
+def test_a_step_that_waits_stays_plain_with_a_line(gpu, caplog):
+    assert_alike(Waits())
+    assert gpu.kernels["replay"] == 0
+    [line] = [record.message for record in caplog.records]
+    assert line.startswith("model.client.graph: client town0, round 1, keeps plain steps: operation not permitted")
+
+
+@pytest.mark.parametrize(("name", "who"), [("pfedme", "PFedMe"), ("ska", "SKA"), ("fedreid", "FedReID")])
+def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys):
+    line = refuse(capsys, *options(tmp_path / "run", name, GRAPH))
+    assert line.endswith(
+        f"model.client.graph: {who}, as it is configured, needs plain steps: the host waits or decides within them; "
+        "set it to false"
+    )
+
+
+def test_on_cpus_steps_stay_plain_with_one_line(tmp_path, caplog):
+    fit(tmp_path / "run", "fedavg", GRAPH, rounds=1)
+    lines = [record.message for record in caplog.records if "model.client.graph" in record.message]
+    assert lines == ["model.client.graph: all clients keep plain steps: only GPUs have graphs"]
