@@ -20,8 +20,8 @@ from fedsim.federation.masked import clients_prune
 from fedsim.federation.parts import Parts
 from fedsim.federation.spans import Task, make_plan
 from fedsim.methods.base import HoldsModels
-from fedsim.models.backbones import without_downloads
 from fedsim.models.groups import Group
+from fedsim.models.weights import without_downloads
 from fedsim.training.flat_model import FlatModel
 
 
@@ -57,7 +57,8 @@ def group_table(model: FlatModel) -> str:
     for group in Group:
         names = [name for name, g in model.groups.items() if g is group]
         if names:
-            where = Counter("shared" if name in shared else "private" for name in names)
+            fixed = group is Group.FIXED
+            where = Counter("shared" if name in shared else "fixed" if fixed else "private" for name in names)
             elements = sum(state[name].numel() for name in names)
             size = sum(state[name].numel() * state[name].element_size() for name in names)
             rows.append([group.value, len(names), elements, size, " + ".join(sorted(where))])
@@ -109,6 +110,7 @@ def _cost_table(
     how = model.settings
     beside = list(how.method.replicas.values()) if isinstance(how.method, HoldsModels) else []
     trained, frozen = 1 + beside.count("trained"), beside.count("frozen")
+    fixed_bytes = (trained + frozen) * sum(flat.fixed_bytes for flat in model.parts.models.values())
     models = "model, gradient, two optimizer moments"
     models += f", of {trained} models" * (trained > 1) + f", and {frozen} frozen" * (frozen > 0)
     waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
@@ -122,7 +124,7 @@ def _cost_table(
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         *_plan_rows(model.parts, placement),
         [f"host memory: training images of the busiest {where}", _mib(pixels)],
-        [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes)],
+        [f"device memory: {models}", _mib((4 * trained + frozen) * model_bytes + fixed_bytes)],
         [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
