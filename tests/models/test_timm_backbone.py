@@ -8,7 +8,9 @@ from safetensors.torch import save_file
 
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
+from fedsim.methods import FedPav
 from fedsim.models import BODY, Group, Neck, ReIDModel, TimmBackbone, group_names
+from small import fit, make_model
 
 timm = pytest.importorskip("timm", reason="needs fedsim[models]")
 
@@ -125,6 +127,14 @@ def test_mistakes_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message) as caught:
         TimmBackbone(**{"options": TINY} | arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_images_of_another_size_are_refused():
+    backbone = TimmBackbone(VIT, image_size=(64, 32), options=TINY)
+    with pytest.raises(
+        ConfigError, match=r"^data.size: timmbackbone cannot process images of \[32, 16\] pixels \(Input "
+    ):
+        fit(make_model(FedPav(), backbone=backbone))
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):
