@@ -48,6 +48,8 @@ def _one_folder(standins, monkeypatch):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT / "configs")))
 def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree):
     content = yaml.safe_load(path.read_text())
+    for library in ("timm", "peft") if "TimmBackbone" in path.read_text() else ():
+        pytest.importorskip(library, reason="needs fedsim[models]")
     options = completing_options(content)
     if "MarketFolders" in path.read_text():
         options += [f"--data.source.root={market_tree}", "--model.client.batch_size=4", "--data.val=none"]

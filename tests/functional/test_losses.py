@@ -11,7 +11,7 @@ import torch
 from fedsim.cli.papers.files import read_paper
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
-from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
+from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.functional.weighting import normalise, size_weights, uniform_weights
 from fedsim.methods import FedPav
@@ -238,6 +238,11 @@ def test_step_factor():
     assert step_factor(500, step=1, gamma=1.0) == 1.0
 
 
+def test_milestone_factor():
+    assert [milestone_factor(t, (2, 5), 0.1) for t in range(7)] == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
+    assert milestone_factor(9, (), 0.1) == 1.0
+
+
 def test_cosine_factor():
     assert cosine_factor(0, 20) == 1.0
     for t in range(20):
@@ -337,7 +342,7 @@ def gradient_ratio(seed, **triplet):
     images = (0.5 * torch.randn(8, 2048).repeat_interleave(4, 0) + torch.randn(32, 2048)).relu().requires_grad_()
     features = model(images)
     client = SimpleNamespace(objective=Objective(cross_entropy=0.5, triplet=0.5, **triplet))
-    scored = LabelSource(client).score(Output(features, head(features.neck)), Batch(None, labels))
+    scored = LabelSource(client).score(Output(features, head(features.neck), head.weight), Batch(None, labels))
     assert scored.loss.item() == pytest.approx(0.5 * sum(part.item() for part in scored.parts))
     alone = smoothed_cross_entropy(head(features.neck), labels) / 2
     (of_entropy,) = torch.autograd.grad(alone, images, retain_graph=True)

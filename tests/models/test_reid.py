@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models import Features, KeyedDropout, Neck, ReIDModel, SmallCNN, make_head
+from fedsim.models import TRUNK, Features, GeM, KeyedDropout, Neck, ReIDModel, SmallCNN, group_names, make_head
 
 
 def generator(seed=0):
@@ -178,6 +178,46 @@ def test_set_generator_reaches_every_dropout(images):
     assert torch.equal(features[0].neck, features[1].neck)
     assert not torch.equal(features[0].neck, features[2].neck)
     assert not torch.equal(features[0].pool, features[2].pool)
+
+
+# -- pooling -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, 4.5])
+def test_gem_is_the_root_of_the_mean_of_powers(p):
+    maps = torch.randn(2, 3, 4, 2, generator=generator())
+    found = GeM(p)(maps)
+    for image in range(2):
+        for channel in range(3):
+            values = [max(value, 1e-6) for value in maps[image, channel].flatten().tolist()]
+            mean = sum(value**p for value in values) / len(values)
+            assert found[image, channel].item() == pytest.approx(mean ** (1 / p), rel=1e-4)
+
+
+def test_the_exponent_of_gem_is_learnt_and_finite_of_empty_maps():
+    gem, maps = GeM(), torch.zeros(2, 3, 4, 2)
+    maps[0] = torch.rand(3, 4, 2, generator=generator())
+    maps.requires_grad_()
+    gem(maps).sum().backward()
+    assert gem.p.grad.isfinite()
+    assert gem.p.grad.abs() > 1e-3
+    assert maps.grad.isfinite().all()
+
+
+def test_pooling_is_part_of_the_trunk_and_the_mean_has_no_weights(images):
+    backbone = SmallCNN(width=8).eval()
+    plain, gem = (ReIDModel(backbone, Neck(kind="none", dropout=0.0, pooling=kind)) for kind in ("average", "gem"))
+    assert set(group_names(gem)) - set(group_names(plain)) == {"pooling.p"}
+    assert group_names(gem)["pooling.p"] in TRUNK
+    with torch.no_grad():
+        assert torch.equal(plain(images).pool, backbone(images).mean((2, 3)))
+        assert torch.equal(gem(images).pool, GeM()(backbone(images)))
+
+
+def test_a_vector_is_pooled_already(images):
+    backbone = nn.Sequential(SmallCNN(width=8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone.out_channels = 32
+    assert ReIDModel(backbone, Neck(kind="none", dropout=0.0))(images).pool.shape == (4, 32)
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------

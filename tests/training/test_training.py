@@ -1,5 +1,7 @@
 """Local training, and what of Lightning keeps working."""
 
+import math
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -8,8 +10,9 @@ from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data.batches import shuffled_batches
 from fedsim.evaluation.settings import Evaluation
 from fedsim.methods import FedPav, Local
+from fedsim.models import Neck
 from fedsim.training.settings import ClientOverride, LocalTraining, Schedule
-from small import LR, fit, make_data, make_model, sgd, vector
+from small import LR, fit, make_data, make_model, named, sgd, vector
 
 # -- local training ----------------------------------------------------------------------------------------------------
 
@@ -21,6 +24,37 @@ def test_head_rate_and_schedule():
         [0.1 * LR, 0.1 * 0.5]
     )  # its last round had index 1
     assert model.settings.client.lr_in(0) == pytest.approx(LR)
+
+
+def test_schedules_in_closed_form():
+    """Warm-up and the falling part are multiplied, as in torch's chained schedulers."""
+    milestones = Schedule(kind="milestones", milestones=(4, 7), gamma=0.1, warmup=2, warmup_start=0.5)
+    falling = [0.5, 0.75, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]
+    assert [milestones.factor(t) for t in range(9)] == pytest.approx(falling)
+    cosine = Schedule(kind="cosine", rounds=8, warmup=2, warmup_start=0.5)
+    half = [math.cos(math.pi * t / 16) ** 2 for t in range(9)]
+    assert [cosine.factor(t) for t in range(9)] == pytest.approx([0.5 * half[0], 0.75 * half[1], *half[2:]])
+
+
+def test_a_milestone_before_the_start_is_refused():
+    training = LocalTraining(optimizer=sgd, schedule=Schedule(kind="milestones", milestones=(0, 5)))
+    with pytest.raises(ConfigError, match=r"^model.client.schedule.milestones: 0 is less than 1$"):
+        make_model(FedPav(), client=training)
+
+
+def test_pooling_trains_with_the_trunk_and_is_shared():
+    neck = Neck(kind="bnneck", dropout=0.0, pooling="gem")
+    model = fit(make_model(FedPav(), neck=neck, client=LocalTraining(batch_size=8, optimizer=sgd)))
+    assert named(model)["pooling.p"].item() != 3.0
+    client = model.parts.clients["town0"]
+    assert any(parameter is client.model.network.pooling.p for parameter in client.optimizer.groups[0])
+
+
+def test_nothing_is_pooled_of_vectors():
+    backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 16, 4))
+    backbone.out_channels = 4
+    with pytest.raises(ConfigError, match=r"^model.neck.pooling: sequential returns vectors, with nothing to pool"):
+        fit(make_model(FedPav(), backbone=backbone, neck=Neck(pooling="gem", dim=4)))
 
 
 def test_the_optimizer_steps_once_per_accumulated_batches_and_at_the_end():

@@ -21,8 +21,8 @@ from fedsim.federation.masked import clients_prune
 from fedsim.federation.memory import DeviceMemory, device_memory
 from fedsim.federation.parts import Parts
 from fedsim.federation.spans import Task, make_plan
-from fedsim.models.backbones import without_downloads
 from fedsim.models.groups import Group
+from fedsim.models.weights import without_downloads
 from fedsim.training.flat_model import FlatModel
 
 
@@ -67,7 +67,8 @@ def group_table(model: FlatModel) -> str:
     for group in Group:
         names = [name for name, g in model.groups.items() if g is group]
         if names:
-            where = Counter("shared" if name in shared else "private" for name in names)
+            fixed = group is Group.FIXED
+            where = Counter("shared" if name in shared else "fixed" if fixed else "private" for name in names)
             elements = sum(state[name].numel() for name in names)
             size = sum(state[name].numel() * state[name].element_size() for name in names)
             rows.append([group.value, len(names), elements, size, " + ".join(sorted(where))])

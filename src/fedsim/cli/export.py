@@ -39,7 +39,8 @@ def export(
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
-    classifier ``fc`` is missing. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
+    classifier ``fc`` is missing. Of a ``TimmBackbone`` they carry timm's names; of ``LoRA`` the file holds the adapters
+    alone. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
     ``bn`` has tensors of other names where attention stands. Torchvision's network lacks them; fedsim's with the same
     ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's size, as ``images``, and returns
     ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
@@ -201,7 +202,7 @@ def _cut(vector: Tensor, layout: Sequence[Mapping[str, Any]]) -> dict[str, Tenso
     """Cut a vector of the buffer's layout into named tensors, those that lie in it; the identity head is left out."""
     tensors = {}
     for entry in layout:
-        name, shape = entry["name"].removeprefix("backbone."), torch.Size(entry["shape"])
+        name, shape = entry["name"].removeprefix("backbone.").removeprefix("timm."), torch.Size(entry["shape"])
         part = vector[entry["offset"] : entry["offset"] + shape.numel()]
         if not name.startswith("head.") and len(part) == shape.numel():
             tensors[name] = part.view(shape).clone()  # a view would drag the whole vector into the file

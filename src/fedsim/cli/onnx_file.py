@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -82,10 +83,12 @@ def network_of(config: Path, tensors: Mapping[str, Tensor]) -> tuple[ReIDModel, 
         raise ConfigError(f"--output: {config} is missing, so the network is not known; ONNX needs a run of fedsim fit")
     content = yaml.safe_load(config.read_text())
     settings = content["model"]
-    given = {(name if name.startswith("neck.") else f"backbone.{name}"): tensor for name, tensor in tensors.items()}
+    own_names = ("neck.", "pooling.")
+    given = {(name if name.startswith(own_names) else f"backbone.{name}"): tensor for name, tensor in tensors.items()}
     has_neck = any(name.startswith("neck.") for name in given)
     for backbone in _backbones(settings):
-        network = ReIDModel(backbone, Neck(**settings["neck"]) if has_neck else Neck(kind="none", dropout=0.0))
+        neck = Neck(**settings["neck"])
+        network = ReIDModel(backbone, neck if has_neck else replace(neck, kind="none", dropout=0.0))
         own = {name: tensor.shape for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
         if own == {name: tensor.shape for name, tensor in given.items()}:
             network.load_state_dict(given, strict=False)  # all but counters of batches

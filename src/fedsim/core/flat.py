@@ -56,20 +56,28 @@ class FlatParameters:
     """Parameters and float buffers of ``module`` as views of one float32 buffer.
 
     The buffer is sorted [shared parameters | shared buffers | private parameters | private buffers]. Integer buffers
-    (``num_batches_tracked``) stay where they are.
+    (``num_batches_tracked``) stay where they are, and so do tensors that are left out by name.
 
     Trap: ``module.to(device)`` replaces the tensors, which then are no views any more. Move the module first, and call
     :meth:`check` in each round. ``is_shared`` says by name whether a tensor is sent to the server. At the end of the
-    buffer, ``reserve`` elements are free for tensors of single clients.
+    buffer, ``reserve`` elements are free for tensors of single clients. ``left_out`` says by name which tensors never
+    change, and belong to nobody.
 
     Raises:
         TypeError: if a parameter or floating buffer is not float32.
     """
 
-    def __init__(self, module: nn.Module, is_shared: Callable[[str], bool], reserve: int = 0) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        is_shared: Callable[[str], bool],
+        reserve: int = 0,
+        left_out: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.module = module
         tensors: dict[str, tuple[str, Tensor]] = {n: ("parameter", t) for n, t in module.named_parameters()}
         tensors |= {n: ("buffer", t) for n, t in module.named_buffers() if t.is_floating_point()}
+        tensors = {name: found for name, found in tensors.items() if not left_out(name)}
         for name, (_, tensor) in tensors.items():
             if tensor.dtype is not torch.float32:
                 raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")

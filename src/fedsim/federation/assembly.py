@@ -111,7 +111,7 @@ def _build_models(
         shared_head = max_classes if Group.HEAD in how.method.shared_groups and max_classes else None
         with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
             torch.manual_seed(how.seed)
-            network = ReIDModel(copy.deepcopy(backbone), how.neck, shared_head).to(device)
+            network = ReIDModel(copy.deepcopy(backbone), how.neck, shared_head, how.objective.head_std).to(device)
         of_names = group_names(network)
         shared = shared_names(of_names, how.method.shared_groups, how.bn_stats)
         models[name] = FlatModel(name, network, shared, of_names, max_classes)

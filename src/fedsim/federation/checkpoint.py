@@ -28,6 +28,7 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
         "method": type(parts.method).__name__,
         "layouts": {arch: _layout(model.flat.shared_entries) for arch, model in models},
         "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models},
+        "fixed": {arch: model.fixed_checksum for arch, model in models if model.fixed},
         "complete": {arch: model.is_complete for arch, model in models},
         "clients": dict(parts.num_classes),
         "hosts": dict(parts.hosting.placement.ranks),
@@ -71,6 +72,11 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
         _compare(arch, "shares", model.flat.shared_entries if model else [], content["layouts"].get(arch, []))
         private = _private_entries(model) if model else []
         _compare(arch, "keeps private", private, content["private_layouts"].get(arch, []))
+        if model and content.get("fixed", {}).get(arch) != model.fixed_checksum:
+            raise ConfigError(
+                f"ckpt_path: the adapters of {arch} were trained on other fixed weights; give model.backbone's weights "
+                "and seed_everything as in the run that wrote it"
+            )
     for client, number in content["clients"].items():
         if number != classes[client]:
             raise ConfigError(

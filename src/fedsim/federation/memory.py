@@ -51,6 +51,7 @@ def device_memory(how: Settings, parts: Parts, data: FederatedDataModule, precis
     beside = list(how.method.replicas.values()) if isinstance(how.method, HoldsModels) else []
     trained, frozen = 1 + beside.count("trained"), beside.count("frozen")
     model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in parts.models.values())
+    fixed_bytes = sum(flat.fixed_bytes for flat in parts.models.values())
     sizes = dict.fromkeys(parts.models, 0)
     for client in parts.federated.clients:
         settings, arch = settings_of(client, how.client, how.clients), parts.archs[client.name]
@@ -62,7 +63,8 @@ def device_memory(how: Settings, parts: Parts, data: FederatedDataModule, precis
     largest = max(known or found, key=lambda arch: known.get(arch, 0))
     half = 2 if precision == "bf16-mixed" else 1
     activations = known[largest] // half if known else None
-    return DeviceMemory((4 * trained + frozen) * model_bytes, trained, frozen, activations, sizes[largest])
+    models = (4 * trained + frozen) * model_bytes + (trained + frozen) * fixed_bytes
+    return DeviceMemory(models, trained, frozen, activations, sizes[largest])
 
 
 def kept_by(network: nn.Module, shape: tuple[int, ...]) -> int | None:

@@ -195,13 +195,15 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
         try:
             with torch.no_grad():
                 maps = backbone(torch.zeros(2, 3, *size, device=model.flat.buffer.device))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AssertionError) as error:
             raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
         if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
             raise ConfigError(
                 f"model.backbone: {arch} returns {list(maps.shape)} for 2 images; it must be [2, C, h, w] or [2, C] "
                 f"with C = out_channels = {backbone.out_channels}"
             )
+        if maps.dim() == 2 and model.network.pooling is not None:
+            raise ConfigError(f"model.neck.pooling: {arch} returns vectors, with nothing to pool; set it to average")
 
 
 def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:

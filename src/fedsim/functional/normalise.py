@@ -7,6 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+Colour = tuple[float, float, float]
+"""a number for each of red, green and blue"""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -22,3 +25,18 @@ def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return ``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1], once per device: each copy to a GPU makes it wait."""
     mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+
+
+@cache
+def renormalisation(mean: Colour, std: Colour, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return scale and offset [1, 3, 1, 1] from ImageNet's normalisation to that by another mean and deviation.
+
+    Functions of a device and no buffers of a model, which would be sent to the server. Rounded once, from float64.
+
+    >>> scale, offset = renormalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), torch.device("cpu"))
+    >>> scale.flatten(), offset.flatten()  # pixels from -1 to 1
+    (tensor([0.4580, 0.4480, 0.4500]), tensor([-0.0300, -0.0880, -0.1880]))
+    """
+    colours = (IMAGENET_MEAN, IMAGENET_STD, mean, std)
+    from_mean, from_std, to_mean, to_std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in colours)
+    return (from_std / to_std).float().to(device), ((from_mean - to_mean) / to_std).float().to(device)

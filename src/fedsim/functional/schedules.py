@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def step_factor(round_: int, step: int, gamma: float) -> float:
@@ -12,6 +13,15 @@ def step_factor(round_: int, step: int, gamma: float) -> float:
     [1.0, 1.0, 0.5, 0.25]
     """
     return float(gamma ** (round_ // step))
+
+
+def milestone_factor(round_: int, milestones: Sequence[int], gamma: float) -> float:
+    """``gamma ** k``, k the number of ``milestones`` that the global round t = 0, 1, ... has reached.
+
+    >>> [milestone_factor(t, milestones=(40, 70), gamma=0.5) for t in (0, 39, 40, 70, 200)]
+    [1.0, 1.0, 0.5, 0.25, 0.25]
+    """
+    return float(gamma ** sum(round_ >= milestone for milestone in milestones))
 
 
 def cosine_factor(round_: int, num_rounds: int) -> float:

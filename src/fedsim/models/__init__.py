@@ -5,7 +5,10 @@ from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, Sma
 from fedsim.models.cifar_resnet import CifarResNet
 from fedsim.models.fusion import AFF, MSCAM
 from fedsim.models.groups import BODY, TRUNK, Group, group_names
-from fedsim.models.reid import Features, KeyedDropout, Neck, ReIDModel, make_head
+from fedsim.models.lora import LoRA
+from fedsim.models.osnet import OSNet
+from fedsim.models.reid import Features, GeM, KeyedDropout, Neck, ReIDModel, make_head
+from fedsim.models.timm_backbone import TimmBackbone
 
 __all__ = [
     "AFF",
@@ -18,14 +21,18 @@ __all__ = [
     "CifarResNet",
     "ConvNeXt",
     "Features",
+    "GeM",
     "Group",
     "KeyedDropout",
+    "LoRA",
     "MobileNetV2",
     "Neck",
+    "OSNet",
     "ReIDModel",
     "ResNet",
     "SmallCNN",
     "SqueezeExcitation",
+    "TimmBackbone",
     "group_names",
     "make_head",
 ]

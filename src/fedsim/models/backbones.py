@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache, partial
-from pathlib import Path
 from typing import Literal
 
-import torch
 import torchvision.models as tv
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
-from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
-from fedsim.models.attention import NormInit, NormKind, Place, holds_attention, insert_attention
+from fedsim.functional.normalise import renormalisation
+from fedsim.models.attention import NormInit, NormKind, Place, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
+from fedsim.models.ibn import insert_ibn
+from fedsim.models.weights import is_file, load_around
 
-_may_download: ContextVar[bool] = ContextVar("may_download", default=True)
-"""false where weights are of no use, see :func:`without_downloads`"""
+_HALF = (0.5, 0.5, 0.5)
 _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 
@@ -54,6 +48,9 @@ class ResNet(Backbone):
         norm: ``bn``: torchvision's network. ``attentive``: attentive normalisation replaces the second norm of each
             block (``bn2``), with 10, 10, 20 and 20 mixtures in the four stages. ``se``, ``cbam``: such a block ends
             each residual branch, before the sum.
+        ibn: half of the channels of each block's first norm, but for the last stage's blocks, get instance
+            normalisation: IBN-a of Pan et al. (ECCV 2018), with the names of the authors' files, such as
+            ``resnet50_ibn_a``; torchvision has no weights of it.
         norm_init: ``convert``: at the start, the network computes the same as without attention; ``random``: as in the
             papers on attention, which spoils pretrained weights. Files with attention overwrite both.
         relu_after_stem: false removes the first ReLU, as in the code of CAP and FedCAPR; other code that loads such a
@@ -71,6 +68,7 @@ class ResNet(Backbone):
         weights: str | None = None,
         *,
         norm: NormKind = "bn",
+        ibn: bool = False,
         norm_init: NormInit = "convert",
         relu_after_stem: bool = True,
         fam: FusionKind = "none",
@@ -81,6 +79,9 @@ class ResNet(Backbone):
             for module in network.layer4[0].modules():
                 if isinstance(module, nn.Conv2d):
                     module.stride = (1, 1)
+        if ibn:
+            insert_ibn(network)
+            name = f"{name}_ibn_a"
         without = {"avgpool", "fc"} | (set() if relu_after_stem else {"relu"})
         super().__init__(OrderedDict((n, m) for n, m in network.named_children() if n not in without))
         self.out_channels = int(network.fc.in_features)
@@ -100,7 +101,7 @@ class ResNet(Backbone):
                 self.out_channels //= 2
                 self.add_module("fusion", StageFusion(self.out_channels, norm_init))
 
-        _load_around(self, weights, name, insert)
+        load_around(self, weights, name, insert)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the last map."""
@@ -144,22 +145,15 @@ class MobileNetV2(Backbone):
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = norm_eps
         places = _inverted_residuals(network.features)
-        _load_around(self, weights, "mobilenet_v2", lambda: insert_attention(self, places, norm, norm_init))
+        load_around(self, weights, "mobilenet_v2", lambda: insert_attention(self, places, norm, norm_init))
 
 
 class _Symmetric(nn.Module):
     """Maps images [B, 3, H, W], normalised by ImageNet's mean and deviation, to pixels from -1 to 1."""
 
     def forward(self, x: Tensor) -> Tensor:
-        scale, offset = _to_symmetric(x.device)
+        scale, offset = renormalisation(_HALF, _HALF, x.device)
         return x * scale + offset
-
-
-@cache
-def _to_symmetric(device: torch.device) -> tuple[Tensor, Tensor]:
-    """``2 std`` and ``2 mean - 1`` [1, 3, 1, 1]; once per device, and no buffers, which would be sent to the server."""
-    mean, std = (torch.tensor(c, dtype=torch.float64).view(1, 3, 1, 1) for c in (IMAGENET_MEAN, IMAGENET_STD))
-    return (2 * std).float().to(device), (2 * mean - 1).float().to(device)
 
 
 def _inverted_residuals(features: nn.Sequential) -> list[Place]:
@@ -200,10 +194,10 @@ class ConvNeXt(Backbone):
         assert isinstance(classifier, nn.Linear)
         super().__init__(OrderedDict(features=network.get_submodule("features")))
         self.out_channels = classifier.in_features
-        if weights is not None and size == "micro" and not _is_file(weights):
+        if weights is not None and size == "micro" and not is_file(weights):
             raise ConfigError("backbone.weights: there are none of ConvNeXt micro; give a file, or null")
 
-        _load_around(self, weights, name, lambda: _end_with_mscam(self, fam))
+        load_around(self, weights, name, lambda: _end_with_mscam(self, fam))
 
 
 class SmallCNN(Backbone):
@@ -246,88 +240,3 @@ class SmallCNN(Backbone):
 def _end_with_mscam(backbone: Backbone, fam: FusionKind, init: NormInit = "convert") -> None:
     if fam == "mscam":
         backbone.add_module("attention", MSCAM(backbone.out_channels, init=init))
-
-
-def _load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None]) -> None:
-    """Load weights, then ``insert`` attention; the other way round if the weights include attention.
-
-    ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
-    name of the network. Raises ConfigError if the weights do not exist or do not fit.
-    """
-    state = None if weights is None else _read_weights(weights, name)
-    steps: list[Callable[[], None]] = [insert]
-    if state is not None:
-        steps.insert(0, partial(_load_state, backbone, state, str(weights), name))
-    for step in reversed(steps) if state is not None and holds_attention(state) else steps:
-        step()
-
-
-def _load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
-    """Load tensors; those of a classifier or neck are ignored. The last two arguments are for messages."""
-    wanted = backbone.state_dict()
-    if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
-        state = {f"features.{key}": value for key, value in state.items()}
-    if missing := [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]:
-        raise ConfigError(
-            f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
-            "give weights of the same network, width and norm"
-        )
-    if strange := [key for key in state if key not in wanted and holds_attention([key])]:
-        raise ConfigError(
-            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
-            "give weights of the same network, width and norm"
-        )
-    if wrong := [key for key in wanted if key in state and state[key].shape != wanted[key].shape]:
-        key = wrong[0]
-        raise ConfigError(
-            f"backbone.weights: {weights} has {key} of shape {list(state[key].shape)}, {name} needs "
-            f"{list(wanted[key].shape)}; give weights of the same network and width"
-        )
-    backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
-
-
-def _read_weights(weights: str, name: str) -> dict[str, Tensor] | None:
-    if not _is_file(weights):
-        return _download(weights, name)
-    path = Path(weights).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a torchvision name")
-    try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # the readers raise many types for a damaged file
-        raise ConfigError(f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?") from error
-    if not isinstance(state, dict):
-        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(state).__name__}")
-    return state
-
-
-@contextmanager
-def without_downloads() -> Iterator[None]:
-    """Let backbones be built without torchvision's weights, whose names are checked all the same."""
-    token = _may_download.set(False)
-    try:
-        yield
-    finally:
-        _may_download.reset(token)
-
-
-def _download(weights: str, name: str) -> dict[str, Tensor] | None:
-    """Return torchvision's weights; None where nothing shall be downloaded."""
-    choices = tv.get_model_weights(name)
-    if weights not in choices.__members__:
-        known = ", ".join(choices.__members__)
-        raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
-    if not _may_download.get():
-        return None
-    try:
-        return dict(choices[weights].get_state_dict(check_hash=True))
-    except Exception as error:  # no network, or a damaged file in torch's cache: many types
-        raise ConfigError(
-            f"backbone.weights: cannot get {choices[weights].url} ({type(error).__name__}: {error}); give a local file "
-            "instead, or delete a damaged download from torch's cache"
-        ) from error
-
-
-def _is_file(weights: str) -> bool:
-    """Whether ``weights`` is a path, not a name in torchvision."""
-    return Path(weights).suffix in {".pth", ".pt", ".safetensors"}

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.fusion import MSCAM
+from fedsim.models.lora import LoRA
 
 
 class Group(StrEnum):
@@ -21,7 +22,7 @@ class Group(StrEnum):
 
     CONV = "conv"
     """trunk weights outside normalisation and attention modules: also a transformer's self-attention, class token and
-    position embeddings"""
+    position embeddings, and the exponent of a generalised mean"""
     NORM = "norm"
     """affine parameters of the trunk's normalisation modules; of attentive normalisation all parameters"""
     STAT = "stat"
@@ -36,6 +37,8 @@ class Group(StrEnum):
     """running statistics of the neck"""
     HEAD = "head"
     """the identity classifier"""
+    FIXED = "fixed"
+    """the trunk below low-rank adapters: alike on all clients, never trained, sent or stored"""
     COUNTER = "counter"
     """integer bookkeeping (num_batches_tracked): never shared, never averaged"""
 
@@ -64,16 +67,26 @@ def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
 def group_names(model: nn.Module) -> dict[str, Group]:
     """Return the group of each parameter and buffer by its name, in the order of the model.
 
-    The model has children ``backbone``, ``neck`` and ``head``, such as a :class:`~fedsim.models.ReIDModel`.
+    The model has children ``backbone``, ``neck`` and ``head``, and maybe ``pooling``, such as a
+    :class:`~fedsim.models.ReIDModel`.
     """
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
         kinds = dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
         kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM has some
+        fixed = _fixed_names(child, part)
         for path, module in child.named_modules(prefix=part):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-                groups[f"{path}.{name}"] = _group(part, kinds.get(module, Group.CONV), tensor)
+                group = _group(part, kinds.get(module, Group.CONV), tensor)
+                is_fixed = f"{path}.{name}" in fixed and group is not Group.COUNTER
+                groups[f"{path}.{name}"] = Group.FIXED if is_fixed else group
     return groups
+
+
+def _fixed_names(root: nn.Module, prefix: str) -> set[str]:
+    """Return the names of the tensors below adapters."""
+    adapted = [(path, module) for path, module in root.named_modules(prefix=prefix) if isinstance(module, LoRA)]
+    return {f"{path}.{name}" for path, module in adapted for name in module.state_dict() if module.fixed(name)}
 
 
 def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Module]:

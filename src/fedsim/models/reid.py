@@ -1,4 +1,4 @@
-"""The re-ID model: backbone, global average pooling, neck, and a shared head; private heads are outside.
+"""The re-ID model: backbone, pooling, neck, and a shared head; private heads are outside.
 
 Shapes: B images, C channels of the last map, D neck features, Z identities.
 """
@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from fedsim.core.checks import positive, within
 from fedsim.core.errors import ConfigError
 
+HEAD_STD = 0.001
+"""of the weights of a head for cross-entropy: all identities are as likely at first"""
+
 
 class Features(NamedTuple):
     """Features of a batch of images."""
 
     pool: Tensor
-    """[B, C] globally average-pooled map"""
+    """[B, C] pooled map"""
     neck: Tensor
     """[B, D] embedding: the head's input, and the default feature for retrieval"""
 
@@ -46,10 +49,31 @@ class KeyedDropout(nn.Module):
         return x * keep / (1.0 - self.p)
 
 
+class GeM(nn.Module):
+    """Generalised mean over a map's pixels (Radenovic, Tolias and Chum, TPAMI 2019, Eq. (3)).
+
+    ``(mean of max(x, eps)^p)^(1 / p)``, with one exponent p for all channels, which is learnt: 1 is the mean, and large
+    values come near the maximum. ``p`` is the exponent at the start; ``eps`` keeps powers and their gradients finite.
+    """
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([p]))
+        self.eps = eps
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Pool maps [B, C, h, w] to [B, C] float32: powers of bfloat16 numbers would lose most of their digits."""
+        powers: Tensor = maps.float().clamp_min(self.eps).pow(self.p)
+        return powers.mean(dim=(2, 3)).pow(1 / self.p)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Neck:
-    """The layers between the pooled features and the identity head."""
+    """Pooling, and the layers between the pooled features and the identity head."""
 
+    pooling: Literal["average", "gem"] = "average"
+    """of the backbone's map: the mean over its pixels, or the generalised mean (:class:`GeM`), whose exponent starts at
+    3 and belongs to the trunk"""
     kind: Literal["linear", "bnneck", "none"] = "linear"
     """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
     ``none``: the pooled feature itself."""
@@ -91,13 +115,16 @@ class ReIDModel(nn.Module):
 
     The resident model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
     backbones see :mod:`fedsim.models.backbones`; ``neck`` are the layers after the pooling. ``num_classes`` is the size
-    of a shared head; None: each client has its own head, outside this model.
+    of a shared head; None: each client has its own head, outside this model. ``head_std`` is for all of these: see
+    :func:`make_head`.
 
     Raises:
         ConfigError: if the backbone has no ``out_channels``.
     """
 
-    def __init__(self, backbone: nn.Module, neck: Neck, num_classes: int | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, neck: Neck, num_classes: int | None = None, head_std: float = HEAD_STD
+    ) -> None:
         super().__init__()
         channels = getattr(backbone, "out_channels", None)
         if not isinstance(channels, int):
@@ -106,22 +133,28 @@ class ReIDModel(nn.Module):
                 "set it to the number of channels of its output"
             )
         self.backbone = backbone
+        self.pooling = GeM() if neck.pooling == "gem" else None
+        """None: the mean"""
         self.neck = neck.build(channels)
         self.num_pooled = channels
         self.num_features = neck.out_features(channels)
-        self.head = None if num_classes is None else make_head(self.num_features, num_classes)
+        self.head_std = head_std
+        self.head = None if num_classes is None else make_head(self.num_features, num_classes, std=head_std)
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
 
     def forward(self, images: Tensor) -> Features:
-        """Map normalised images [B, 3, H, W] to features."""
+        """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
         if self._compiled is None or (self.training and len(images) in self._compiled):
             maps = self.backbone(images)
         else:
             with torch.compiler.set_stance("force_eager"):
                 maps = self.backbone(images)
-        pool = maps.mean(dim=(2, 3)) if maps.dim() == 4 else maps
+        pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def _pool(self, maps: Tensor) -> Tensor:
+        return maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)
 
     def compile_backbone(self, sizes: Collection[int]) -> None:
         """Let torch.compile translate the backbone for training batches of these ``sizes``.
@@ -154,9 +187,11 @@ class ReIDModel(nn.Module):
         return [generator for generator in given.values() if generator is not None]
 
 
-def make_head(num_features: int, num_classes: int, generator: torch.Generator | None = None) -> nn.Linear:
-    """Return an identity classifier D -> Z: weights N(0, 0.001), drawn from ``generator`` or torch's own; bias 0."""
+def make_head(
+    num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD
+) -> nn.Linear:
+    """Return an identity classifier D -> Z: weights N(0, std^2), drawn from ``generator`` or torch's own; bias 0."""
     head = nn.Linear(num_features, num_classes)
-    nn.init.normal_(head.weight, std=0.001, generator=generator)
+    nn.init.normal_(head.weight, std=std, generator=generator)
     nn.init.zeros_(head.bias)
     return head

@@ -36,6 +36,8 @@ class Output(NamedTuple):
     features: Features
     logits: Tensor
     """[B, Z]"""
+    head: Tensor
+    """[Z, D] weights of the head that gave them"""
 
 
 class FlatModel:
@@ -54,7 +56,11 @@ class FlatModel:
         self.arch, self.network, self.groups = arch, network, groups
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
-        self.flat = FlatParameters(network, shared.__contains__, self._head_room(max_classes))
+        self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
+        """names of the tensors that are alike on all clients, and not in the buffer"""
+        self.flat = FlatParameters(
+            network, shared.__contains__, self._head_room(max_classes), frozenset(self.fixed).__contains__
+        )
         self.initial_private = self.flat.private.clone()
         """[num_private] what every client starts from"""
         # without initial weights: a replica is made in the middle of a visit, whose random streams it must not move
@@ -106,7 +112,7 @@ class FlatModel:
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
-            head = make_head(self.network.num_features, num_classes, generator)
+            head = make_head(self.network.num_features, num_classes, generator, self.network.head_std)
             weight, bias = self.head_of(state, num_classes)
             weight.copy_(head.weight.detach())
             bias.copy_(head.bias.detach())
@@ -132,11 +138,11 @@ class FlatModel:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
-            return Output(features, self.head(features.neck))
+            return Output(features, self.head(features.neck), self.head.weight)
         with autocast(self.device, precision):
             features = self.network(images)
             logits = self.head(features.neck)
-        return Output(Features(features.pool.float(), features.neck.float()), logits.float())
+        return Output(Features(features.pool.float(), features.neck.float()), logits.float(), self.head.weight)
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
         """Set up training as the settings of clients ask for it: memory formats, a backbone compiled for their batches.
@@ -176,7 +182,10 @@ class FlatModel:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
             rest = [*self.network.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
-            groups = [list(self.network.backbone.named_parameters(prefix="backbone")), rest]
+            trunk = list(self.network.backbone.named_parameters(prefix="backbone"))
+            if self.network.pooling is not None:
+                trunk += self.network.pooling.named_parameters(prefix="pooling")
+            groups = [trunk, rest]
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
@@ -199,8 +208,22 @@ class FlatModel:
     @property
     def checksum(self) -> int:
         """48 bits of a hash of the model's weights: exact in float64."""
-        weights = self.flat.buffer[: self.flat.num_model].cpu().numpy().tobytes()
-        return int.from_bytes(hashlib.blake2b(weights, digest_size=6).digest(), "big")
+        return _hash([self.flat.buffer[: self.flat.num_model], *self._fixed_tensors])
+
+    @property
+    def fixed_checksum(self) -> int | None:
+        """The same of the tensors that are not in the buffer; None: there are none."""
+        return _hash(self._fixed_tensors) if self.fixed else None
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of the tensors that are not in the buffer."""
+        return sum(tensor.nbytes for tensor in self._fixed_tensors)
+
+    @property
+    def _fixed_tensors(self) -> list[Tensor]:
+        state = self.network.state_dict()
+        return [state[name] for name in self.fixed]
 
     @property
     def shared_bytes(self) -> int:
@@ -222,3 +245,11 @@ class FlatModel:
         needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
         return all(entry.shared or entry.name in known for entry in needed)
+
+
+def _hash(tensors: Iterable[Tensor]) -> int:
+    """Return 48 bits."""
+    found = hashlib.blake2b(digest_size=6)
+    for tensor in tensors:
+        found.update(tensor.cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(found.digest(), "big")

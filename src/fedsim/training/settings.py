@@ -15,9 +15,11 @@ from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RA
 
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.schedules import cosine_factor, step_factor, warmup_factor
+from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
+from fedsim.models.reid import HEAD_STD
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
+from fedsim.training.metric_loss import MetricLoss
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
@@ -32,10 +34,13 @@ def _default_optimizer(params: Iterable[Any]) -> Optimizer:
 class Schedule:
     """The client learning rate as a function of the global round."""
 
-    kind: Literal["constant", "step", "cosine"] = "constant"
-    """``constant``; ``step``: times gamma every ``step`` rounds; ``cosine``: half a cosine over ``rounds``"""
+    kind: Literal["constant", "step", "milestones", "cosine"] = "constant"
+    """``constant``; ``step``: times gamma every ``step`` rounds; ``milestones``: times gamma at each of these rounds;
+    ``cosine``: half a cosine over ``rounds``"""
     step: int = 40
     """rounds between two drops"""
+    milestones: tuple[int, ...] = (40, 70)
+    """rounds of the drops, from 0: those of the bag of tricks (Luo et al., CVPRW 2019)"""
     gamma: float = 0.1
     """factor of each drop"""
     drops: int | None = None
@@ -49,7 +54,7 @@ class Schedule:
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field, if a number cannot be right."""
-        at_least(where, 1, step=self.step, rounds=self.rounds)
+        at_least(where, 1, step=self.step, rounds=self.rounds, milestones=min(self.milestones, default=1))
         not_negative(where, gamma=self.gamma, warmup_start=self.warmup_start)
         at_least(where, 0, warmup=self.warmup)
         within(where, "[0, 1]", warmup_start=self.warmup_start)
@@ -61,12 +66,14 @@ class Schedule:
         if self.kind == "step":
             last = round_ if self.drops is None else min(round_, self.step * self.drops)
             return warm * step_factor(last, self.step, self.gamma)
+        if self.kind == "milestones":
+            return warm * milestone_factor(round_, self.milestones, self.gamma)
         return warm * (cosine_factor(round_, self.rounds) if self.kind == "cosine" else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The supervised loss of local training: cross-entropy plus, if its weight is positive, batch-hard triplet.
+    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet and another metric loss.
 
     Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
     """
@@ -86,16 +93,27 @@ class Objective:
     cross-entropy hardly counts otherwise"""
     triplet_on: Literal["neck", "pool"] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
+    metric: MetricLoss | None = None
+    """a loss of pytorch-metric-learning, which is added; null: none"""
+
+    @property
+    def head_std(self) -> float:
+        """The deviation of the weights of a new identity head: 1, as the library has it, where only angles count.
+
+        Their gradient is the larger the shorter a row of the head is: from rows of length 0.02 it would be thousands.
+        """
+        return 1.0 if self.metric is not None and self.metric.compares_with_head else HEAD_STD
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of the loss that are logged for each client, without their weights, if there are two."""
-        return ("cross_entropy", "triplet") if self.triplet > 0 else ()
+        others = ("triplet",) * (self.triplet > 0) + ("metric",) * (self.metric is not None)
+        return ("cross_entropy", *others) if others else ()
 
     def __post_init__(self) -> None:
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
         not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet)
-        if self.cross_entropy == self.triplet == 0:
+        if self.cross_entropy == self.triplet == 0 and self.metric is None:
             raise ConfigError("model.objective: cross_entropy and triplet are both 0; nothing would be learnt")
 
 

@@ -12,6 +12,7 @@ from fedsim.cli.report.figure import draw, draw_cmc, draw_curves, draw_tradeoff
 from fedsim.cli.report.given import open_runs
 from fedsim.cli.report.groups import Group, group_opened
 from fedsim.cli.report.layout import Block, Format
+from fedsim.cli.report.left_out import left_out_block
 from fedsim.cli.report.participation import draw_participation
 from fedsim.cli.report.rules import Rule, RuleName
 from fedsim.cli.report.runs import METRICS
@@ -31,6 +32,7 @@ def report(
     target: str | None = None,
     fairness: bool = False,
     significance: bool = False,
+    left_out: bool = False,
     unfinished: bool = False,
     compare: str | None = None,
     format: Format = "table",
@@ -57,6 +59,8 @@ def report(
             clients' test sets, SET/METRIC=PERCENT one test set.
         fairness: also say how the scores of clients' test sets are spread.
         significance: also test whether methods differ, over seeds and over people, with 95 % confidence intervals.
+        left_out: of runs that leave one data set out by data.unseen, each another one: print all rotations as one table
+            instead, a column per data set that was left out, and the mean over these.
         unfinished: also show runs that are not finished, beside runs that are.
         compare: print the runs beside a paper's published numbers instead: 003, or one table of it: 003/table4.
         format: table for a terminal, markdown, latex (booktabs), or csv (a number per line); what is to be said about
@@ -81,20 +85,20 @@ def report(
         raise ConfigError(f"--format: {format} is not for published numbers, which have notes; leave --compare out")
     if html is not None:
         from fedsim.cli.report.html.page import write_page  # needs a library that not everybody has
-    opened, left_out = open_runs([Path(run) for run in runs], unfinished)
+    opened, without = open_runs([Path(run) for run in runs], unfinished)
     groups = group_opened(opened)
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon)
     if compare is not None:
-        parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None), *left_out]
+        parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None), *without]
     else:
-        blocks = [score_block(groups, metric, chosen)]
+        blocks = [(left_out_block if left_out else score_block)(groups, metric, chosen)]
         blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
-        parts = _texts(blocks, format, left_out)
+        parts = _texts(blocks, format, without)
     wrote = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:
-        write_page(Path(html), groups, metric, chosen, compare, left_out)
+        write_page(Path(html), groups, metric, chosen, compare, without)
         wrote.append(f"wrote {html}")
     if format == "table":
         return "\n\n".join([*parts, *wrote])

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedsim.cli.config_files import shipped_configs
 from fedsim.cli.papers.files import find_in_paper
 from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import ConfigError, DataError
@@ -23,26 +24,28 @@ _NUM_DRAWS = 24
 
 
 def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
-    """Return the sweep of a method, judged by ``val/mAP``, as W&B's file format has it.
+    """Return the sweep of a method, normally judged by ``val/mAP``, as W&B's file format has it.
 
     It draws the client's rate and local epochs, and what lines ``# sweep: OPTION: RANGE`` in the method's config say;
-    null leaves an option out, and ``# sweep: method: grid`` makes it a grid. ``name`` is of a config in
-    ``configs/methods``, or the path of another one; ``configs`` hold the data, none: those of the quickstart.
+    null leaves an option out, ``# sweep: method: grid`` makes it a grid, and ``# sweep: metric: NAME`` has it judged
+    otherwise. ``name`` is of a config in ``configs/methods``, of another one that comes with fedsim
+    (``recipes/leave_one_out``), or the path of one; ``configs`` hold the data, none: those of the quickstart.
 
     Raises:
         ConfigError: if there is no such method.
         DataError: if its config cannot be read.
     """
-    path = Path(name) if name.endswith(".yaml") else _METHODS / f"{name}.yaml"
+    shipped = shipped_configs().get(name)
+    path = Path(name) if name.endswith(".yaml") else shipped or _METHODS / f"{name}.yaml"
     if not path.is_file():
         close = get_close_matches(name, sorted(found.stem for found in _METHODS.glob("*.yaml")))
         meant = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that holds configs"
         raise ConfigError(f"--method: there is no {path}; {meant} A path is taken as well")
     own = _ranges(path)
-    method = own.pop("method", "random")
+    method, metric = own.pop("method", "random"), own.pop("metric", "val/mAP")
     parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **own}.items() if range_ is not None}
     files = [*(configs or ["configs/quickstart.yaml"]), str(path), "configs/loggers/wandb.yaml"]
-    sweep = _sweep(path.stem, method, "val/mAP", parameters, [f"--config={file}" for file in files])
+    sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])
     return sweep | ({"run_cap": _NUM_DRAWS} if method == "random" else {})
 
 

@@ -143,17 +143,21 @@ class LabelSource:
         return positions
 
     def score(self, output: Output, batch: Batch) -> ScoredBatch:
-        """Return the supervised loss of a batch: cross-entropy, and batch-hard triplet loss if it has a weight."""
+        """Return the supervised loss of a batch: cross-entropy, and those metric losses that have a weight."""
         goal, labels = self._client.objective, batch.labels
         entropy = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
         loss = entropy if goal.cross_entropy == 1 else goal.cross_entropy * entropy
-        if goal.triplet == 0:
-            return ScoredBatch(loss, output.logits.argmax(1), labels)
-        features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-        features = torch.nn.functional.normalize(features) if goal.unit_length else features
-        triplet = batch_hard_triplet(features, labels, goal.margin, goal.squared)
-        parts = (entropy.detach(), triplet.detach())
-        return ScoredBatch(loss + goal.triplet * triplet, output.logits.argmax(1), labels, parts)
+        parts = [entropy]
+        if goal.triplet > 0:
+            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
+            features = torch.nn.functional.normalize(features) if goal.unit_length else features
+            parts.append(batch_hard_triplet(features, labels, goal.margin, goal.squared))
+            loss = loss + goal.triplet * parts[-1]
+        if goal.metric is not None:
+            parts.append(goal.metric(output.features, labels, output.head))
+            loss = loss + goal.metric.weight * parts[-1]
+        logged = tuple(part.detach() for part in parts) if len(parts) > 1 else ()
+        return ScoredBatch(loss, output.logits.argmax(1), labels, logged)
 
     @property
     def facts(self) -> dict[str, float]:

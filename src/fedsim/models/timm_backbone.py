@@ -1,0 +1,104 @@
+"""Backbones of the library timm: vision transformers, the image encoder of CLIP, and many more.
+
+A. Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021; A.
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision" (CLIP), ICML 2021.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.extras import load_extra
+from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD, Colour, renormalisation
+from fedsim.models.backbones import Backbone
+from fedsim.models.weights import is_file, load_state, may_download, read_file
+
+
+class TimmBackbone(Backbone):
+    """A network of timm without its classifier.
+
+    Convolutional networks return their last map [B, C, h, w]. Transformers return a vector [B, C], timm's own choice of
+    it: of ViT the class token, of CLIP before the projection to the space that it shares with texts.
+
+    Args:
+        name: of timm: ``vit_small_patch16_224``, ``vit_base_patch16_224``, ``vit_base_patch16_clip_224``,
+            ``vit_base_patch16_clip_quickgelu_224`` (what OpenAI's weights were trained with), ...
+        weights: the name of public weights as timm lists it behind the network's (``augreg_in21k_ft_in1k``,
+            ``openai``), to be downloaded; the path of a local ``.pth`` or ``.safetensors`` file with timm's names or,
+            for CLIP, OpenAI's and open_clip's (``visual.*``); or null for random weights.
+        image_size: height and width of the images, for transformers: position embeddings of weights for another size
+            are interpolated. null: the network's own.
+        mean: of red, green and blue in the images that the weights were trained on, by which they were normalised;
+            null: those of timm for these weights.
+        std: likewise the standard deviations.
+        options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: str | None = None,
+        image_size: tuple[int, int] | None = None,
+        *,
+        mean: Colour | None = None,
+        std: Colour | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        timm = load_extra("timm", "model.backbone: TimmBackbone", "models")
+        public = None if weights is None or is_file(weights) else weights
+        full = name if public is None else f"{name}.{public}"
+        _check_name(timm, name, public)
+        arguments = {"num_classes": 0, **(options or {}), **({"img_size": tuple(image_size)} if image_size else {})}
+        try:
+            network: Any = timm.create_model(full, pretrained=public is not None and may_download(), **arguments)
+        except Exception as error:  # wrong arguments, no network, damaged downloads: many types
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"model.backbone: timm cannot build {full} ({type(error).__name__}: {reason})") from error
+        super().__init__(OrderedDict(timm=network))
+        self.out_channels = int(network.num_features)
+        if weights is not None and public is None:
+            self._load_file(weights, name)
+        config = network.pretrained_cfg
+        self._colours = (tuple(mean or config["mean"]), tuple(std or config["std"]))
+
+    def _load_file(self, weights: str, name: str) -> None:
+        """Load a local file, in any layout that timm knows how to convert."""
+        network = self.get_submodule("timm")
+        convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+        state = read_file(weights)
+        load_state(network, state if convert is None else convert(state, network), weights, name)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images [B, 3, H, W], normalised by ImageNet's mean and deviation, to a map or vectors."""
+        network: Any = self.get_submodule("timm")
+        if self._colours != (tuple(IMAGENET_MEAN), tuple(IMAGENET_STD)):
+            scale, offset = renormalisation(*self._colours, images.device)
+            images = images * scale + offset
+        features: Tensor = network.forward_features(images)
+        if features.dim() == 4 and features.shape[1] == self.out_channels:
+            return features
+        pooled: Tensor = network.forward_head(features, pre_logits=True)
+        return pooled
+
+
+def _check_name(timm: Any, name: str, public: str | None) -> None:
+    """Raise ConfigError, with names that exist, if timm has no such network or weights."""
+    if not timm.is_model(name):
+        close: Sequence[str] = get_close_matches(name, timm.list_models(), n=3)
+        raise ConfigError(f"backbone.name: timm has no {name}; {_or(close) or 'timm.list_models() tells the names'}")
+    known = [found.partition(".")[2] for found in timm.list_pretrained(f"{name}.*")]
+    if public is not None and public not in known:
+        raise ConfigError(
+            f"backbone.weights: {public} is no weights of {name}; choose {', '.join([*known, 'a file'])}, or null"
+        )
+
+
+def _or(names: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(names)}?" if names else ""

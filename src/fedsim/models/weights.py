@@ -1,0 +1,128 @@
+"""Weights of backbones, from files and by torchvision's names: nothing but tensors is ever unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision.models as tv
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.models.attention import holds_attention
+
+_may_download: ContextVar[bool] = ContextVar("may_download", default=True)
+"""false where weights are of no use, see :func:`without_downloads`"""
+_WRAPPERS = ("state_dict", "model")
+"""names below which training programs keep the tensors, beside epochs and optimizers"""
+
+
+def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None] = lambda: None) -> None:
+    """Load weights, then ``insert`` attention; the other way round if the weights include attention.
+
+    ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
+    name of the network. Raises ConfigError if the weights do not exist or do not fit.
+    """
+    state = None if weights is None else read_file(weights) if is_file(weights) else _download(weights, name)
+    steps: list[Callable[[], None]] = [insert]
+    if state is not None:
+        steps.insert(0, partial(load_state, backbone, state, str(weights), name))
+    for step in reversed(steps) if state is not None and holds_attention(state) else steps:
+        step()
+
+
+def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
+    """Load tensors; those of a classifier or neck are ignored. The last two arguments are for messages."""
+    wanted = backbone.state_dict()
+    if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
+        state = {f"features.{key}": value for key, value in state.items()}
+    if missing := [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]:
+        raise ConfigError(
+            f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
+            "give weights of the same network, width and norm"
+        )
+    if strange := [key for key in state if key not in wanted and holds_attention([key])]:
+        raise ConfigError(
+            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
+            "give weights of the same network, width and norm"
+        )
+    if wrong := [key for key in wanted if key in state and state[key].shape != wanted[key].shape]:
+        key = wrong[0]
+        raise ConfigError(
+            f"backbone.weights: {weights} has {key} of shape {list(state[key].shape)}, {name} needs "
+            f"{list(wanted[key].shape)}; give weights of the same network and width"
+        )
+    backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
+
+
+def read_file(weights: str) -> dict[str, Tensor]:
+    """Return the tensors of a ``.pth``, ``.pt`` or ``.safetensors`` file by name.
+
+    Checkpoints of training programs are unwrapped, and the leading ``module.`` of parallel training is removed. Raises
+    ConfigError if there is no such file, or no state dict in it.
+    """
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a name of public weights")
+    try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # the readers raise many types for a damaged file
+        raise ConfigError(f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?") from error
+    found = _unwrapped(state)
+    if not isinstance(found, dict):
+        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(found).__name__}")
+    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    return {key.removeprefix("module."): value for key, value in tensors.items()}
+
+
+def _unwrapped(state: Any) -> Any:
+    """Return what lies below the name that a training program has given to its tensors."""
+    names = [name for name in _WRAPPERS if isinstance(state, dict) and isinstance(state.get(name), dict)]
+    return state[names[0]] if names else state
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Let backbones be built without public weights, whose names are checked all the same."""
+    token = _may_download.set(False)
+    try:
+        yield
+    finally:
+        _may_download.reset(token)
+
+
+def _download(weights: str, name: str) -> dict[str, Tensor] | None:
+    """Return torchvision's weights; None where nothing shall be downloaded."""
+    choices = tv.get_model_weights(name) if name in tv.list_models() else None
+    if choices is None:
+        raise ConfigError(
+            f"backbone.weights: {weights} is no file, and torchvision has no {name}; give a file, or null"
+        )
+    if weights not in choices.__members__:
+        known = ", ".join(choices.__members__)
+        raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
+    if not may_download():
+        return None
+    try:
+        return dict(choices[weights].get_state_dict(check_hash=True))
+    except Exception as error:  # no network, or a damaged file in torch's cache: many types
+        raise ConfigError(
+            f"backbone.weights: cannot get {choices[weights].url} ({type(error).__name__}: {error}); give a local file "
+            "instead, or delete a damaged download from torch's cache"
+        ) from error
+
+
+def may_download() -> bool:
+    """Whether weights may be downloaded here."""
+    return _may_download.get()
+
+
+def is_file(weights: str) -> bool:
+    """Whether ``weights`` is a path, not a name in torchvision."""
+    return Path(weights).suffix in {".pth", ".pt", ".safetensors"}

@@ -1,0 +1,126 @@
+"""Metric losses of the library pytorch-metric-learning, beside the losses of our own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.core.checks import positive
+from fedsim.core.errors import ConfigError
+from fedsim.core.extras import load_extra
+from fedsim.models.reid import Features
+
+_WHERE = "model.objective.metric"
+_CLASS_WEIGHTS = "W"
+"""the library's name of the vectors of all classes, [D, Z], which some losses learn"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLoss:
+    """A loss on features and identities, named by its class.
+
+    A loss that learns a vector for each identity (ArcFaceLoss, CosFaceLoss and others with a weight ``W``) takes the
+    rows of the identity head for it. So it has no weights of its own, and a client's head stays what it was: private,
+    or shared where heads are. Such losses take the place of the cross-entropy: set ``cross_entropy`` to 0.
+    """
+
+    name: str
+    """a class of ``pytorch_metric_learning.losses``, such as CircleLoss, ArcFaceLoss, CosFaceLoss or SupConLoss; or the
+    class_path of your own module, which maps features [B, D] and labels [B] to a scalar"""
+    weight: float = 1.0
+    """of the loss in the sum"""
+    features: Literal["neck", "pool"] = "neck"
+    """the features it acts on; losses with a vector for each identity take those of the neck"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """arguments of the class, such as {m: 0.25, gamma: 64} of CircleLoss"""
+
+    def __post_init__(self) -> None:
+        positive(_WHERE, weight=self.weight)
+        kind = _find(self.name)
+        made: dict[tuple[int, ...] | None, nn.Module] = {}
+        if not _has_class_weights(kind):  # wrong options are refused now, not in the first batch
+            made[None] = self._make(kind, {})
+            _check_weights(self.name, made[None], {})
+        elif self.features != "neck":
+            raise ConfigError(
+                f"{_WHERE}.features: {self.name} compares with the head, whose input is the neck; set neck"
+            )
+        object.__setattr__(self, "_kind", kind)
+        object.__setattr__(self, "_made", made)  # by Z and D where these matter
+
+    @property
+    def compares_with_head(self) -> bool:
+        """Whether it learns a vector for each identity: the rows of the head."""
+        return None not in self.__dict__["_made"]
+
+    def __call__(self, features: Features, labels: Tensor, head: Tensor) -> Tensor:
+        """Return the loss (scalar, without its weight) of features with labels [B]; ``head`` [Z, D] are its weights."""
+        made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
+        x = features.neck if self.features == "neck" else features.pool
+        loss: Tensor
+        if None in made:
+            loss = made[None](x, labels)
+        else:
+            loss = functional_call(self._sized(head), {_CLASS_WEIGHTS: head.T}, (x, labels))
+        return loss
+
+    def _sized(self, head: Tensor) -> nn.Module:
+        """Return the loss for as many identities and features as the head has."""
+        made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
+        classes, width = head.shape
+        if (classes, width) not in made:
+            with torch.random.fork_rng(devices=[]):  # it draws weights, which are never used
+                sized = self._make(self.__dict__["_kind"], {"num_classes": classes, "embedding_size": width})
+            _check_weights(self.name, sized, {_CLASS_WEIGHTS: (width, classes)})
+            made[classes, width] = sized
+        return made[classes, width]
+
+    def _make(self, kind: type[nn.Module], sizes: Mapping[str, int]) -> nn.Module:
+        try:
+            return kind(**sizes, **self.options)
+        except (TypeError, ValueError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"{_WHERE}.options: {self.name} does not take these ({reason})") from error
+
+
+def _find(name: str) -> type[nn.Module]:
+    """Return the class of this name; raise ConfigError if there is none."""
+    known: list[str] = []
+    if "." in name:
+        path, _, last = name.rpartition(".")
+        try:
+            found = getattr(import_module(path), last, None)
+        except ImportError as error:
+            raise ConfigError(f"{_WHERE}.name: there is no module {path} ({error}); is it on PYTHONPATH?") from error
+    else:
+        library = load_extra("pytorch_metric_learning.losses", _WHERE, "models")
+        found, known = getattr(library, name, None), [other for other in dir(library) if other.endswith("Loss")]
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        close = get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "give a class of pytorch_metric_learning.losses"
+        raise ConfigError(f"{_WHERE}.name: there is no loss {name}; {hint}")
+    return found
+
+
+def _has_class_weights(kind: type[nn.Module]) -> bool:
+    """Whether a loss must know the number of identities."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    return any("num_classes" in inspect.signature(constructor).parameters for constructor in constructors)
+
+
+def _check_weights(name: str, made: nn.Module, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ConfigError if a loss learns anything but ``wanted``, names and shapes."""
+    shapes = {weight: tuple(tensor.shape) for weight, tensor in made.named_parameters()}
+    if shapes != wanted:
+        raise ConfigError(
+            f"{_WHERE}.name: {name} learns {', '.join(shapes) or 'nothing'}, which no client would keep; choose a loss "
+            "without weights, or with one vector W for each identity"
+        )
