@@ -61,8 +61,10 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write a page per method, and an example of describe, to docs/_build
-	$(BIN)/python docs/generate.py
+docs: export NO_MKDOCS_2_WARNING = 1 # a notice about other projects, in every build
+docs: $(STAMP)  ## build the site of the documentation, and check its links
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the site is build/docs/index.html; its search needs a server: $(BIN)/python -m http.server -d build/docs"
 
 clean:  ## remove the environment and all caches, but no runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist src/*.egg-info

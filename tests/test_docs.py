@@ -1,8 +1,12 @@
 """What the documents say exists and runs."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 import warnings
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "peers" / "README.md",
     *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
@@ -80,14 +84,104 @@ def test_ci_calls_the_readme_s_test_command():
     assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
-def test_make_docs_writes_a_page_for_every_method(tmp_path):
-    runpy.run_path(str(ROOT / "docs" / "generate.py"))["write_pages"](tmp_path)
-    pages = {path.stem: path.read_text() for path in (tmp_path / "methods").glob("*.md")}
-    titles = {name for text in pages.values() for name in re.findall(r"`(\w+)`", text.partition("\n")[0])}
+# -- the site ----------------------------------------------------------------------------------------------------------
+
+
+def test_links_of_the_repository_become_links_between_pages():
+    rewrite = runpy.run_path(str(ROOT / "docs" / "site" / "links.py"))["rewrite"]
+    assert rewrite("[a](../README.md#methods)", "docs/data.md") == "[a](index.md#methods)"
+    assert rewrite("[`FedBN`](src/fedsim/methods/fedbn.py)", "README.md") == "[`FedBN`](methods/fedbn.md)"
+    assert rewrite("[a](../../docs/gpus.md)", "benchmarks/results/x.md") == "[a](../gpus.md)"
+    assert rewrite("[a](../configs/methods)", "docs/data.md") == "[a](files/configs/methods/index.md)"
+    for same in ("[a](https://b.org/README.md)", "`[a](README.md)`", "```\n[a](README.md)\n```", "[a](nothing.md)"):
+        assert rewrite(same, "README.md") == same
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, as ``make docs`` builds it: a warning is an error."""
+    for library in ("mkdocs", "material", "mkdocstrings", "nbconvert", "latex2mathml"):
+        pytest.importorskip(library, reason="the extra 'docs' is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+class Reader(HTMLParser):
+    """The text of a page without its code, and the addresses that a browser fetches with the page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.texts, self.fetched, self.titles, self.hidden, self.inside = [], [], [], 0, []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        self.inside.append(tag)
+        found = dict(attributes)
+        self.hidden += tag in {"pre", "code", "script", "style"}
+        if tag in {"script", "img", "iframe", "source"} or (tag == "link" and "canonical" not in found.get("rel", "")):
+            self.fetched += [found[name] for name in ("src", "href") if found.get(name)]
+
+    def handle_endtag(self, tag):
+        self.hidden -= tag in {"pre", "code", "script", "style"}
+        if tag in self.inside:
+            while self.inside.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if "h1" in self.inside:
+            self.titles.append(data.strip())
+        if not self.hidden:
+            self.texts.append(data)
+
+
+RAW = re.compile(r":\w+:`|\]\(|\]\[|(?<!\w)\*\*\w|```|^ *\|.*\| *$|(?:\A|\n *)(?:- |>>> )|\$\\", re.MULTILINE)
+
+
+def raw_markup(path):
+    """Markup that stands on a page as it was written."""
+    return [text for text in Reader(path).texts if RAW.search(text)]
+
+
+def test_markup_that_stands_on_a_page_is_found(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("<h1>x</h1><p>[a](b.md)</p><p>:class:`A`</p><p>- one\n- two</p><pre>[a](b)</pre><p>a - b</p>")
+    assert raw_markup(page) == ["[a](b.md)", ":class:`A`", "- one\n- two"]
+
+
+def test_the_site_has_every_document_and_no_markup_is_left(site):
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").with_suffix(".html")
+        assert (site / name.parent / name.name.replace("README", "index")).exists(), path
+    records = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.md")}
+    assert {path.stem for path in (site / "records").glob("20*.html")} == records
+    assert "Quickstart" in "".join(Reader(site / "index.html").texts)
+    assert {path: found for path in site.rglob("*.html") if (found := raw_markup(path))} == {}
+
+
+def test_the_site_fetches_nothing_from_a_network(site):
+    fetched = {address for path in site.rglob("*.html") for address in Reader(path).fetched}
+    fetched |= {address for path in site.rglob("*.css") for address in re.findall(r"url\(([^)]+)\)", path.read_text())}
+    assert any("search" in path.name for path in (site / "search").iterdir())
+    assert fetched
+    assert {address for address in fetched if address.startswith(("http:", "https:", "//"))} == set()
+
+
+def test_the_site_has_a_page_for_every_method_and_public_name(site):
+    pages = {path.stem: Reader(path) for path in (site / "methods").glob("*.html") if path.stem != "index"}
+    titles = {name for page in pages.values() for name in re.findall(r"\w+", " ".join(page.titles))}
     assert titles == set(fedsim.methods.__all__)
-    without_table = {name for name, text in pages.items() if not re.search(r"^\|-+\|-+\|$", text, re.MULTILINE)}
+    without_table = {name for name in pages if "<th>hook</th>" not in (site / "methods" / f"{name}.html").read_text()}
     assert without_table == {"local"}, "Local changes nothing in the round: it has no table of hooks"
-    assert "town0" in (tmp_path / "describe.md").read_text()
+    index = (site / "api" / "index.html").read_text()
+    assert [name for name in fedsim.__all__ if name != "__version__" and f'.{name}"' not in index] == []
+    assert "town0" in (site / "describe.html").read_text()
+
+
+# -- equations ---------------------------------------------------------------------------------------------------------
 
 
 def untested_equations(source, tests):
