@@ -100,7 +100,7 @@ class Visit:
         if self._settings.prefetch and model.device.type == "cuda" and self._images.pixels.is_far:
             self._copies = model.copy_stream
         if self._settings.graph and why_plain(self._settings, len(self._images.labels), model.device) is None:
-            self.replay = Replay(self, model, who)
+            self.replay = None if model.graph_memory.gave_up else Replay(self, model, who)
 
     @property
     def pseudo(self) -> PseudoLabels | None:
