@@ -44,6 +44,12 @@ def replayed(folder, name, *more):
     return found, gpu.kernels["replay"], waits.between_batches - recordings
 
 
+def warned(caplog):
+    """Return the warnings about graphs."""
+    found = [record for record in caplog.records if record.levelname == "WARNING"]
+    return [record.message for record in found if record.message.startswith("model.client.graph")]
+
+
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in REFUSED]
 )
@@ -52,7 +58,7 @@ def test_replayed_steps_leave_the_bits_of_plain_ones(name, plainly, tmp_path, ca
     assert differences(found, plainly(name)) == []
     assert waits == 0
     assert (replays > 0) == (name not in NEVER), caplog.text
-    lines = [record.message for record in caplog.records if "model.client.graph" in record.message]
+    lines = warned(caplog)
     expected = ["model.client.graph: all clients keep plain steps: clusters change with each local epoch"]
     assert lines == (expected if name in CLUSTERS else [])
 
@@ -139,6 +145,8 @@ def test_the_last_shorter_batch_stays_outside_and_costs_no_recording(gpu):
     full, left = zip(*(divmod(images / epochs, 7) for *_, (_, _, images, _) in found), strict=True)
     assert all(left), "there are shorter batches"
     assert gpu.kernels["replay"] == epochs * sum(full) - WARM_UP - 1
+    recordings = sum(count for (why, _), count in gpu.waits.items() if why == "synchronize")
+    assert recordings == len(found)
 
 
 class Twice(FedAvg):
@@ -164,7 +172,7 @@ class Waits(FedAvg):
 def test_a_step_that_waits_stays_plain_with_a_line(gpu, caplog):
     assert_alike(Waits())
     assert gpu.kernels["replay"] == 0
-    [line] = [record.message for record in caplog.records]
+    [line] = warned(caplog)
     assert line.startswith("model.client.graph: client town0, round 1, and later ones keep plain steps: operation not")
 
 
@@ -179,5 +187,5 @@ def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys)
 
 def test_on_cpus_steps_stay_plain_with_one_line(tmp_path, caplog):
     fit(tmp_path / "run", "fedavg", GRAPH, rounds=1)
-    lines = [record.message for record in caplog.records if "model.client.graph" in record.message]
+    lines = warned(caplog)
     assert lines == ["model.client.graph: all clients keep plain steps: only GPUs have graphs"]
