@@ -11,10 +11,11 @@ import torch
 
 import pretend
 from budgets import counted_waits, kernels_until
-from fedsim.methods import FedAvg, FedProx
+from fedsim.methods import FedAvg, FedPav, FedProx
 from fedsim.models import Neck, ResNet
 from fedsim.training.graphs import WARM_UP
-from fedsim.training.settings import LocalTraining
+from fedsim.training.labels import ClusterOverride
+from fedsim.training.settings import ClientOverride, LocalTraining
 from runs import METHODS, differences, fit, options
 from small import make_data, make_model, refuse
 
@@ -59,7 +60,7 @@ def test_replayed_steps_leave_the_bits_of_plain_ones(name, plainly, tmp_path, ca
     assert waits == 0
     assert (replays > 0) == (name not in NEVER), caplog.text
     lines = warned(caplog)
-    expected = ["model.client.graph: all clients keep plain steps: clusters change with each local epoch"]
+    expected = ["model.client.graph: steps of all clients stay plain: clusters change with each local epoch"]
     assert lines == (expected if name in CLUSTERS else [])
 
 
@@ -173,7 +174,26 @@ def test_a_step_that_waits_stays_plain_with_a_line(gpu, caplog):
     assert_alike(Waits())
     assert gpu.kernels["replay"] == 0
     [line] = warned(caplog)
-    assert line.startswith("model.client.graph: client town0, round 1, and later ones keep plain steps: operation not")
+    assert line.startswith(
+        "model.client.graph: steps of client town0, round 1, and later ones stay plain: operation not"
+    )
+
+
+REASONS = {
+    "accumulate": ({}, {"accumulate": 2}, "town1", "accumulate makes batches without a step"),
+    "micro_batch": ({"micro_batch": 4}, {}, "all clients", "micro_batch cuts its batches"),
+    "cluster": ({}, {"cluster": ClusterOverride()}, "town1", "clusters change with each local epoch"),
+    "optimizer": ({"optimizer": torch.optim.Adagrad}, {}, "all clients", "Adagrad may remember things on the host"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_clients_whose_steps_differ_stay_plain_with_a_line(reason, gpu, caplog):
+    common, own, who, why = REASONS[reason]
+    clients = {"town1": ClientOverride(**own)} if own else None
+    model = make_model(FedPav(), client=LocalTraining(batch_size=8, graph=True, **common), clients=clients)
+    model.assemble(make_data(), 0, 1, torch.device("cuda", 0))
+    assert warned(caplog) == [f"model.client.graph: steps of {who} stay plain: {why}"]
 
 
 @pytest.mark.parametrize(("name", "who"), [("pfedme", "PFedMe"), ("ska", "SKA"), ("fedreid", "FedReID")])
@@ -188,4 +208,4 @@ def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys)
 def test_on_cpus_steps_stay_plain_with_one_line(tmp_path, caplog):
     fit(tmp_path / "run", "fedavg", GRAPH, rounds=1)
     lines = warned(caplog)
-    assert lines == ["model.client.graph: all clients keep plain steps: only GPUs have graphs"]
+    assert lines == ["model.client.graph: steps of all clients stay plain: only GPUs have graphs"]

@@ -136,7 +136,7 @@ class Replay:
             for optimizer in before:
                 optimizer.forget_gradients()
             self._memory.gave_up = True
-            log.warning("model.client.graph: %s and later ones keep plain steps: %s", self._who, _first_line(error))
+            log.warning("model.client.graph: steps of %s and later ones stay plain: %s", self._who, _first_line(error))
             return None
         finally:
             visit.tally, visit.report = tally, report
