@@ -153,6 +153,7 @@ LATER = {
     "model.client.graph": False,
     "model.client.micro_batch": None,
     "model.client.optimizer_state": None,
+    "model.client.prefetch": False,
     "model.method.init_args.distillation.teacher_mode": "eval",
     "model.objective.unit_length": False,
     "model.selection.init_args.among": "all",

@@ -109,6 +109,11 @@ MUTANTS = [
     Mutant("core/allocator.py", "        around.wait_stream(self._stream)\n", "", "graph, last batches"),
     Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
     Mutant("training/client.py", "self.visit.report(loss.detach())", "self.visit.report(loss.item())", "graph"),
+    # -- copies on a stream of their own
+    Mutant("core/transfer.py", "        work.wait_event(arrived)\n", "", "prefetch"),
+    Mutant("core/transfer.py", "tensor.record_stream(work)", "tensor", "prefetch"),
+    Mutant("core/transfer.py", "return next(tensors, None), copies.record_event()",
+           "event = copies.record_event()\n            return next(tensors, None), event", "prefetch"),
     # -- what has no deterministic form
     Mutant("functional/retrieval.py", "found.cumsum(1).double()", "hits.cumsum(1)", "prune"),
     Mutant("training/labels/bottom_up.py",
@@ -160,6 +165,19 @@ def _graph(folder, name, *options):
         replays = gpu.kernels["replay"]
         clients = 2
         assert graph == "false" or replays >= 3 * clients, f"steps stay plain: only {replays} were replayed"
+    assert not (different := differences(*found)), f"other bits: {different}"
+
+
+def _prefetch(folder):
+    """Fit with copies ahead, of images in the host's memory; the bits must be those without."""
+    import pretend
+    from runs import differences, fit
+
+    found, far = [], ["--data.cache=host", "--data.size=[128,64]", "--data.limit_client_batches=5"]
+    for prefetch in ("true", "false"):
+        with pretend.cuda(1):
+            more = [*far, f"--model.client.prefetch={prefetch}"]
+            found.append(fit(folder / prefetch, "fedpav", *more, gpus=1, rounds=1))
     assert not (different := differences(*found)), f"other bits: {different}"
 
 
@@ -265,6 +283,7 @@ RUNS = {
         folder, "fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001", rounds=1
     ),
     "predict": _predict,
+    "prefetch": _prefetch,
     "prune": lambda folder: _fit(folder, "fedklpr"),
     "rank": _rank,
     "recalibrate": lambda folder: _fit(

@@ -1,8 +1,10 @@
 """Stores, caches and axes on a pretended GPU: nothing is refused, and the bits are those of the CPU."""
 
 import pytest
+import torch
 
 import pretend
+from fedsim.core.transfer import ahead, send
 from runs import differences, fit
 
 MEMORY = {
@@ -42,6 +44,10 @@ AXES = {
         "--model.method.share_head=false",
     ],
     "skipped updates": ["scaffold", "--model.on_bad_update=skip_client", "--model.client.accumulate=2"],
+    "recorded steps, copies ahead, channels last": [
+        "fedprox", "--model.client.graph=true", "--model.client.prefetch=true", "--model.client.channels_last=true",
+        "--data.cache=host", "--data.limit_client_batches=6",
+    ],
     "triplets": ["fedpav", "--model.objective.triplet=0.5", "--model.client.sampler=identity"],
     "white noise": ["fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001"],
 }  # fmt: skip
@@ -64,3 +70,20 @@ def test_stores_and_caches(memory, tmp_path):
 @pytest.mark.parametrize("axis", AXES)
 def test_axes(axis, tmp_path):
     assert compare(tmp_path, *AXES[axis]) == []
+
+
+def test_copies_run_ahead_of_the_work():
+    host, fetched = torch.arange(12.0).view(4, 3), []
+
+    def read():
+        for row in host:
+            fetched.append(len(fetched))
+            yield send(row, torch.device("cuda", 0))
+
+    with pretend.cuda(1) as gpu:
+        found = []
+        for number, row in enumerate(ahead(read(), torch.cuda.Stream())):
+            assert fetched == list(range(min(number + 2, len(host))))
+            found.append(row * 2)
+        assert gpu.reading().waits == 0
+        assert torch.equal(torch.stack(found).cpu(), host * 2)

@@ -50,6 +50,8 @@ class GraphMemory:
         self._stream = torch.cuda.Stream(device)
         self.last: torch.cuda.CUDAGraph | None = None
         """the last one that was recorded"""
+        self.gave_up = False
+        """whether a recording has failed, so that nobody tries again"""
 
     def record(self, generators: Sequence[torch.Generator], work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Return ``work`` as a graph. The host runs it, the GPU does not; random numbers come from ``generators``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,3 +19,23 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.is_cpu:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def ahead(tensors: Iterator[Tensor], copies: torch.cuda.Stream) -> Iterator[Tensor]:
+    """Yield tensors on a GPU, each of which is copied there, on the stream ``copies``, while its predecessor is used.
+
+    On the usual stream a copy would wait for the work that the GPU has got before it, and later work for the copy.
+    """
+
+    def fetch() -> tuple[Tensor | None, torch.cuda.Event]:
+        with torch.cuda.stream(copies):
+            return next(tensors, None), copies.record_event()
+
+    tensor, arrived = fetch()
+    while tensor is not None:
+        following = fetch()
+        work = torch.cuda.current_stream(copies.device)
+        work.wait_event(arrived)
+        tensor.record_stream(work)  # else its memory could hold the next copy as soon as the host forgets it
+        yield tensor
+        tensor, arrived = following

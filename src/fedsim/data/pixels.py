@@ -24,6 +24,8 @@ class Pixels(ABC):
     """n decoded images: uint8 [n, 3, H, W], RGB."""
 
     num_values: int  # per image: 3 H W
+    is_far = True
+    """whether batches must be copied to the device"""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -49,6 +51,7 @@ class HeldPixels(Pixels):
     def __init__(self, pixels: Tensor, device: torch.device, moved: bool = False) -> None:
         self.pixels, self.device, self._is_moved = pixels, device, moved
         self.num_values = pixels[0].numel() if len(pixels) else 0
+        self.is_far = not moved and pixels.device != device
 
     def __len__(self) -> int:
         return len(self.pixels)

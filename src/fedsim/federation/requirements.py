@@ -170,8 +170,8 @@ def check_graphs(
             reasons.setdefault(why, []).append(client.name)
     for why, names in reasons.items():
         if says:
-            listed = "all clients keep" if len(names) == len(clients) else f"{', '.join(names[:MAX_NAMES])} keep"
-            log.warning("model.client.graph: %s plain steps: %s", listed, why)
+            listed = "all clients" if len(names) == len(clients) else ", ".join(names[:MAX_NAMES])
+            log.warning("model.client.graph: steps of %s stay plain: %s", listed, why)
 
 
 def check_compiler(settings: Mapping[str, LocalTraining], device: torch.device) -> None:

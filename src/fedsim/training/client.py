@@ -124,7 +124,7 @@ class Client(LightningModule):
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self._make_ready(self.model)
-        self.visit.replay_steps(self.model, f"client {self.client_name}, round {round_ + 1},")
+        self.visit.relieve_host(self.model, f"client {self.client_name}, round {round_ + 1},")
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this visit, with its own dropout stream.

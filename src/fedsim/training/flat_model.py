@@ -196,6 +196,11 @@ class FlatModel:
         return [g for model in (self, *self._replicas.values()) for g in model.network.generators]
 
     @cached_property
+    def copy_stream(self) -> torch.cuda.Stream:
+        """The stream on which images are copied ahead: one for all visits, whose memory can be used again."""
+        return torch.cuda.Stream(self.device)
+
+    @cached_property
     def graph_memory(self) -> GraphMemory:
         """The memory of recorded training steps, which stays from visit to visit; only on GPUs."""
         return GraphMemory(self.device)

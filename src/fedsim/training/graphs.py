@@ -103,7 +103,6 @@ class Replay:
         self._alike = 0
         """plain steps of that key until now"""
         self._by: object = None
-        self._gave_up = False
 
     def take(self, batch: Batch, by: object, step: Callable[[Batch], None]) -> None:
         """Train on a batch: ``step`` does so, as ``by`` says, which is the same object as long as it does the same."""
@@ -118,7 +117,7 @@ class Replay:
         if key != self._last:
             self._last, self._alike = key, 0
         enough = WARM_UP if self._memory.last is None else 1
-        if self._alike >= enough and not self._gave_up and (new := self._record(key, batch, step)) is not None:
+        if self._alike >= enough and not self._memory.gave_up and (new := self._record(key, batch, step)) is not None:
             self._recording = new
             self._replay(new)
             return
@@ -136,8 +135,8 @@ class Replay:
         except Exception as error:  # whatever a method does: its plain step shows whether that is a mistake
             for optimizer in before:
                 optimizer.forget_gradients()
-            self._gave_up = True
-            log.warning("model.client.graph: %s keeps plain steps: %s", self._who, _first_line(error))
+            self._memory.gave_up = True
+            log.warning("model.client.graph: steps of %s and later ones stay plain: %s", self._who, _first_line(error))
             return None
         finally:
             visit.tally, visit.report = tally, report

@@ -167,14 +167,16 @@ class LocalTraining:
     faster on CPUs, with the same bits. ``auto``: on CPUs; on GPUs torch's kernels on lists of tensors take fewer
     launches. Set it to false for a network that skips layers in some batches."""
     channels_last: bool = False
-    """train on maps whose channels lie side by side in memory: convolutions on GPUs are fastest with them, above all in
-    bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
+    """train on maps whose channels lie side by side in memory: convolutions on GPUs are fastest so, above all in bf16.
+    Weights and checkpoints stay as they are; results differ in the last bits"""
     compile: bool = False
     """let torch.compile translate the backbone for whole batches (docs/gpus.md): the first one takes about a minute,
     for each architecture. Results differ in the last bits. Not together with ``graph``"""
     graph: bool = False
     """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
     for otherwise. It takes the memory of a second step's activations; on CPUs steps stay plain"""
+    prefetch: bool = False
+    """copy the next images to a GPU while it trains on these; for images that are not there already (``data.cache``)"""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: Schedule = field(default_factory=Schedule)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsim.core.transfer import send
+from fedsim.core.transfer import ahead, send
 from fedsim.data.batches import grouped, limited, shares_of_steps
 from fedsim.strategy.span import Span
 from fedsim.training.batch import Batch, ClientImages
@@ -87,6 +87,7 @@ class Visit:
         """of the images of an optimizer step that are in the current batch"""
         self.optimizers: dict[str, LocalOptimizer] = {}
         """of the models that train, by the beginning of their tensors' names in the client's store"""
+        self._copies: torch.cuda.Stream | None = None
         self.replay: Replay | None = None
         """of steps that are recorded; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
@@ -94,10 +95,15 @@ class Visit:
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
-    def replay_steps(self, model: FlatModel, who: str) -> None:
-        """Let steps of ``model`` be recorded and replayed, if settings ask for it and it is possible."""
+    def relieve_host(self, model: FlatModel, who: str) -> None:
+        """Let images be copied ahead and steps of ``model`` be replayed, where settings ask for it and it is possible.
+
+        ``who`` are client and round, for messages.
+        """
+        if self._settings.prefetch and model.device.type == "cuda" and self._images.pixels.is_far:
+            self._copies = model.copy_stream
         if self._settings.graph and why_plain(self._settings, len(self._images.labels), model.device) is None:
-            self.replay = Replay(self, model, who)
+            self.replay = None if model.graph_memory.gave_up else Replay(self, model, who)
 
     @property
     def pseudo(self) -> PseudoLabels | None:
@@ -155,6 +161,8 @@ class Visit:
         indices = [torch.cat(group) for group in groups]
         rows = [self.source.rows(index) for index in indices]
         real = images.pixels.batches(rows)
+        if self._copies is not None:
+            real = ahead(real, self._copies)
         read: Iterator[tuple[Tensor, Tensor | None]] = zip(real, itertools.repeat(None))
         if images.mixture is not None:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
