@@ -123,7 +123,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(trained):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_give_the_bits_of_one(tiny, tmp_path):
-    """Each rank builds the fixed weights; adapters drop inputs at random, and images of a client are cut in pieces."""
+    """Each rank builds the fixed weights; both train the only client, and adapters drop inputs at random."""
     network = (
         "{class_path: LoRA, init_args: {rank: 2, dropout: 0.2, backbone: {class_path: TimmBackbone, init_args: "
         "{name: vit_small_patch16_224, image_size: [32, 16], options: {embed_dim: 32, depth: 2, num_heads: 2}}}}}"
@@ -131,8 +131,11 @@ def test_two_ranks_give_the_bits_of_one(tiny, tmp_path):
     vectors = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
-        options = ("--config", tiny, "--run_dir", folder, f"--model.backbone={network}", "--model.client.micro_batch=4")
-        finish(Run(tmp_path / f"{ranks}-logs", "fit", *options, "--trainer.max_epochs=2", ranks=ranks))
+        options = (
+            "--config", tiny, "--run_dir", folder, f"--model.backbone={network}", "--data.source.clients=1",
+            "--model.client.micro_batch=4", "--trainer.max_epochs=2",
+        )  # fmt: skip
+        finish(Run(tmp_path / f"{ranks}-logs", "fit", *options, ranks=ranks))
         vectors.append(read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]["server.vectors.lora"])
     assert vectors[0].any()
     assert torch.equal(*vectors)
