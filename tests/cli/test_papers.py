@@ -148,13 +148,18 @@ def flat(content, prefix=""):
 
 LATER = {
     "model.aggregation": None,
+    "model.backbone.init_args.ibn": False,
     "model.client.channels_last": False,
     "model.client.compile": False,
     "model.client.graph": False,
+    "model.client.long_round.schedule.milestones": [40, 70],
     "model.client.micro_batch": None,
     "model.client.optimizer_state": None,
     "model.client.prefetch": False,
+    "model.client.schedule.milestones": [40, 70],
     "model.method.init_args.distillation.teacher_mode": "eval",
+    "model.neck.pooling": "average",
+    "model.objective.metric": None,
     "model.objective.unit_length": False,
     "model.selection.init_args.among": "all",
 }

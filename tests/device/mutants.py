@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant("training/labels/bottom_up.py", "labels.argsort(stable=True).to(device)]",
            "labels.argsort(stable=True)].cpu()", "bottom up"),
     Mutant("training/labels/bottom_up.py", "sizes.to(device)", "sizes", "bottom up"),
-    Mutant("federation/assembly.py", "shared_head).to(device)", "shared_head)", "fit"),
+    Mutant("federation/assembly.py", "how.objective.head_std).to(device)", "how.objective.head_std)", "fit"),
     Mutant("federation/aggregation.py", "tensor.to(total.device).flatten()", "tensor.flatten()", "distil"),
     Mutant("federation/masked.py", "dtype=torch.bool, device=total.device)", "dtype=torch.bool)", "prune"),
     Mutant("federation/privacy.py", "return noise.mul_(std).to(flat.buffer.device)", "return noise.mul_(std)", "noise"),

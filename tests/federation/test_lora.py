@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError
 from fedsim.federation.ledger import Traffic
 from fedsim.methods import FedAvg, FedBN, FedPav, Scaffold
 from fedsim.models import Group, LoRA, SmallCNN, TimmBackbone
+from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_data, make_model, named
 
 pytest.importorskip("peft", reason="needs fedsim[models]")
@@ -116,6 +118,27 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(trained):
     resumed = fit(federation(), rounds=3, ckpt_path=path)
     assert torch.equal(resumed.server.vector("lora"), whole.server.vector("lora"))
     assert not torch.equal(resumed.server.vector("lora"), model.server.vector("lora"))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_two_ranks_give_the_bits_of_one(tiny, tmp_path):
+    """Each rank builds the fixed weights; both train the only client, and adapters drop inputs at random."""
+    network = (
+        "{class_path: LoRA, init_args: {rank: 2, dropout: 0.2, backbone: {class_path: TimmBackbone, init_args: "
+        "{name: vit_small_patch16_224, image_size: [32, 16], options: {embed_dim: 32, depth: 2, num_heads: 2}}}}}"
+    )
+    vectors = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        options = (
+            "--config", tiny, "--run_dir", folder, f"--model.backbone={network}", "--data.source.clients=1",
+            "--model.client.micro_batch=4", "--trainer.max_epochs=2",
+        )  # fmt: skip
+        finish(Run(tmp_path / f"{ranks}-logs", "fit", *options, ranks=ranks))
+        vectors.append(read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]["server.vectors.lora"])
+    assert vectors[0].any()
+    assert torch.equal(*vectors)
 
 
 def test_adapters_of_other_weights_are_refused(trained):
