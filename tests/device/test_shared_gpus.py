@@ -1,12 +1,17 @@
 """Several ranks on one pretended GPU: the bits of one rank on the CPU, and one line for settings that cannot be."""
 
 import os
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 
 import pretend
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.cli.describe import FederatedTrainer
+from fedsim.federation import schedule
+from fedsim.federation.spans import Plan
 from runs import differences, fit, left_by, options
 from small import refuse
 
@@ -27,11 +32,18 @@ FITS = {
 FAST = ("sums",)
 
 
+def together(tasks, num_ranks):
+    """A plan in which all ranks span each client whose batches are cut."""
+    spans = [(task.client, range(num_ranks)) for task in tasks if task.pieces > 1]
+    return Plan(spans, [task.client for task in tasks if task.pieces == 1], 0.0)
+
+
 def fit_all(folder, names, ranks, share):
     """What each rank does: the fits of these names."""
-    for name in names:
-        config, *more = FITS[name]
-        fit(folder / name, config, SAME_BITS, f"--{FIELD}={share}", *more, gpus=ranks)
+    with mock.patch.object(schedule, "make_plan", together):
+        for name in names:
+            config, *more = FITS[name]
+            fit(folder / name, config, SAME_BITS, f"--{FIELD}={share}", *more, gpus=ranks)
 
 
 def two_on_one(folder):
@@ -49,10 +61,8 @@ def two_on_one_fast(folder):
 
 def four_on_two(folder):
     """What each of four ranks does, on two GPUs: NCCL sums by the first rank of each."""
-    with pretend.cuda(2, board=folder / "board") as gpu:
+    with pretend.cuda(2, board=folder / "board"):
         fit_all(folder, ("sums", "private states, extras", "pieces"), 4, 2)
-    among = [text for text in gpu.collectives if "allreduce" in text and "[2]" not in text]
-    assert among
 
 
 def on_the_cpu(folder, name):
@@ -115,6 +125,13 @@ def a_gpu_each(folder):
     assert any("allreduce" in text and "default group" in text for text in gpu.collectives), "NCCL did nothing"
 
 
+def a_gpu_each_where_two_could_share(folder):
+    """The same, where two ranks might share one."""
+    rank = as_torchrun(2)
+    with pretend.cuda(1, board=folder / "board", buses=[3 + rank]):
+        fit(folder / "run", "fedpav", SAME_BITS, f"--{FIELD}=2", "--trainer.devices=auto", gpus=1)
+
+
 def a_gpu_for_two(folder):
     """What each of four ranks does, that sees one of two GPUs, which another rank sees, too."""
     rank = as_torchrun(4)
@@ -131,7 +148,9 @@ def a_gpu_too_few(folder):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "ranks"), [(a_gpu_each, 2), (a_gpu_for_two, 4)])
+@pytest.mark.parametrize(
+    ("what", "ranks"), [(a_gpu_each, 2), (a_gpu_each_where_two_could_share, 2), (a_gpu_for_two, 4)]
+)
 def test_ranks_that_are_bound_to_a_gpu(what, ranks, tmp_path):
     run_on_ranks(what, tmp_path, ranks=ranks)
     assert differences(left_by(tmp_path / "run"), on_the_cpu(tmp_path, "sums")) == []
@@ -150,8 +169,10 @@ def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
 
 
 def refused(capsys, folder, *more, ranks, **machine):
-    with pretend.cuda(**machine):
-        said = refuse(capsys, *options(folder / "run", "fedpav", *more, gpus=ranks))
+    """The line with which a fit ends, before other ranks are started and anything is written."""
+    began = mock.patch.object(FederatedTrainer, "fit", side_effect=AssertionError("a fit has begun"))
+    with began, pretend.cuda(**machine) if machine else nullcontext():
+        said = refuse(capsys, *options(folder / "run", "fedpav", *more, gpus=ranks if machine else 0))
     assert not (folder / "run" / "config.yaml").exists(), "a run was begun"
     return said
 
@@ -176,6 +197,5 @@ def test_more_memory_than_there_is(capsys, tmp_path):
 
 
 def test_cpus_are_not_shared(capsys, tmp_path):
-    said = refuse(capsys, *options(tmp_path / "run", "fedpav", f"--{FIELD}=2", "--trainer.devices=2"))
+    said = refused(capsys, tmp_path, f"--{FIELD}=2", "--trainer.devices=2", ranks=2)
     assert f"{FIELD}: 2 is for GPUs, and these ranks are on CPUs; leave it out: trainer.devices alone says" in said
-    assert not (tmp_path / "run" / "config.yaml").exists(), "a run was begun"
