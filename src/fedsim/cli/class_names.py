@@ -35,7 +35,7 @@ def missing_class(key: str, what: str, value: str) -> str | None:
         value: what was given, in the words of the parser.
     """
     if found := re.search(_PROBLEM + _IMPORT, what):
-        return _not_imported(key, found[1] or value, found[2])
+        return _not_imported(key, found[1] or (_path_in(found[2]) if value == "this" else value), found[2])
     if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", what):
         return f"{found[1]} is no {found[2]}; derive it from {found[2]}, or name another class"
     named = re.search(r"import path string: (\S+)", what)
@@ -50,6 +50,15 @@ def missing_class(key: str, what: str, value: str) -> str | None:
     if base and not named:
         return f"{name} is no {base[1]}; give its fields, or a class_path with init_args"
     return f"there is no class {name}; give the class_path of one"
+
+
+def _path_in(why: str) -> str:
+    """Return the path that Python's message is about, for a parser's message that leaves it out.
+
+    >>> _path_in("No module named 'nowhere'"), _path_in("module 'torch.optim' has no attribute 'SDG'")
+    ('nowhere', 'torch.optim.SDG')
+    """
+    return ".".join(re.findall(r"'([^']*)'", why))
 
 
 def _not_imported(key: str, path: str, why: str) -> str:
