@@ -63,7 +63,7 @@ format: $(STAMP)  ## format the code
 
 docs: export NO_MKDOCS_2_WARNING = 1 # a notice about other projects, in every build
 docs: $(STAMP)  ## build the site of the documentation, and check its links
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict
 	@echo "the site is build/docs/index.html; its search needs a server: $(BIN)/python -m http.server -d build/docs"
 
 clean:  ## remove the environment and all caches, but no runs

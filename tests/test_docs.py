@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import fedsim.methods
-from fedsim.__main__ import COMMANDS
+from failing import PATIENCE
+from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.papers.files import list_papers, read_paper
+from fedsim.data.standins import write_standin
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -103,10 +105,11 @@ def site(tmp_path_factory):
     for library in ("mkdocs", "material", "mkdocstrings", "nbconvert", "latex2mathml"):
         pytest.importorskip(library, reason="the extra 'docs' is not installed")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("INFO")]
+    assert (done.returncode, said) == (0, [])
     return folder
 
 
@@ -138,7 +141,8 @@ class Reader(HTMLParser):
             self.texts.append(data)
 
 
-RAW = re.compile(r":\w+:`|\]\(|\]\[|(?<!\w)\*\*\w|```|^ *\|.*\| *$|(?:\A|\n *)(?:- |>>> )|\$\\", re.MULTILINE)
+ROLES, LISTS = r":(?:attr|class|func|meth|mod):", r"(?:\A|\n *)(?:- |>>> )"
+RAW = re.compile(rf"{ROLES}|{LISTS}|\]\(|\]\[|(?<!\w)\*\*\w|```|^ *\|.*\| *$|\$\\", re.MULTILINE)
 
 
 def raw_markup(path):
@@ -148,8 +152,10 @@ def raw_markup(path):
 
 def test_markup_that_stands_on_a_page_is_found(tmp_path):
     page = tmp_path / "page.html"
-    page.write_text("<h1>x</h1><p>[a](b.md)</p><p>:class:`A`</p><p>- one\n- two</p><pre>[a](b)</pre><p>a - b</p>")
-    assert raw_markup(page) == ["[a](b.md)", ":class:`A`", "- one\n- two"]
+    page.write_text(
+        "<h1>x</h1><p>[a](b.md)</p><p>:class:<code>A</code></p><p>- one\n- two</p><pre>[a](b)</pre><p>a - b</p>"
+    )
+    assert raw_markup(page) == ["[a](b.md)", ":class:", "- one\n- two"]
 
 
 def test_the_site_has_every_document_and_no_markup_is_left(site):
@@ -179,6 +185,75 @@ def test_the_site_has_a_page_for_every_method_and_public_name(site):
     index = (site / "api" / "index.html").read_text()
     assert [name for name in fedsim.__all__ if name != "__version__" and f'.{name}"' not in index] == []
     assert "town0" in (site / "describe.html").read_text()
+
+
+# -- commands of recipes and claims ------------------------------------------------------------------------------------
+
+SHELL = """
+call() { printf '%s\\0' "$@" >> "$CALLS"; printf '\\n' >> "$CALLS"; }
+fedsim() { call "$@"; }
+sbatch() { while [[ "$1" != *.sbatch ]]; do shift; done; shift; call fit "$@"; }
+pip() { :; }; wandb() { :; }; python3() { :; }; tail() { :; }
+"""
+PAGES = [ROOT / "docs" / "recipes.md", *sorted((ROOT / "docs" / "claims").glob("0*.md"))]
+
+
+def calls_of(path, folder):
+    """The commands of a page, as a shell calls them: loops are run, variables replaced, but not fedsim itself."""
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    script = SHELL + "".join(block for block in blocks if re.search(r"^ *(fedsim|sbatch|common=)", block, re.MULTILINE))
+    (folder / "slurm").mkdir(exist_ok=True)
+    (folder / "slurm" / "site.sh").write_text("")
+    calls = folder / path.stem
+    subprocess.run(
+        ["bash", "-eu", "-c", script],
+        cwd=folder,
+        env=os.environ | {"CALLS": str(calls)},
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return [line.split("\0")[:-1] for line in calls.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_commands_of_recipes_and_claims_exist(path, tmp_path, monkeypatch, capsys):
+    """Each command is one of fedsim's; each fit has options that exist, in a combination that a config can have."""
+    calls = calls_of(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", str(write_standin("market1501", tmp_path))]) == 0  # makes fedsim.yaml
+    assert {command for command, *_ in calls} <= set(COMMANDS)
+    fits = {tuple(words) for command, *words in calls if command == "fit" and words[-1][-1:] not in "12"}  # one seed
+    assert fits
+    for options in fits:
+        if "--ckpt_path" not in options:
+            with pytest.raises(SystemExit) as ended:  # the parser's way to end after it has printed
+                main(["fit", *options, "--print_config"])
+            assert ended.value.code == 0
+
+
+# -- tutorials ---------------------------------------------------------------------------------------------------------
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+def shown(notebook):
+    """Which cells show something, other than messages to stderr."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [any(output.get("name") != "stderr" for output in cell.outputs) for cell in cells]
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path, tmp_path, monkeypatch):
+    """All cells, in a kernel of their own; a cell that fails, also in an assertion, fails here."""
+    client = pytest.importorskip("nbclient", reason="the extra 'test' is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="the extra 'test' is not installed")
+    pytest.importorskip("ipykernel", reason="the extra 'test' is not installed")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    notebook = nbformat.read(path, 4)
+    saved = shown(notebook)
+    client.NotebookClient(notebook, timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert shown(notebook) == saved, f"jupyter nbconvert --to notebook --execute --inplace {path.relative_to(ROOT)}"
 
 
 # -- equations ---------------------------------------------------------------------------------------------------------

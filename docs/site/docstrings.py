@@ -15,6 +15,7 @@ from latex2mathml.converter import convert
 ROLE = re.compile(r":(?:class|meth|func|attr|mod|data|exc):`(~?)([\w.]+)`")
 FORMULA = re.compile(r"(?<![\w$`{])\$(?![\s{])([^$`\n]+?)(?<!\s)\$(?!\w)")
 DOCTEST = re.compile(r"^( *)>>> .*(?:\n\1\S.*)*", re.MULTILINE)
+BARS = re.compile(r"^(\|.*\S) \|\| (?=\S)", re.MULTILINE)  # of a divergence in a cell of a table: no empty cell
 WITHOUT_PAGES = "fedsim.cli"
 
 
@@ -38,7 +39,7 @@ def as_markdown(text: str, scope: griffe.Object, package: griffe.Module) -> str:
         return f"`{shown}`" if found is None else f"[`{shown}`][{found}]"
 
     def markdown(prose: str) -> str:
-        return FORMULA.sub(lambda match: convert(match[1]), ROLE.sub(reference, prose))
+        return FORMULA.sub(lambda match: convert(match[1]), BARS.sub(r"\1 \\|\\| ", ROLE.sub(reference, prose)))
 
     parts, end = [], 0
     for match in DOCTEST.finditer(text):

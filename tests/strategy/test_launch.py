@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.callbacks import Preemption
+from fedsim.federation.trainer import Trainer
 from fedsim.strategy.launch import await_rank_0, check_address, follow_launcher, requeue
 from small import refuse
 
@@ -288,3 +290,11 @@ def test_a_missing_scontrol_is_one_warning(caplog, monkeypatch, tmp_path):
 
 def test_a_job_is_started_again_unless_told_otherwise():
     assert Preemption().requeue
+
+
+def test_a_notebook_has_one_rank(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in IPython
+    alone = Trainer(devices=1, accelerator="cpu", enable_progress_bar=False)
+    assert alone.strategy.launcher.is_interactive_compatible
+    with pytest.raises(ConfigError, match=r"trainer\.devices: a notebook cannot start 2 ranks"):
+        Trainer(devices=2, accelerator="cpu", enable_progress_bar=False)
