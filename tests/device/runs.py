@@ -1,6 +1,7 @@
 """Tiny runs of every method's config by the command line, on the CPU and on pretended GPUs."""
 
 import csv
+import os
 from pathlib import Path
 
 import torch
@@ -47,11 +48,13 @@ def options(folder, name, *more, gpus=0, rounds=2):
     """Return the command line of a fit by ``configs/methods/NAME.yaml``; ``gpus`` of 0: on the CPU."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder.with_suffix(".yaml")
-    config.write_text(CONFIG)
+    own = config.with_suffix(f".{os.getpid()}")  # ranks write the same file, and none may read half of it
+    own.write_text(CONFIG)
+    own.replace(config)
     where = ["--trainer.accelerator=gpu", f"--trainer.devices={gpus}"] if gpus else ["--trainer.accelerator=cpu"]
-    own = ["--config", str(CONFIGS / f"{name}.yaml"), *SETTINGS.get(name, ())]
+    method = ["--config", str(CONFIGS / f"{name}.yaml"), *SETTINGS.get(name, ())]
     short = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}"]
-    return ["fit", "--config", str(config), *own, *where, *short, f"--run_dir={folder}", *more]
+    return ["fit", "--config", str(config), *method, *where, *short, f"--run_dir={folder}", *more]
 
 
 def fit(folder, name, *more, **settings):

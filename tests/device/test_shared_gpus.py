@@ -5,11 +5,11 @@ from contextlib import nullcontext
 from unittest import mock
 
 import pytest
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import pretend
 from failing import run_on_ranks
 from fedsim.__main__ import main
-from fedsim.cli.describe import FederatedTrainer
 from fedsim.federation import schedule
 from fedsim.federation.spans import Plan
 from runs import differences, fit, left_by, options
@@ -170,7 +170,7 @@ def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
 
 def refused(capsys, folder, *more, ranks, **machine):
     """The line with which a fit ends, before other ranks are started and anything is written."""
-    began = mock.patch.object(FederatedTrainer, "fit", side_effect=AssertionError("a fit has begun"))
+    began = mock.patch.object(_SubprocessScriptLauncher, "launch", side_effect=AssertionError("a fit has begun"))
     with began, pretend.cuda(**machine) if machine else nullcontext():
         said = refuse(capsys, *options(folder / "run", "fedpav", *more, gpus=ranks if machine else 0))
     assert not (folder / "run" / "config.yaml").exists(), "a run was begun"
