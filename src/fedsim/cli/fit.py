@@ -48,8 +48,7 @@ from fedsim.federation.callbacks import (
 from fedsim.federation.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
-from fedsim.strategy.launch import follow_launcher, leave_launcher
-from fedsim.strategy.sharing import gpus_for
+from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +180,9 @@ class FedSimCLI(LightningCLI):
         if config["barebones"]:
             raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
         on_each = getattr(config["strategy"], "ranks_per_device", 1)  # another strategy is refused below
-        if self.subcommand == "describe":  # what a run would be, elsewhere
-            leave_launcher()
-        else:
-            kwargs["devices"], kwargs["num_nodes"] = follow_launcher(
-                config["devices"], config["num_nodes"], ranks_per_device=on_each
-            )
-        kwargs["devices"] = gpus_for(kwargs.get("devices", config["devices"]), on_each)
+        kwargs["devices"], kwargs["num_nodes"] = devices_of_run(
+            config["devices"], config["num_nodes"], on_each, elsewhere=self.subcommand == "describe"
+        )
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.strategy.launch import Devices, Environment, find_launch
+from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
 
@@ -46,6 +46,18 @@ def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.
     gpus = ranks // ranks_per_device
     is_bound = gpus > 1 and find_launch(environ) is not None and torch.cuda.device_count() == 1
     return 1 if is_bound else gpus if ranks_per_device > 1 else devices
+
+
+def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, elsewhere: bool) -> tuple[Devices, int]:
+    """Return the devices and machines that Lightning must be told of: :func:`follow_launcher`, then :func:`gpus_for`.
+
+    ``elsewhere``: the run is only described here, so this process's launcher says nothing about it.
+    """
+    if elsewhere:
+        leave_launcher()
+    else:
+        devices, num_nodes = follow_launcher(devices, num_nodes, ranks_per_device=ranks_per_device)
+    return gpus_for(devices, ranks_per_device), num_nodes
 
 
 def check_number(ranks_per_device: int) -> None:

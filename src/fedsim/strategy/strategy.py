@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
@@ -26,20 +24,12 @@ from fedsim.core.versions import begin_version, publish_version
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel, end_with_launcher
 from fedsim.strategy.launch import check_address
+from fedsim.strategy.notebook import OneRank, check_notebook
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
 
 T = TypeVar("T")
 
 _LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 that starts the others of its machine
-
-
-class _OneRank(_SubprocessScriptLauncher):
-    """Lightning's launcher where it has nobody to start: it needs no script to run again, so notebooks may use it."""
-
-    @property
-    def is_interactive_compatible(self) -> bool:
-        """Whether Lightning accepts it in a notebook."""
-        return True
 
 
 class FederatedStrategy(DDPStrategy):
@@ -171,11 +161,9 @@ class FederatedStrategy(DDPStrategy):
         super()._configure_launcher()
         assert self.cluster_environment is not None
         if self._start_method == "popen":
-            ranks = self.num_processes * self.num_nodes
-            if ranks == 1:
-                self._launcher = _OneRank(self.cluster_environment, self.num_processes, self.num_nodes)
-            elif hasattr(sys, "ps1") and not self.cluster_environment.creates_processes_externally:
-                raise ConfigError(f"trainer.devices: a notebook cannot start {ranks} ranks; take 1, or run a script")
+            check_notebook(self.num_processes * self.num_nodes, self.cluster_environment)
+            if self.num_processes * self.num_nodes == 1:
+                self._launcher = OneRank(self.cluster_environment, self.num_processes, self.num_nodes)
         if isinstance(self.cluster_environment, SLURMEnvironment):
             self.cluster_environment.auto_requeue = False  # it would save in the middle of a round; Preemption does not
             end_with_launcher(os.getppid())
