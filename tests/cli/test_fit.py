@@ -25,7 +25,7 @@ WRONG_SETTINGS = [
     (
         ["--model.backbone=Nonsense"],
         "model.backbone",
-        "choose from CifarResNet, ConvNeXt, MobileNetV2, ResNet, SmallCNN",
+        "choose from CifarResNet, ConvNeXt, LoRA, MobileNetV2, OSNet, ResNet, SmallCNN",
     ),
     (["--model.nonsense=1"], "model.nonsense", "--help"),
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),

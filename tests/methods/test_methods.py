@@ -199,7 +199,7 @@ def test_models_that_are_declared_beside_the_resident_one_are_those_that_are_mad
     if not declared or "public_images" in method.requires:
         return
     text = describe_federation(make_model(method), make_data(), 1, 1)
-    (line,) = (line for line in text.splitlines() if line.startswith("device memory"))
+    (line,) = (line for line in text.splitlines() if line.startswith("device memory: model, gradient"))
     plain = describe_federation(make_model(FedAvg(share_head=False)), make_data(), 1, 1)
     (single,) = (line for line in plain.splitlines() if line.startswith("device memory: model, gradient"))
     times = 4 + sum({"trained": 4, "frozen": 1}[kind] for kind in declared.values())

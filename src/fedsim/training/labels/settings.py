@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedsim.core.checks import at_least, positive, within
+from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.training.labels.losses import ProxyLoss
 
@@ -45,6 +45,7 @@ class Clustering:
         within(where, "[0, 1]", momentum=self.momentum)
         loss, where = self.loss, f"{where}.loss"
         positive(where, temperature=loss.temperature)
+        not_negative(where, intra=loss.intra, inter=loss.inter, camera=loss.camera)
         at_least(where, 1, camera_positives=loss.camera_positives)
         at_least(where, 0, inter_negatives=loss.inter_negatives, camera_negatives=loss.camera_negatives)
 
