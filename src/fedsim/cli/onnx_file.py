@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,8 @@ from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
+from fedsim.core.extras import load_extra
+from fedsim.functional.normalise import normalise_images
 from fedsim.models import Neck
 from fedsim.models.reid import Features, ReIDModel
 
@@ -27,27 +27,20 @@ Layer = Literal["neck", "pool"]
 class PixelsToFeatures(nn.Module):
     """A network in evaluation mode that normalises its images itself. ``layer``: whose features it returns."""
 
-    scale: Tensor
-    offset: Tensor
-
     def __init__(self, network: ReIDModel, layer: Layer) -> None:
         super().__init__()
         self.network, self.layer = network.eval(), layer
-        mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
-        # not normalise_images: the exporter's stand-ins for tensors would stay in its cache
-        self.register_buffer("scale", (1 / (255 * std)).float())
-        self.register_buffer("offset", (-mean / std).float())
 
     def forward(self, images: Tensor) -> Tensor:
         """Map RGB images [B, 3, H, W] uint8 to features [B, D] float32, not normalised."""
-        found: Features = self.network(images * self.scale + self.offset)
+        found: Features = self.network(normalise_images(images))
         return found.neck if self.layer == "neck" else found.pool
 
 
 def check_onnx() -> None:
     """Raise ConfigError where the libraries are missing."""
-    if missing := [name for name in _NEEDS if find_spec(name) is None]:
-        raise ConfigError(f"--output: ONNX files need {', '.join(missing)}; run pip install 'fedsim[onnx]'")
+    for name in _NEEDS:
+        load_extra(name, "--output: an ONNX file", "onnx")
 
 
 def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about: Mapping[str, str]) -> None:
@@ -55,9 +48,10 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
 
     The input is called ``images``, the output ``features``. No call changes the weights: running statistics are fixed.
     """
-    import onnx  # type: ignore[import-not-found,unused-ignore] # an extra
-
+    onnx = load_extra("onnx", "--output: an ONNX file", "onnx")
     example = torch.zeros(2, 3, *size, dtype=torch.uint8)
+    with torch.no_grad():
+        model(example)  # what functions remember of their first call are tensors then, not the exporter's stand-ins
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter about itself
         program = torch.onnx.export(

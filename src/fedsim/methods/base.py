@@ -172,7 +172,10 @@ class Method(ABC):
     # -- on the server -------------------------------------------------------------------------------------------------
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return aggregation weights over the clients of one architecture: by default n_k / n."""
+        """Return aggregation weights over the clients of one architecture: by default n_k / n.
+
+        Reports of a method without :attr:`measures` may be from before the training, and have ``num_images`` only.
+        """
         return weigh("size", reports)
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
