@@ -15,6 +15,7 @@ import fedsim.methods
 from failing import PATIENCE
 from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.papers.files import list_papers, read_paper
+from fedsim.cli.sweep import seeds
 from fedsim.data.standins import write_standin
 
 ROOT = Path(__file__).parents[1]
@@ -224,7 +225,13 @@ def test_commands_of_recipes_and_claims_exist(path, tmp_path, monkeypatch, capsy
     assert {command for command, *_ in calls} <= set(COMMANDS)
     fits = {tuple(words) for command, *words in calls if command == "fit" and words[-1][-1:] not in "12"}  # one seed
     assert fits
+    planned = []
+    monkeypatch.setattr(seeds, "run_jobs", lambda jobs, *_, **__: planned.extend(jobs) or [])
+    monkeypatch.setattr(seeds, "report", lambda _: "")
     for options in fits:
+        if "--seeds" in options:  # one of its runs
+            assert main(["fit", *options]) == 0
+            options = planned[-1].command[4:]
         if "--ckpt_path" not in options:
             with pytest.raises(SystemExit) as ended:  # the parser's way to end after it has printed
                 main(["fit", *options, "--print_config"])
