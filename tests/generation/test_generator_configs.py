@@ -113,7 +113,7 @@ def test_commands_in_comments_are_options_of_the_commands(path):
 
 
 @pytest.mark.slow
-def test_the_worked_example_runs(tmp_path, capsys, monkeypatch):
+def test_the_worked_example_runs(tmp_path, capsys, monkeypatch, quick_judge):
     """The commands of docs/augmentation.md in their order, with few steps and one small round."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "augmentation.md").read_text()

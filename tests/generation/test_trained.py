@@ -33,7 +33,7 @@ LEAST_IDENTITY = 0.5
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory):
+def town(tmp_path_factory, quick_judge):
     """A client, its generator before and after training, and what is measured of each."""
     data = FederatedDataModule(SyntheticReID(clients=2, unseen=0, scale=0.5), size=SIZE, val="none")
     client = data.federated.clients[1]
