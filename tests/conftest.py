@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from failing import PATIENCE, is_of_a_launcher, run_forked
+from quick_start import QuickPython
 from seen_by import measure_for
 from tiny_run import TINY
 
@@ -81,6 +82,18 @@ def fedsim():
         return result
 
     return run
+
+
+@pytest.fixture
+def quick_python(tmp_path, monkeypatch):
+    """Let commands start others without importing fedsim anew; a claim about such a start does without it."""
+    folder = tmp_path / "quick"
+    folder.mkdir()
+    server = QuickPython(folder)
+    monkeypatch.setattr(sys, "executable", str(server.python))
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    yield
+    server.close()
 
 
 @pytest.fixture

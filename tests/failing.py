@@ -75,7 +75,7 @@ def _room():
     return tempfile.TemporaryDirectory(prefix="fedsim-tests-")
 
 
-class _Forked(_server.Process):
+class Forked(_server.Process):
     """A process that is forked from the server."""
 
     def __init__(self, target, args):
@@ -108,7 +108,7 @@ class Run:
         port = _free_port()
         variables = [_variables(rank, ranks, port, machines) | (environment or {}) for rank in range(ranks)]
         self.processes = [
-            _Forked(_command, (arguments, rank, variables[rank], self.logs[rank])) for rank in range(ranks)
+            Forked(_command, (arguments, rank, variables[rank], self.logs[rank])) for rank in range(ranks)
         ]
         for process in self.processes:
             process.start()
@@ -152,7 +152,7 @@ def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE):
     port = _free_port()
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     processes = [
-        _Forked(_call, (function, folder, rank, _variables(rank, ranks, port), log)) for rank, log in enumerate(logs)
+        Forked(_call, (function, folder, rank, _variables(rank, ranks, port), log)) for rank, log in enumerate(logs)
     ]
     codes = end_of(processes, timeout)
     assert codes == [0] * ranks, "\n".join(log.read_text() for log in logs if log.exists())
@@ -236,7 +236,7 @@ def run_forked(args, cwd, variables, timeout, ranks=1):
     with tempfile.TemporaryDirectory() as folder:
         paths = [[Path(folder) / f"{name}-{rank}" for name in ("stdout", "stderr")] for rank in range(ranks)]
         processes = [
-            _Forked(_forked, (args, str(cwd), variables | _variables(rank, ranks, port), rank, paths[rank]))
+            Forked(_forked, (args, str(cwd), variables | _variables(rank, ranks, port), rank, paths[rank]))
             for rank in range(ranks)
         ]
         codes = end_of(processes, timeout)

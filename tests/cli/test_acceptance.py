@@ -55,7 +55,7 @@ def test_quick_rows_run_in_small_sizes(acceptance, bench, name):
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench):
+def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench, quick_python):
     results = {name: acceptance.judge(row(acceptance, name), bench) for name in SLOW}
     assert {name: result.verdict for name, result in results.items()} == SLOW, results
     assert "killed after round" in results["resume"].figure
@@ -134,7 +134,7 @@ def test_a_row_that_takes_too_long_is_ended(acceptance, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_without_a_result_is_a_fail(acceptance, tmp_path):
+def test_a_process_that_ends_without_a_result_is_a_fail(acceptance, tmp_path, quick_python):
     stranger = replace(row(acceptance, "faiss"), name="nothing")
     result = acceptance.run_apart(stranger, tmp_path, True, 100)
     assert result.verdict == "fail"
@@ -164,7 +164,7 @@ def test_rows_without_time_left_have_failed(acceptance):
 
 
 @pytest.mark.slow
-def test_the_script_prints_a_table(tmp_path):
+def test_the_script_prints_a_table(quick_python):
     words = [sys.executable, str(BENCHMARKS / "acceptance.py"), "--reduced", "--only", "faiss"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

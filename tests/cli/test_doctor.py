@@ -277,7 +277,7 @@ def test_a_trial_that_fails_says_its_last_line():
 
 @pytest.mark.dist
 @pytest.mark.slow
-def test_two_cpus_can_sum():
+def test_two_cpus_can_sum(quick_python):
     assert trials.try_sums(("cpu",), 60.0) is None
     assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
     assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do

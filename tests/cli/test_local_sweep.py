@@ -260,7 +260,7 @@ def test_without_a_finished_draw_there_is_nothing_to_compare(write_sweep, capsys
 
 
 @pytest.mark.slow
-def test_a_shipped_sweep_runs_here(tmp_path, monkeypatch, capsys):
+def test_a_shipped_sweep_runs_here(tmp_path, monkeypatch, capsys, quick_python):
     monkeypatch.chdir(ROOT)
     for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; draws are processes
         monkeypatch.delenv(name)
@@ -298,7 +298,7 @@ def make_tiny(name, folder, keep=None):
 
 
 @pytest.mark.slow
-def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path):
+def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
     pytest.importorskip("wandb", reason="W&B is not installed")
     from wandb_tools import KEY, PROGRAM, Server, logs
 

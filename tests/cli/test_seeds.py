@@ -10,7 +10,7 @@ from tiny_run import TINY
 
 
 @pytest.mark.slow
-def test_seeds_are_run_reported_and_continued(tmp_path, capfd):
+def test_seeds_are_run_reported_and_continued(tmp_path, capfd, quick_python):
     config, runs = tmp_path / "tiny.yaml", tmp_path / "runs"
     config.write_text(TINY)
     command = ["fit", "--config", str(config), f"--run_dir={runs}", "--trainer.max_epochs=1",
@@ -32,7 +32,7 @@ def test_seeds_are_run_reported_and_continued(tmp_path, capfd):
     assert alone["final"]["metrics"] == summaries[1]["final"]["metrics"]
 
 
-def test_a_failing_seed_leaves_the_others(tmp_path, capfd, caplog):
+def test_a_failing_seed_leaves_the_others(tmp_path, capfd, caplog, quick_python):
     caplog.set_level("INFO", logger="fedsim")
     command = ["fit", "--model.method=Nobody", f"--run_dir={tmp_path / 'runs'}", "--seeds", "0", "1"]
     assert main(command) == 1

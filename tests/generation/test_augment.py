@@ -239,7 +239,7 @@ def test_a_fit_that_is_ended_ends_its_processes(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_bits_of_one(config, tmp_path, caplog):
+def test_two_processes_train_the_bits_of_one(config, tmp_path, caplog, quick_python):
     alone = fit(config, tmp_path / "alone")
     together = fit(config, tmp_path / "together", "--processes", 2)
     assert "2 processes: town0, town2; town1" in caplog.text
