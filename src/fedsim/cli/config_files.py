@@ -18,6 +18,8 @@ from fedsim.cli.verdicts import one_line
 from fedsim.core.errors import DataError
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
+SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where it is: ten times as fast"""
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
@@ -97,9 +99,10 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
     try:
-        text = Path(path).read_text()
-        _check_keys(path, yaml.compose(text, yaml.SafeLoader))
-        content = yaml.safe_load(text)
+        loader = SafeLoader(Path(path).read_text())
+        node = loader.get_single_node()
+        _check_keys(path, node)
+        content = None if node is None else loader.construct_document(node)
     except (OSError, UnicodeDecodeError) as error:
         close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
         remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
-from fedsim.cli.config_files import check_config_files, normalise, with_clients, with_shipped
+from fedsim.cli.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
 from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.output import rank_of_this_process, say
@@ -227,7 +227,7 @@ class FedSimCLI(LightningCLI):
     def _resolved(self) -> dict[str, Any]:
         """The resolved configuration, as plain values."""
         parser = self._parser(self.subcommand)
-        return dict(yaml.safe_load(parser.dump(self.config[self.subcommand], skip_none=False)))
+        return dict(yaml.load(parser.dump(self.config[self.subcommand], skip_none=False), SafeLoader))
 
     def _fingerprint(self) -> str:
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import yaml
 
+from fedsim.cli.config_files import SafeLoader
 from fedsim.cli.papers.published import Table, TestSet, table_of
 from fedsim.core.errors import ConfigError
 
@@ -76,7 +77,7 @@ def read_paper(key: str, option: str = "--paper") -> Paper:
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
     text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
-    return Paper(key, yaml.safe_load(text))
+    return Paper(key, yaml.load(text, SafeLoader))
 
 
 def find_in_paper(which: str, kind: str = "rows") -> tuple[Paper, str | None]:
