@@ -555,7 +555,7 @@ def test_a_paper_is_also_the_base_of_commands_on_data(tmp_path, capsys, standins
 
 
 @pytest.mark.slow
-def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, capsys, monkeypatch):
+def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, capsys, monkeypatch, quick_python):
     monkeypatch.chdir(ROOT)
     for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; draws are processes
         monkeypatch.delenv(name)
