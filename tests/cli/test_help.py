@@ -97,3 +97,11 @@ def test_a_shell_completes_commands_options_and_classes(tmp_path):
     assert completed("fedsim", "desc") == ["describe"]
     assert "--trainer.max_epochs" in completed("fedsim", "fit", "--trainer.max_e")
     assert completed("fedsim", "fit", "--model.method", "FedK") == ["FedKLPR"]
+
+
+@pytest.mark.parametrize(("words", "value"), [([], False), (["--save_maps"], True), (["--save_maps", "true"], True),
+                                              (["--save_maps=false"], False), (["--no_save_maps"], False)])  # fmt: skip
+def test_a_flag_takes_a_word_too(words, value, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "quickstart", *words, "--print_config"])
+    assert f"save_maps: {str(value).lower()}" in capsys.readouterr().out

@@ -101,8 +101,8 @@ class FedSimCLI(LightningCLI):
         maps = "fedsim predict: also draw where the method's model has strong features, into run_dir/maps"
         parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
         parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
-        parser.add_argument("--save_ranking", action=ActionYesNo, default=False, help=ranking)
-        parser.add_argument("--save_maps", action=ActionYesNo, default=False, help=maps)
+        parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
+        parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 

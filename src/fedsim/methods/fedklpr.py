@@ -6,7 +6,7 @@ Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
 |---------------|-------------------------------------------------------------------------------------------|
 | download      | the personalised model: theta_g "adapted using each client's mask", theta_g * M_k         |
 | train         | it is also the reference, in evaluation mode                                              |
-| loss          | Eqs. (2), (9): L_capr + lambda D_KL(p_global || p_local)                     ("KLL")      |
+| loss          | Eqs. (2), (9): L_capr + lambda D_KL(p_global, p_local)                       ("KLL")      |
 | take_step     | theta_k <- theta_k * M_k                                                                  |
 | upload        | Eq. (10): kl_k, then pruning, in the two stages of Section III-F             ("CRR")      |
 | upload        | kl_k and PR_k                                                                             |
