@@ -1,16 +1,15 @@
 """A Python that has imported fedsim already, for commands that start others.
 
-Sweeps, several seeds, ``fedsim augment --processes`` and the scripts in ``benchmarks/`` start a Python each, which imports
-torch and Lightning for seconds. Here, ``sys.executable`` is a small program that asks the test's process for a forked
-one, lends it its own input and output, passes signals on to it, and ends as it does. Whoever claims something of the start
-itself does without.
+Sweeps, several seeds, ``fedsim augment --processes`` and the scripts in ``benchmarks/`` start a Python each, which
+imports torch and Lightning for seconds. Here, ``sys.executable`` is a small program that asks the test's process for a
+forked one, lends it its own input and output, passes signals on to it, and ends as it does. Whoever claims something of
+the start itself does without.
 """
 
 import multiprocessing.connection
 import os
 import pickle
 import runpy
-import signal
 import socket
 import stat
 import struct

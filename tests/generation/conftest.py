@@ -8,7 +8,7 @@ from fedsim.generation.quality import told_apart
 
 @pytest.fixture(scope="module")
 def quick_judge():
-    """Let the discriminator that judges swaps learn in 8 steps: its 200 take three times as long as a small generator."""
+    """Let the discriminator that judges swaps learn in 8 steps: 200 take three times as long as a small generator."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(told_apart, "__defaults__", (8,))
         yield
