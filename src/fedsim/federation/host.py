@@ -108,10 +108,15 @@ class Host:
 
     def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
         """Return the numbers of a visit: those of the client, and those of its tensors; undeclared ones are refused."""
-        numbers = {name: value for name, value in outcome.signals.items() if isinstance(value, int | float)}
-        of_tensors = {name: value for name, value in outcome.signals.items() if not isinstance(value, int | float)}
+        numbers: dict[str, float] = {}
+        of_tensors: dict[str, Sequence[float]] = {}
+        for name, value in outcome.signals.items():
+            if isinstance(value, int | float):
+                numbers[name] = value
+            else:
+                of_tensors[name] = value
         kinds = {name: "tensor" if name in of_tensors else "client" for name in upload.signals}
-        assert kinds == dict(self.how.method.measures), "upload must have the signals that measures names"
+        assert kinds == self.how.method.measures, "upload must have the signals that measures names"
         return numbers, of_tensors
 
     def _on_batch(self, report: BatchReport) -> None:

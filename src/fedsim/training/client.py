@@ -253,9 +253,7 @@ class Client(LightningModule):
         sent = [part for part in contribution if part.numel()]
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
-        measured = {name: signal for name, signal in signals.items() if isinstance(signal, Measured)}
-        on_device = (s.values.detach().to(self.device, torch.float64, non_blocking=True) for s in measured.values())
-        more = [value for values in on_device for value in values.flatten().unbind()]
+        more = self._on_device(signals) if signals else []
         loss, correct, images, values = self.visit.tally.read([*bounds, *more])  # the visit's only wait for the device
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
@@ -271,6 +269,12 @@ class Client(LightningModule):
             self.store_private(self.model.private, self.kept)
         facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}
         return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts, found)
+
+    def _on_device(self, signals: Signals) -> list[Tensor]:
+        """Return the scalars, float64, of all measured signals."""
+        measured = (signal.values.detach() for signal in signals.values() if isinstance(signal, Measured))
+        tensors = (values.to(self.device, torch.float64, non_blocking=True) for values in measured)
+        return [value for values in tensors for value in values.flatten().unbind()]
 
     def _check_signals(self, signals: Mapping[str, float | Sequence[float]]) -> None:
         """Raise BadUpdateError for a number that is not finite; one of a tensor has the tensor's name."""
