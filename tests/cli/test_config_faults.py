@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.cli.fit import FedSimCLI
 from small import refuse
 
-FAST, ALL = 60, 500
+FAST, ALL = 20, 500
 PATIENCE = 60  # seconds for one config on a busy machine: a fault must not make fedsim count to a huge number
 NOISE = ("Namespace(", "<class", "Got value", "class this", "class {", "class [{", "Subtypes", "NestedArg")
 
