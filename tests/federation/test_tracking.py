@@ -101,6 +101,16 @@ def test_clients_are_logged_by_name_and_add_up(run):
         assert all(row[f"train/{town}/seconds"] > 0 for town in TOWNS)
 
 
+def test_single_data_sets_have_few_charts_but_all_numbers(run):
+    _, log = run
+    numbers = {name for row in log.history for name, value in row.items() if isinstance(value, float | int)}
+    hidden = {record["name"] for record in log.of("metric") if record.get("options", {}).get("hidden")}
+    assert {"test/global/town0/rank5", "train/town0/seconds", "comm/town0/up_bytes"} <= numbers & hidden
+    assert {"test/global/new0/mAP", "test/global/seen/mINP", "train/town0/loss", "comm/up_bytes"} <= numbers - hidden
+    charts = numbers - hidden
+    assert len(charts) < 0.6 * len(numbers), f"{len(charts)} of {len(numbers)}"
+
+
 def test_the_table_holds_every_score(run):
     folder, log = run
     scores = json.loads((folder / "summary.json").read_text())["final"]["metrics"]

@@ -5,15 +5,16 @@ All names and their meaning: docs/tracking.md.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
@@ -24,10 +25,11 @@ from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.data.preview import contact_sheet
-from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, few_names
+from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
 from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.compatibility import data_of
 from fedsim.federation.events import strategy_of, was_stopped
+from fedsim.federation.federation import Federation
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ RUN_ID_FILE = "wandb_id"
 """In the run directory: the id of the W&B run that a continued job continues."""
 
 _OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
+_CHARTED = ("mAP", "rank1")
+"""what single data sets are charted by"""
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -56,6 +60,8 @@ class Tracking(Callback):
                 run.define_metric(name, hidden=True)
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
+            for name in uncharted(federation_of(pl_module)):
+                run.define_metric(name, step_metric="round", step_sync=True, hidden=True)
             about = {**code_version(), "ranks": trainer.world_size}
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 
@@ -151,6 +157,23 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(trainer := kept.get("trainer"), dict):
         kept["trainer"] = {k: v for k, v in trainer.items() if k not in ("logger", "default_root_dir")}
     return kept
+
+
+def uncharted(federation: Federation) -> Iterator[str]:
+    """Yield numbers of single clients and data sets that get no chart by themselves: six clients have 332 series.
+
+    Further ranks and ways to average stand in the table and in the CMC plots.
+    """
+    clients = federation.parts.names
+    domains = [*clients, *sorted(federation.parts.federated.unseen)]
+    if len(domains) > MAX_NAMES:  # then they are not logged by name
+        return
+    metrics = [name for name in METRICS if name not in _CHARTED]
+    for parts in itertools.product(("val", "test"), get_args(Kind), domains, metrics):
+        yield "/".join(parts)
+    for client in clients:
+        yield from (f"train/{client}/{number}" for number in ("images", "seconds", "weight"))
+        yield from (f"comm/{client}/{number}" for number in ("down_bytes", "up_bytes"))
 
 
 def code_version() -> dict[str, Any]:
