@@ -1,6 +1,8 @@
 """Which checkpoint of a run directory a command takes, and what it says about it."""
 
+import csv
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -14,6 +16,8 @@ from fedsim.federation.compatibility import warn_of_idle_ranks
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(*args):
@@ -107,3 +111,23 @@ def test_a_rank_without_clients_hosts_nobody(caplog):
 def test_as_many_ranks_as_clients_are_right(caplog):
     warn_of_idle_ranks(ranks=1, clients=1)
     assert caplog.messages == []
+
+
+def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    logger = ["--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"]
+    few = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1"]
+    call("fit", "--config", tmp_path / "tiny.yaml", *logger, *few, "--run_dir", tmp_path / "run")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    call("fit", "--ckpt_path", moved, "--run_dir", moved, "--trainer.max_epochs=2")
+    assert not (tmp_path / "run").exists()
+    events = EventAccumulator(str(moved / "tensorboard")).Reload()
+    with (moved / "metrics.csv").open() as second, (moved / "metrics-1.csv").open() as first:
+        rows = [*csv.DictReader(first), *csv.DictReader(second)]
+    for name in ("train/loss", "test/global/unseen/mAP"):
+        logged = [event.value for event in events.Scalars(name)]
+        assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)
+        assert len(logged) >= 2

@@ -16,7 +16,7 @@ from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
@@ -52,6 +52,7 @@ from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
 
+_RUN_DIR = "RUN_DIR"  # as a logger's save_dir: the run directory, whichever it will be
 _MOVED = {  # since version 0.2
     "fedsim.selection": "fedsim.federation.selection",
     "fedsim.privacy": "fedsim.federation.privacy",
@@ -222,6 +223,9 @@ class FedSimCLI(LightningCLI):
         """metrics.csv always, beside whatever else the user wants."""
         if given is False:
             return False
+        for logger in _as_list(given):
+            if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
+                logger._root_dir = str(self.run_dir)  # there is no public way to set it later
         return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(given)]
 
     def _resolved(self) -> dict[str, Any]:

@@ -38,9 +38,11 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
 
 def _check_arguments(given: Mapping[str, Any], cls: type, where: str) -> None:
     """Check the arguments of a class."""
-    hints, defaults = _hints(cls), _defaults(cls)
+    hints, parameters = _hints(cls), _parameters(cls)
     for name, value in given.items():
-        if name not in defaults or not _same(value, defaults[name]):
+        if parameters and name not in parameters:  # of a class that it passes it on to, whose defaults are right, too
+            continue
+        if name not in parameters or not _same(value, parameters[name].default):
             _check(value, hints.get(name, Any), f"{where}.{name}", cls)
 
 
@@ -97,13 +99,12 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 @cache
-def _defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a class's arguments, which are right whatever their types say."""
+def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    """Return a class's arguments; their defaults are right whatever their types say. None are known of some classes."""
     try:
-        parameters = inspect.signature(cls).parameters.values()
+        return inspect.signature(cls).parameters
     except (TypeError, ValueError):
         return {}
-    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
