@@ -159,12 +159,13 @@ class Run:
         return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
 
-def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE):
+def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE, machines=1):
     """Call ``function(folder)`` in processes that are ranks of one run; it may train as often as it likes."""
     port = _free_port()
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     processes = [
-        _Forked(_call, (function, folder, rank, _variables(rank, ranks, port), log)) for rank, log in enumerate(logs)
+        _Forked(_call, (function, folder, rank, _variables(rank, ranks, port, machines), log))
+        for rank, log in enumerate(logs)
     ]
     codes = end_of(processes, timeout)
     assert codes == [0] * ranks, "\n".join(log.read_text() for log in logs if log.exists())
