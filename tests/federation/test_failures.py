@@ -125,6 +125,15 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path):
         assert "Traceback" not in run.log
 
 
+def test_rank_0_does_not_outlive_a_rank_that_it_started(tmp_path):
+    with launched(tmp_path / "run", "--trainer.max_epochs=10000") as run:
+        await_round(run.folder, 2, lambda: run.log)
+        [other] = set(run.pids) - {run.process.pid}
+        os.kill(other, signal.SIGKILL)
+        assert run.await_end() != 0
+        assert "Traceback" not in run.log
+
+
 def test_no_rank_outlives_a_launcher_that_is_killed_while_they_start(tmp_path):
     with launched(tmp_path / "run") as run:
         await_true(lambda: len(run.pids) == 2, PATIENCE, lambda: run.log)

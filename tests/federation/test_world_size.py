@@ -1,21 +1,16 @@
 """The same bits on 1, 2, 3 and 4 ranks: global weights, private states and metrics."""
 
 import csv
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from failing import PATIENCE, Jitter, assert_equal, read_result, run_on_ranks
+from failing import Jitter, assert_equal, read_result, run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.availability import Availability
@@ -49,7 +44,7 @@ def settings_by_name():
         # town3 has more to do than all others together
         "spans": {
             "client": training(micro_batch=3),
-            "clients": {"town3": ClientOverride(local_epochs=6, batch_size=8)},
+            "clients": {"town3": ClientOverride(local_epochs=10, batch_size=8)},
         },
     }
 
@@ -73,7 +68,7 @@ def train(folder, name, ranks=1, rounds=3, machines=1, **options):
     )  # fmt: skip
     fit(
         model, data, rounds, devices=ranks // machines, num_nodes=machines, logger=CSVLogger(folder, name, ""),
-        check_val_every_n_epoch=1, limit_val_batches=1.0, log_every_n_steps=1, **options,
+        check_val_every_n_epoch=2, limit_val_batches=1.0, log_every_n_steps=1, **options,  # a round follows the scores
     )  # fmt: skip
     model.trainer.save_checkpoint(folder / f"{name}.ckpt")
 
@@ -218,23 +213,3 @@ def assert_shared(folder):
     """Some ranks shared a client."""
     visits = Counter(note.name.rpartition(" ")[0] for note in (folder / "notes").iterdir())
     assert max(visits.values()) > 1, visits
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the second process in /proc")
-def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
-    command = [sys.executable, "-m", "fedsim", "fit", "--config", str(tiny), "--run_dir", str(tmp_path / "run"),
-               "--trainer.devices=2", "--trainer.max_epochs=1000", "--trainer.enable_progress_bar=true"]  # fmt: skip
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK"))}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as first:
-        lines = []
-        for line in first.stderr:
-            lines.append(line)
-            if line.startswith("round 2/"):
-                break
-        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        assert children
-        for child in children:
-            os.kill(int(child), signal.SIGKILL)
-        rest = first.stderr.read()
-        assert first.wait(timeout=PATIENCE) != 0
-    assert "Traceback" not in rest, rest
