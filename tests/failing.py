@@ -6,6 +6,7 @@ five. ``FAIL`` in its environment says where it fails: ``POINT@ROUND/RANK`` or `
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import resource
 import signal
@@ -14,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 from unittest import mock
 
@@ -27,9 +30,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from fedsim.__main__ import main
+from fedsim.core.versions import current_version
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.selection import Selection
 from fedsim.methods import FedPav
+from fedsim.strategy import channel
 from fedsim.strategy import checkpoint_files as checkpoints
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from fedsim.strategy.strategy import FederatedStrategy
@@ -66,7 +71,8 @@ data:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["fedsim.cli.fit"])
+# also what each process would have to import before it can begin
+_server.set_forkserver_preload(["fedsim.cli.fit", "pytest", "failing"])
 
 
 @cache
@@ -81,6 +87,12 @@ class Forked(_server.Process):
     def __init__(self, target, args):
         super().__init__(target=target, args=args, daemon=True)
         self._test, self._room = os.environ.get("PYTEST_CURRENT_TEST"), _room().name
+
+    def start(self):
+        """Start; the server finds the tests' own modules, too."""
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path])):
+            multiprocessing.forkserver.ensure_running()
+        super().start()
 
     def run(self):
         """Do the work."""
@@ -147,19 +159,20 @@ class Run:
         return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
 
-def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE):
+def run_on_ranks(function, folder, ranks=2, timeout=PATIENCE, machines=1):
     """Call ``function(folder)`` in processes that are ranks of one run; it may train as often as it likes."""
     port = _free_port()
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     processes = [
-        Forked(_call, (function, folder, rank, _variables(rank, ranks, port), log)) for rank, log in enumerate(logs)
+        Forked(_call, (function, folder, rank, _variables(rank, ranks, port, machines), log))
+        for rank, log in enumerate(logs)
     ]
     codes = end_of(processes, timeout)
     assert codes == [0] * ranks, "\n".join(log.read_text() for log in logs if log.exists())
 
 
 class Launched:
-    """The command line as people type it: rank 0 starts the others. All are in a process group of their own.
+    """A command as people type it: rank 0 starts the others. All are in a session of their own.
 
     Args:
         folder: the run directory.
@@ -170,34 +183,75 @@ class Launched:
     def __init__(self, folder, *args, environment=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / f"log-{time.monotonic_ns()}.txt"
-        variables = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
-        with self.path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedsim", *map(str, args)], stdout=log, stderr=log, start_new_session=True,
-                env=variables | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])} | (environment or {}),
-            )  # fmt: skip
+        self.process = Forked(_launcher, (list(map(str, args)), environment or {}, self.path))
+        self.process.start()
 
     @property
     def log(self):
         """What the ranks have written so far."""
-        return self.path.read_text()
+        return self.path.read_text() if self.path.exists() else ""
 
-    def await_text(self, text, timeout=PATIENCE):
-        """Wait until a rank has written ``text``."""
-        await_true(lambda: text in self.log, timeout, lambda: self.log)
+    @property
+    def pids(self):
+        """The ids of the ranks that live."""
+        return [pid for pid, _, session in _processes() if session == self.process.pid]
 
-    def await_end(self, timeout):
+    def await_end(self, timeout=PATIENCE):
         """Wait until no process of the run is left; return the exit code of rank 0."""
-        self.process.wait(timeout)
-        await_true(lambda: not processes_of(self.folder), timeout, lambda: self.log)
-        return self.process.returncode
+        self.process.join(timeout)
+        await_true(lambda: not self.pids, timeout, lambda: self.log)
+        return self.process.exitcode
 
     def kill(self):
         """Kill what is left."""
-        for pid in {self.process.pid, *processes_of(self.folder)}:
+        for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.join()
+
+
+def _launcher(args, variables, log):
+    os.setsid()
+    _become(0, variables, log)
+    sys.argv = ["fedsim", *args]
+    script = "lightning.pytorch.strategies.launchers.subprocess_script.subprocess"
+    with mock.patch(script, SimpleNamespace(Popen=ForkedChild)):
+        sys.exit(main(args))
+
+
+class ForkedChild:
+    """Stands for ``subprocess.Popen`` where rank 0 starts the others: they are its forks, and need no imports."""
+
+    def __init__(self, command, env, cwd):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(env)
+
+    def _run(self, env):
+        code = 1
+        try:
+            os.environ.clear()
+            os.environ.update(env)
+            rank_zero_only.rank = int(env["LOCAL_RANK"])
+            code = main(sys.argv[1:])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    def poll(self):
+        """Return the exit code, None while the process lives."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number):
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def await_true(condition, timeout, describe):
@@ -217,6 +271,7 @@ def _become(rank, variables, log):
         del os.environ[name]
     os.environ |= variables
     rank_zero_only.rank = rank
+    channel._PERIOD = 0.1  # ranks look at each other five times as often, so that tests wait less
 
 
 def _call(function, folder, rank, variables, log):
@@ -295,14 +350,17 @@ def is_of_a_launcher(name):
 
 def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):
     """Start ``fedsim fit`` with :data:`CONFIG` in ``folder``."""
-    failure = {"FAIL": fail, "FAIL_WITH": how} if fail else {}
-    return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=failure | (environment or {}))
+    own = _failure(fail, how) | (environment or {})
+    return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=own)
 
 
-def launch(folder, *args, ranks=2, fail=None, how="SIGKILL"):
+def launch(folder, *args, ranks=2):
     """Start ``fedsim fit`` with :data:`CONFIG` in ``folder`` as people do."""
-    failure = {"FAIL": fail, "FAIL_WITH": how} if fail else {}
-    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args, environment=failure)
+    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args)
+
+
+def _failure(fail, how):
+    return {"FAIL": fail, "FAIL_WITH": how} if fail else {}
 
 
 def options(folder):
@@ -313,9 +371,31 @@ def options(folder):
     return ["--config", config, "--run_dir", folder]
 
 
-def resume(folder, *args, ranks=1):
+def resume(folder, *args, ranks=1, fail=None, how="SIGKILL"):
     """Continue a run by nothing but its directory."""
-    return Run(folder, "fit", "--ckpt_path", folder, *args, ranks=ranks)
+    return Run(folder, "fit", "--ckpt_path", folder, *args, ranks=ranks, environment=_failure(fail, how))
+
+
+def begin_again(folder, *args, ranks=1, fail=None, how="SIGKILL"):
+    """Give the whole command line again, as a script that restarts a run does."""
+    return fit(folder, "--ckpt_path", "last", *args, ranks=ranks, fail=fail, how=how)
+
+
+def go_on(folder, part, *args, **settings):
+    """Start a part of a run, from 0: those that follow the first give its directory, or all options again."""
+    if part == 0:
+        return fit(folder, *args, **settings)
+    if part % 2 or current_version(last(folder)) is None:
+        return begin_again(folder, *args, **settings)
+    return resume(folder, **settings)
+
+
+def results(folder, *args, rounds=3):
+    """Run on one rank without interruption; return the result after each round."""
+    keep = {"dirpath": folder.with_name(f"{folder.name}-kept"), "filename": "{epoch}", "save_top_k": -1}
+    own = [f"--trainer.callbacks.{name}={value}" for name, value in keep.items()]
+    finish(fit(folder, f"--trainer.max_epochs={rounds}", *args, "--trainer.callbacks+=ModelCheckpoint", *own))
+    return [read_result(keep["dirpath"] / f"epoch={round_}.ckpt") for round_ in range(rounds)]
 
 
 def finish(run, timeout=PATIENCE):
@@ -341,7 +421,7 @@ def last(folder):
 def await_round(folder, number, describe):
     """Wait until round ``number`` is on its way: the checkpoint of the one before is complete."""
     pointer = last(folder) / "current"
-    await_true(lambda: pointer.exists() and pointer.read_text() == f"v{number - 1}\n", PATIENCE, describe)
+    await_true(lambda: pointer.exists() and int(pointer.read_text()[1:]) >= number - 1, PATIENCE, describe)
     time.sleep(0.3)
 
 
@@ -361,16 +441,19 @@ def errors(log):
 
 def processes_of(folder):
     """Return the ids of the processes whose command line names ``folder``."""
-    found = []
+    return [pid for pid, line, _ in _processes() if str(folder) in line]
+
+
+def _processes():
+    """Yield id, command line and session of every process that lives."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        if str(folder) in line and state not in "ZX":
-            found.append(int(entry.name))
-    return found
+        if state not in "ZX":
+            yield int(entry.name), line, int(session)
 
 
 # -- parts that fail ---------------------------------------------------------------------------------------------------
@@ -381,6 +464,7 @@ def _is_here(point, round_, rank):
 
 
 def _fail():
+    del os.environ["FAIL"]  # once
     os.kill(os.getpid(), getattr(signal, os.environ["FAIL_WITH"]))
 
 
@@ -404,7 +488,7 @@ class FailingStrategy(FederatedStrategy):
         super().exchange(tables, error)
 
     def save_checkpoint(self, checkpoint, filepath, storage_options=None):
-        """Fail when half a shard is written, before a new version is known as the current one, or for want of space."""
+        """Fail or be asked to end while a shard is written, before a new version is known, or for want of space."""
         with ExitStack() as stack:
             for point, target, substitute in (
                 ("mid-checkpoint", "fedsim.strategy.checkpoint_files._write_shard", _write_half),
@@ -415,6 +499,7 @@ class FailingStrategy(FederatedStrategy):
                     _in_little_space(checkpoints._write_shard),
                 ),
                 ("no space for globals", "torch.save", _in_little_space(torch.save)),
+                ("while saving", "fedsim.strategy.checkpoint_files._write_shard", _asked(checkpoints._write_shard)),
             ):
                 if self._is_at(point):
                     stack.enter_context(mock.patch(target, substitute))
@@ -425,6 +510,16 @@ def _write_half(path, tensors):
     save_file(tensors, path)
     os.truncate(path, path.stat().st_size // 2)
     _fail()
+
+
+def _asked(write):
+    """Let a function that writes files begin with a signal."""
+
+    def interrupted(*args):
+        _fail()
+        write(*args)
+
+    return interrupted
 
 
 def _in_little_space(write):

@@ -207,9 +207,13 @@ SHARING = ["--model.evaluation.share_from=1", "--model.evaluation.share_from=100
 
 @pytest.mark.dist
 @pytest.mark.parametrize("sharing", SHARING)
-def test_two_ranks_give_the_same_bits(finished, config, tmp_path, sharing):
+def test_two_ranks_give_the_same_bits_and_keep_the_same_queries(finished, config, tmp_path, sharing):
     finish(Run(tmp_path, "fit", "--config", config, "--run_dir", tmp_path / "two", sharing, ranks=2))
     assert metrics_of(tmp_path / "two") == metrics_of(finished)
+    one, two = (np.load(folder / "queries.npz") for folder in (finished, tmp_path / "two"))
+    assert one.files == two.files
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], two[name])
 
 
 def test_predicted_features_are_ranked_alike_by_the_command(finished, config, features, capsys):
@@ -295,16 +299,6 @@ def test_scores_that_cannot_be_kept_are_shown_all_the_same(finished, config, tmp
         assert main(["test", *options, "--ckpt_path", str(finished / "checkpoints" / "last.ckpt")]) == 0
     assert "the scores are not kept" in caplog.text
     assert "north" in capsys.readouterr().out
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("sharing", SHARING)
-def test_two_ranks_keep_the_same_queries(finished, config, tmp_path, sharing):
-    finish(Run(tmp_path, "fit", "--config", config, "--run_dir", tmp_path / "two", sharing, ranks=2))
-    one, two = (np.load(folder / "queries.npz") for folder in (finished, tmp_path / "two"))
-    assert one.files == two.files
-    for name in one.files:
-        np.testing.assert_array_equal(one[name], two[name])
 
 
 def test_of_very_many_sets_no_file_is_kept(tmp_path):

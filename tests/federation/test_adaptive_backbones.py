@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from failing import run_on_ranks
 from fedsim.__main__ import main
@@ -121,6 +122,11 @@ def adaptive(method=None, every=2, selection=None, rewarded="up", **options):
     settings = {"backbone": SmallCNN(width=6), "neck": NECK, "selection": selection or UCB(3)}
     settings["adaptive_backbones"] = ladder(every=every, rewarded=rewarded, caps=options.pop("caps", {}))
     return make_model(method or WeightedPav(), **settings | options)
+
+
+def short():
+    """A few batches of each client are enough to tell bits apart."""
+    return make_data(limit_client_batches=3)
 
 
 def states(model):
@@ -247,7 +253,7 @@ def test_models_are_scored_on_the_architectures_that_clients_have_now():
 def play_on_two(folder):
     """What each of two ranks does."""
     for method in METHODS:
-        model = fit(adaptive(method, selection=Fixed(3)), rounds=5, devices=2)
+        model = fit(adaptive(method, selection=Fixed(3)), short(), rounds=5, devices=2)
         torch.save(everything(model), folder / f"{type(method).__name__}{model.strategy.global_rank}.pt")
 
 
@@ -256,7 +262,7 @@ def play_on_two(folder):
 def test_two_ranks_give_the_bits_of_one(tmp_path):
     run_on_ranks(play_on_two, tmp_path)
     for method in METHODS:
-        one, found = everything(fit(adaptive(method, selection=Fixed(3)), rounds=5)), {}
+        one, found = everything(fit(adaptive(method, selection=Fixed(3)), short(), rounds=5)), {}
         for rank in range(2):
             found |= torch.load(tmp_path / f"{type(method).__name__}{rank}.pt", weights_only=True)
         assert found.keys() == one.keys()
@@ -264,13 +270,22 @@ def test_two_ranks_give_the_bits_of_one(tmp_path):
             assert torch.equal(tensor, found[key]), (method, key)
 
 
+class Keep(Callback):
+    """Keeps a checkpoint of every round: ``folder/ROUNDS.ckpt``."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.save_checkpoint(self.folder / f"{trainer.current_epoch + 1}.ckpt")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_continues_after_a_switch_in_the_same_bits(method, tmp_path):
-    whole = fit(adaptive(method, selection=Fixed(3)), rounds=6)
+    whole = fit(adaptive(method, selection=Fixed(3)), short(), rounds=6, callbacks=[Keep(tmp_path)])
     for rounds in (2, 3, 5):  # right before a switch, after one, after two
         path = tmp_path / f"{rounds}.ckpt"
-        fit(adaptive(method, selection=Fixed(3)), rounds=rounds).trainer.save_checkpoint(path)
-        resumed = fit(adaptive(method, selection=Fixed(3)), rounds=6, ckpt_path=path)
+        resumed = fit(adaptive(method, selection=Fixed(3)), short(), rounds=6, ckpt_path=path)
         assert resumed.parts.archs == whole.parts.archs
         assert resumed.server.num_clients == whole.server.num_clients
         a, b = everything(whole), everything(resumed)

@@ -35,7 +35,7 @@ def play(method=None, devices=1, rounds=3, others=("town1", "town2"), **options)
     backbone = options.pop("backbone", None) or CifarResNet(20)
     settings = {"client": LocalTraining(batch_size=8, optimizer=sgd), "neck": NECK, "clients": convnexts(*others)}
     model = make_model(method or WeightedPav(), backbone=backbone, **settings | options)
-    return fit(model, make_data(size=TALL), rounds=rounds, devices=devices)
+    return fit(model, make_data(size=TALL, limit_client_batches=3), rounds=rounds, devices=devices)
 
 
 def private(model):

@@ -1,173 +1,215 @@
-"""The same bits on 1, 2 and 4 ranks: global weights, private states and metrics."""
+"""The same bits on 1, 2, 3 and 4 ranks: global weights, private states and metrics."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
+import shutil
 from collections import Counter
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
 
-from failing import PATIENCE, Run, finish
-from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
-from tiny_run import TINY
+from failing import Jitter, assert_equal, read_result, run_on_ranks
+from fedsim.data import Augmentation, SyntheticReID
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.availability import Availability
+from fedsim.federation.selection import RandomFraction
+from fedsim.methods import FedPav
+from fedsim.models import Neck, SmallCNN
+from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.training.server_optimizers import FedAdam
+from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from small import fit, make_data, make_model, sgd
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
-# unequal clients, a sample of them, drop-outs, stragglers, dropout, a client with settings of its own
-OPTIONS = [
-    "--model.selection=RandomFraction",
-    "--model.selection.fraction=0.75",
-    "--model.availability.drop=0.1",
-    "--model.availability.straggle=0.3",
-    "--model.clients.town3={local_epochs: 2, batch_size: 4}",
-    "--trainer.check_val_every_n_epoch=1",
-    "--model.evaluation.batch_size=8",  # several batches per data set, so that ranks can share them
-]
+
+def settings_by_name():
+    """Settings of several runs, beside those that all have; every process makes the same."""
+    torch.manual_seed(1)  # initial weights
+    training = partial(LocalTraining, batch_size=8, optimizer=sgd)
+    return {
+        "mean": {},
+        "local statistics, FedAdam": {"bn_stats": "local", "server_optimizer": FedAdam},
+        "first, two architectures": {
+            "bn_stats": "first",
+            "clients": {"town1": ClientOverride(backbone=SmallCNN(width=6))},
+        },
+        "recalibrate, triplet": {
+            "bn_stats": "recalibrate",
+            "objective": Objective(triplet=1.0),
+            "client": training(sampler="identity"),
+        },
+        # town3 has more to do than all others together
+        "spans": {
+            "client": training(micro_batch=3),
+            "clients": {"town3": ClientOverride(local_epochs=10, batch_size=8)},
+        },
+    }
 
 
-def run(tiny, folder, devices, *options, machines=1):
-    logs = folder.with_name(f"{folder.name}-logs")
-    args = ("--config", tiny, "--run_dir", folder, *OPTIONS, *options)
-    finish(Run(logs, "fit", *args, ranks=devices, machines=machines))
-    path = folder / "checkpoints" / "last.ckpt"
-    checkpoint = read_checkpoint(path)
-    content = checkpoint["fedsim"]
-    checkpoint["states"] = read_states(path, content, list(content["clients"]))
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return checkpoint, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+NAMES = [*settings_by_name()]
+
+
+def train(folder, name, ranks=1, rounds=3, machines=1, **options):
+    """Train a sample of unequal clients, one with its own settings, with drop-outs, stragglers and dropout."""
+    settings = {"clients": {}, **settings_by_name()[name]}
+    settings["clients"] = {"town3": ClientOverride(local_epochs=2, batch_size=4)} | settings["clients"]
+    model = make_model(
+        FedPav(), neck=Neck(kind="linear", dim=16, dropout=0.2), selection=RandomFraction(0.75),
+        availability=Availability(drop=0.1, straggle=0.3),
+        # several batches per data set; on one rank sets are scored by one, on others by all: the numbers do not differ
+        evaluation=Evaluation(batch_size=8, share_from=1 if ranks > 1 else 1000), **settings,
+    )  # fmt: skip
+    data = make_data(
+        SyntheticReID(clients=4, unseen=2, scale=0.25), size=(16, 8), augmentation=Augmentation(pad=2, flip=0.5),
+        val="identities", val_fraction=0.3, public="new0" if name.startswith("recalibrate") else None,
+    )  # fmt: skip
+    fit(
+        model, data, rounds, devices=ranks // machines, num_nodes=machines, logger=CSVLogger(folder, name, ""),
+        check_val_every_n_epoch=2, limit_val_batches=1.0, log_every_n_steps=1, **options,  # a round follows the scores
+    )  # fmt: skip
+    model.trainer.save_checkpoint(folder / f"{name}.ckpt")
+
+
+def assert_same(a, b, name):
+    """Two folders hold the same results and metrics."""
+    assert_equal(read_result(a / f"{name}.ckpt"), read_result(b / f"{name}.ckpt"))
+    assert {"town0/state", "town3/state"} < read_result(a / f"{name}.ckpt").keys()
+    assert read_rows(a, name) == read_rows(b, name)
+
+
+def read_rows(folder, name):
+    with (folder / name / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+    assert any(key.startswith("test/") for row in rows for key in row)
+    return rows
+
+
+class First(Callback):
+    """Keeps the global model of the first round."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 0:
+            self.state = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
 
 
 @pytest.fixture(scope="module")
 def on_one(tmp_path_factory):
-    """The run on one rank: what it leaves, and its metrics. Three tests compare others with it."""
+    """The folder with all results on one rank, and in ``part`` those after some rounds."""
     folder = tmp_path_factory.mktemp("one")
-    (folder / "tiny.yaml").write_text(TINY)
-    return run(folder / "tiny.yaml", folder / "run", 1)
+    for name in NAMES:
+        train(folder, name, callbacks=[first := First()])
+        content = read_checkpoint(folder / f"{name}.ckpt")["state_dict"]
+        assert content.keys() == first.state.keys()
+        moved = [not torch.equal(first.state[key], tensor) for key, tensor in content.items()]
+        assert all(moved), "the others would be equal because nothing was trained"
+    train(folder / "part", "mean", rounds=2)
+    return folder
 
 
-def assert_equal_states(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
+def train_with_spans(folder, ranks, **options):
+    """Train on ranks that are slowed at random; those that share a client leave notes."""
+    notes = folder / "notes"
+    notes.mkdir(exist_ok=True, parents=True)
+    train(folder, "spans", ranks, callbacks=[Jitter(folder=notes)], **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--model.bn_stats=local", "--model.server_optimizer=FedAdam"),
-        ("--model.bn_stats=first", "--model.clients.town1={backbone: {class_path: SmallCNN, init_args: {width: 6}}}"),
-        (
-            "--model.bn_stats=recalibrate",
-            "--data.public=new0",
-            "--model.client.sampler=identity",
-            "--model.objective.triplet=1.0",
-        ),
-    ],
-    ids=["mean", "local-statistics-FedAdam", "first-two-architectures", "recalibrate-triplet"],
-)
-def test_any_number_of_ranks_gives_the_same_bits(on_one, tiny, tmp_path, options):
-    one, rows = run(tiny, tmp_path / "1", 1, *options) if options else on_one
-    initial = run(tiny, tmp_path / "0", 1, *options, "--trainer.max_epochs=1")[0]
-    moved = [not torch.equal(initial["state_dict"][k], v) for k, v in one["state_dict"].items()]
-    assert all(moved), "the runs below would be equal because nothing was trained"
-    for devices in (2, 4) if not options else (2,):
-        # on one rank sets are scored by one rank, here by all: the numbers do not depend on who computes them
-        sharing = "--model.evaluation.share_from=1"
-        many, many_rows = run(tiny, tmp_path / str(devices), devices, *options, sharing)
-        assert_equal_states(one["state_dict"], many["state_dict"])
-        assert one["states"].keys() == many["states"].keys() == {f"town{i}" for i in range(4)}
-        for client, state in one["states"].items():
-            assert_equal_states(state, many["states"][client])
-        assert rows == many_rows
+def on_two_ranks(folder):
+    """What each of them does."""
+    for name in NAMES:
+        if name != "spans":
+            train(folder, name, 2)
+    train_with_spans(folder, 2)
+    train(folder / "resumed", "mean", 2, ckpt_path=folder / "part.ckpt")
 
 
-def test_ranks_of_two_machines_give_the_same_bits_as_one(on_one, tiny, tmp_path):
-    one, rows = on_one
-    four, four_rows = run(tiny, tmp_path / "four", 4, machines=2)
-    assert set(four["fedsim"]["hosts"].values()) == {0, 1, 2, 3}
-    assert_equal_states(one["state_dict"], four["state_dict"])
-    for client, state in one["states"].items():
-        assert_equal_states(state, four["states"][client])
-    assert rows == four_rows
+def on_three_ranks(folder):
+    """What each of them does."""
+    train_with_spans(folder, 3)
+    train_with_spans(folder / "part", 3, rounds=1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the second process in /proc")
-def test_the_others_end_when_a_process_is_killed(tiny, tmp_path):
-    command = [sys.executable, "-m", "fedsim", "fit", "--config", str(tiny), "--run_dir", str(tmp_path / "run"),
-               "--trainer.devices=2", "--trainer.max_epochs=1000", "--trainer.enable_progress_bar=true"]  # fmt: skip
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK"))}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as first:
-        lines = []
-        for line in first.stderr:
-            lines.append(line)
-            if line.startswith("round 2/"):
-                break
-        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-        assert children
-        for child in children:
-            os.kill(int(child), signal.SIGKILL)
-        rest = first.stderr.read()
-        assert first.wait(timeout=PATIENCE) != 0
-    assert "Traceback" not in rest, rest
+def on_four_ranks(folder):
+    """What each of them does."""
+    train(folder, "mean", 4)
+    train_with_spans(folder, 4)
 
 
-def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(on_one, tiny, tmp_path):
-    whole, _ = on_one
-    run(tiny, tmp_path / "part", 1, "--trainer.max_epochs=2")
-    part = tmp_path / "part" / "checkpoints" / "last.ckpt"
-    resumed, _ = run(tiny, tmp_path / "resumed", 2, f"--ckpt_path={part}")
-    assert_equal_states(whole["state_dict"], resumed["state_dict"])
-    for client, state in whole["states"].items():
-        assert_equal_states(state, resumed["states"][client])
-
-
-# -- ranks that share clients ------------------------------------------------------------------------------------------
-
-# town3 has more to do than all others together
-SPANS = ["--model.client.micro_batch=3", "--model.clients.town3={local_epochs: 12, batch_size: 8}"]
-
-
-def run_with_spans(tiny, folder, devices, *options, machines=1):
-    """Run on ranks that are slowed at random; assert that some shared a client, and return the run's results."""
-    notes = folder.with_name(f"{folder.name}-notes")
-    notes.mkdir()
-    slow = ["--trainer.callbacks+=failing.Jitter", f"--trainer.callbacks.folder={notes}"]
-    result = run(tiny, folder, devices, *SPANS, *slow, *options, machines=machines)
-    visits = Counter(note.name.rpartition(" ")[0] for note in notes.iterdir())
-    assert max(visits.values()) > 1, visits
-    return result
+def on_two_machines(folder):
+    """What each of their four ranks does."""
+    train(folder, "mean", 4, machines=2)
+    train_with_spans(folder, 4, machines=2, ckpt_path=folder / "part.ckpt")
 
 
 @pytest.fixture(scope="module")
-def in_pieces_on_one(tmp_path_factory):
-    """The run on one rank, with batches in pieces."""
-    folder = tmp_path_factory.mktemp("pieces")
-    (folder / "tiny.yaml").write_text(TINY)
-    return run(folder / "tiny.yaml", folder / "run", 1, *SPANS)
+def two(on_one, tmp_path_factory):
+    """The folder with all results on two ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(on_one / "part" / "mean.ckpt", folder / "part.ckpt")
+    run_on_ranks(on_two_ranks, folder)
+    return folder
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_whoever_is_slow_in_a_span_the_bits_are_the_same(in_pieces_on_one, tiny, tmp_path, ranks):
-    one, rows = in_pieces_on_one
-    many, many_rows = run_with_spans(tiny, tmp_path / "run", ranks)
-    assert_equal_states(one["state_dict"], many["state_dict"])
-    for client, state in one["states"].items():
-        assert_equal_states(state, many["states"][client])
-    assert rows == many_rows
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Of three ranks: with spans, and in ``part`` what one round leaves."""
+    folder = tmp_path_factory.mktemp("three")
+    run_on_ranks(on_three_ranks, folder, ranks=3)
+    return folder
 
 
-def test_a_run_with_spans_continues_on_other_machines(in_pieces_on_one, tiny, tmp_path):
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Of four ranks: the first settings, and spans."""
+    folder = tmp_path_factory.mktemp("four")
+    run_on_ranks(on_four_ranks, folder, ranks=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_machines(three, tmp_path_factory):
+    """Of two ranks on each of two machines: the first settings, and spans that three ranks of one machine began."""
+    folder = tmp_path_factory.mktemp("machines")
+    shutil.copytree(three / "part" / "spans.ckpt", folder / "part.ckpt")
+    run_on_ranks(on_two_machines, folder, ranks=4, machines=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "spans"])
+def test_two_ranks_give_the_same_bits_as_one(on_one, two, name):
+    assert_same(on_one, two, name)
+
+
+def test_four_ranks_give_the_same_bits_as_one(on_one, four):
+    assert_same(on_one, four, "mean")
+
+
+def test_ranks_of_two_machines_give_the_same_bits_as_one(on_one, two_machines):
+    assert set(read_checkpoint(two_machines / "mean.ckpt")["fedsim"]["hosts"].values()) == {0, 1, 2, 3}
+    assert_same(on_one, two_machines, "mean")
+
+
+def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(on_one, two):
+    assert_equal(read_result(on_one / "mean.ckpt"), read_result(two / "resumed" / "mean.ckpt"))
+
+
+@pytest.mark.parametrize("ranks", ["two", "three", "four"])
+def test_whoever_is_slow_in_a_span_the_bits_are_the_same(on_one, ranks, request):
+    folder = request.getfixturevalue(ranks)
+    assert_shared(folder)
+    assert_same(on_one, folder, "spans")
+
+
+def test_a_run_with_spans_continues_on_other_machines(on_one, three, two_machines):
     """Begun on three ranks, continued on two machines with two ranks each."""
-    whole, _ = in_pieces_on_one
-    run_with_spans(tiny, tmp_path / "part", 3, "--trainer.max_epochs=1")
-    part = tmp_path / "part" / "checkpoints" / "last.ckpt"
-    resumed, _ = run_with_spans(tiny, tmp_path / "resumed", 4, f"--ckpt_path={part}", machines=2)
-    assert_equal_states(whole["state_dict"], resumed["state_dict"])
-    for client, state in whole["states"].items():
-        assert_equal_states(state, resumed["states"][client])
+    for folder in (three / "part", two_machines):
+        assert_shared(folder)
+    assert_equal(read_result(on_one / "spans.ckpt"), read_result(two_machines / "spans.ckpt"))
+
+
+def assert_shared(folder):
+    """Some ranks shared a client."""
+    visits = Counter(note.name.rpartition(" ")[0] for note in (folder / "notes").iterdir())
+    assert max(visits.values()) > 1, visits

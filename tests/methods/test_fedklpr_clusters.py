@@ -161,16 +161,10 @@ def reference(settings, found):
     return federation, masks, histories, verdicts
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"step": 0.3, "target": 0.5, "trials": 3, "plateau": 1.0, "tolerance": 1.0}, {"waits", "pruned"}),
-        ({"step": 0.9, "target": 0.9, "trials": 4, "plateau": 0.2, "tolerance": 0.1}, {"waits", "pruned", "reverted"}),
-    ],
-    ids=["all passes", "some is taken back"],
-)
-def test_the_whole_method_with_clusters(settings, expected, monkeypatch):
+def test_the_whole_method_with_clusters(monkeypatch):
     """Given the clusters that fedsim found: an image between two of them falls to either side by the last bits."""
+    # some trials pass, and some are taken back
+    settings = {"step": 0.9, "target": 0.9, "trials": 4, "plateau": 0.2, "tolerance": 0.1}
     found, find = {}, Clusters.find
 
     def remember(source):
@@ -187,7 +181,7 @@ def test_the_whole_method_with_clusters(settings, expected, monkeypatch):
     )
     model = fit(make_model(method, backbone=Layers(), neck=NECK, client=training), rounds=ROUNDS)
     federation, masks, histories, verdicts = reference(settings, found)
-    assert expected <= verdicts
+    assert verdicts >= {"waits", "pruned", "reverted"}
     assert any(fraction(mask) > 0 for mask in masks.values())
     for name, client in model.parts.clients.items():
         state = client.private_state()

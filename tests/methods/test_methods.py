@@ -131,7 +131,7 @@ def play(name, devices, rounds, ckpt_path=None):
     )  # fmt: skip
     model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
     data = make_data(
-        SyntheticReID(clients=3, unseen=1, scale=0.2), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
+        SyntheticReID(clients=3, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
         public="new0",
     )  # fmt: skip
     return fit(model, data, rounds, devices=devices, ckpt_path=ckpt_path)
