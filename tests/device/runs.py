@@ -50,7 +50,8 @@ SETTINGS = {
     "fedureid": ["--model.client.long_round.local_epochs=2", "--model.client.local_epochs=2"],
     "lotteryfl": [*_MASKS, "--model.method.start_accuracy=0"],
     "parameter_average": ["--model.client.long_round.local_epochs=2"],
-    "subfedavg": [*_MASKS, "--model.method.min_accuracy=0", "--model.method.min_distance=0"],
+    "pfedme": ["--model.method.inner_steps=2"],
+    "subfedavg": [*_MASKS, "--model.client.local_epochs=2", "--model.method.min_accuracy=0", "--model.method.min_distance=0"],
 }  # fmt: skip
 """Config -> options by which two short rounds of few images have what it is about: clusters, pruning."""
 
