@@ -55,10 +55,10 @@ def _waits(gpu):
     return sum(count for (_, where), count in gpu.waits.items() if not where.startswith("core/allocator"))
 
 
-def kernels_of_a_step(gpu, method, *, steps=3, precision="32-true", **options):
-    """Return the launches of one batch of 4 images of 32 x 16 pixels, in the mean, after the first batch."""
-    marks = kernels_until(gpu, method, steps + 1, precision, **options)
-    return (marks[-1] - marks[0]) / (len(marks) - 1)
+def kernels_of_a_step(gpu, method, *, precision="32-true", **options):
+    """Return the launches of one batch of 4 images of 32 x 16 pixels, after the first batch."""
+    first, second = kernels_until(gpu, method, 2, precision, **options)
+    return second - first
 
 
 def kernels_until(gpu, method, batches, precision="32-true", **options):

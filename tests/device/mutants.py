@@ -17,7 +17,7 @@ from budgets import counted_waits
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.strategy import FederatedStrategy
-from runs import differences, fit, options
+from runs import differences, drawn_once, fit, judged_in_two_steps, options
 from small_generators import STEPS, WIDTHS
 
 SOURCE = Path(fedsim.__file__).parent
@@ -225,7 +225,7 @@ def _prefetch(folder):
 
 def _commands(*commands):
     """Call commands on the pretended GPU."""
-    with pretend.cuda(2):
+    with pretend.cuda(2), drawn_once():
         for words in commands:
             assert main([str(word) for word in words]) == 0
 
@@ -254,7 +254,8 @@ def _augment(folder):
         "val: none}\n"
     )
     where = ["--config", folder / "data.yaml", "--output", folder / "generators", "--device", "cuda"]
-    _commands(["augment", "fit", *where, *STEPS, *WIDTHS])
+    with judged_in_two_steps():
+        _commands(["augment", "fit", *where, *STEPS, *WIDTHS])
 
 
 RUNS = {

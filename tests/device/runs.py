@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import lightning
+import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentParser
@@ -17,6 +18,7 @@ from fedsim.cli.fit import FederatedDataModule, Federation
 from fedsim.data.synthetic import SyntheticImages
 from fedsim.federation import robust
 from fedsim.federation.trainer import Trainer
+from fedsim.generation.quality import told_apart
 from fedsim.training import server_optimizers
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "methods"
@@ -51,7 +53,9 @@ SETTINGS = {
     "lotteryfl": [*_MASKS, "--model.method.start_accuracy=0"],
     "parameter_average": ["--model.client.long_round.local_epochs=2"],
     "pfedme": ["--model.method.inner_steps=2"],
-    "subfedavg": [*_MASKS, "--model.client.local_epochs=2", "--model.method.min_accuracy=0", "--model.method.min_distance=0"],
+    "subfedavg": [
+        *_MASKS, "--model.client.local_epochs=2", "--model.method.min_accuracy=0", "--model.method.min_distance=0",
+    ],
 }  # fmt: skip
 """Config -> options by which two short rounds of few images have what it is about: clusters, pruning."""
 
@@ -92,7 +96,7 @@ def fit(folder, name, *more, gpus=0, rounds=2, scored=True, **trainer):
         **where,
         **trainer,
     }
-    with mock.patch.object(SyntheticImages, "decode", _drawn_once):
+    with drawn_once():
         used = Trainer(run_dir=folder, **settings)
         used.fit(made.model, datamodule=made.data)
     return left_by(folder) if used.is_global_zero else None  # it may be writing still
@@ -117,15 +121,25 @@ def _settings(name, *more):
     return _parser().parse_args(with_clients([*configs, *SETTINGS.get(name, ()), *more]))
 
 
-_decode, _pictures = SyntheticImages.decode, {}
+_draw, _pictures = SyntheticImages.decode, {}
 
 
 def _drawn_once(self, size):
-    """Draw pictures, or take them from an earlier fit of this process."""
-    key = (self.seed, self.domain, tuple(size), *(x.tobytes() for x in (self.identities, self.cameras, self.shots)))
-    if key not in _pictures:
-        _pictures[key] = _decode(self, size)
-    return _pictures[key].clone()
+    own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
+    keys = [(self.seed, self.domain, *size, *key) for key in own]
+    if new := [place for place, key in enumerate(keys) if key not in _pictures]:
+        _pictures.update(zip([keys[place] for place in new], _draw(self.take(np.array(new)), size), strict=True))
+    return torch.stack([_pictures[key] for key in keys])
+
+
+def drawn_once():
+    """Take pictures from earlier fits of this process, until the end of the block."""
+    return mock.patch.object(SyntheticImages, "decode", _drawn_once)
+
+
+def judged_in_two_steps():
+    """Let ``fedsim augment fit`` judge its images by a discriminator of two steps in the place of 200."""
+    return mock.patch.object(told_apart, "__defaults__", (2,))
 
 
 def left_by(folder):
