@@ -1,12 +1,26 @@
 """Mistakes that a CPU does not show: text replacements in our own source, each with the run that finds it."""
 
-import os
-import shutil
-import sys
+import ast
+import functools
+import importlib
+import inspect
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 
-SOURCE = Path(__file__).parents[2] / "src" / "fedsim"
+import numpy as np
+
+import fedsim
+import pretend
+from budgets import counted_waits
+from failing import run_on_ranks
+from fedsim.__main__ import main
+from fedsim.strategy import FederatedStrategy
+from runs import differences, drawn_once, fit, judged_in_two_steps, options
+from small_generators import STEPS, WIDTHS
+
+SOURCE = Path(fedsim.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -24,17 +38,58 @@ class Mutant:
         where = self.file.removesuffix(".py").replace("/", ".")
         return f"{where}: {self.old.strip().splitlines()[0][:60]}"
 
-    def apply(self, folder):
-        """Write a copy of the package with the mistake to a folder."""
-        shutil.copytree(SOURCE, folder / "fedsim", ignore=shutil.ignore_patterns("__pycache__"))
-        path = folder / "fedsim" / self.file
-        path.write_text(self.mutated())
-
-    def mutated(self):
-        """Return the file with the mistake."""
+    def texts(self):
+        """Return the file without and with the mistake."""
         text = (SOURCE / self.file).read_text()
         assert text.count(self.old) == 1, f"{self}: {text.count(self.old)} places"
-        return text.replace(self.old, self.new)
+        return text, text.replace(self.old, self.new)
+
+    @contextmanager
+    def made(self):
+        """Make the mistake in this process until the end of the block."""
+        module = importlib.import_module(f"fedsim.{self.file.removesuffix('.py').replace('/', '.')}")
+        right, wrong = self.texts()
+        codes = dict(
+            zip(
+                *(_codes(compile(text, module.__file__, "exec", dont_inherit=True)) for text in (right, wrong)),
+                strict=True,
+            )
+        )
+        with ExitStack() as stack:
+            for function in _functions(vars(module), module.__name__):
+                # whoever knows the function has it with the mistake, too
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = codes.get(function.__code__, function.__code__)
+            for name, value in _constants(wrong).items() - _constants(right).items():
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+            yield
+
+
+def _codes(code):
+    """Yield the codes of all functions and methods in order; functions in functions are parts of them."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from [inner] if inner.co_flags & inspect.CO_OPTIMIZED else _codes(inner)
+
+
+def _functions(names, module):
+    """Yield all functions of a module and its classes, those in decorators and properties included."""
+    for value in list(names.values()):
+        if inspect.isclass(value) and value.__module__ == module:
+            yield from _functions(vars(value), module)
+        elif isinstance(value, property):
+            yield from (f for f in (value.fget, value.fset) if f is not None)
+        else:
+            inner = inspect.unwrap(getattr(value, "func", getattr(value, "__func__", value)))
+            if isinstance(inner, FunctionType) and inner.__module__ == module:
+                yield inner
+
+
+def _constants(text):
+    """Return name -> value of the numbers of a module."""
+    lines = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    return {line.targets[0].id: line.value.value for line in lines if isinstance(line.value, ast.Constant)}
 
 
 MUTANTS = [
@@ -133,35 +188,25 @@ MUTANTS = [
            "dist.all_reduce(host, group=self._among", "shared GPUs"),
 ]  # fmt: skip
 
-# -- runs that find them, each in a process of its own, which imports the package with the mistake ---------------------
+# -- runs that find them -----------------------------------------------------------------------------------------------
 
 
-def _fit(folder, name, *options, waits=None, **settings):
+def _fit(folder, name, *options, waits=None, scored=False, **settings):
     """Fit on a pretended GPU, deterministically; more than ``waits`` per visit are a mistake."""
-    import pretend
-    from runs import fit
-
-    with pretend.cuda(1) as gpu:
-        if waits is None:
-            fit(folder / "run", name, "--trainer.deterministic=true", *options, gpus=1, **settings)
-        else:
-            from budgets import counted_waits
-
-            with counted_waits(gpu) as found:
-                fit(folder / "run", name, *options, gpus=1, **settings)
-            assert max(found.of_visits) <= waits, f"waits of visits: {found}"
-            assert not found.between_batches, f"waits of visits: {found}"
+    with pretend.cuda(1) as gpu, counted_waits(gpu) as found:
+        fit(folder / "run", name, *options, gpus=1, scored=scored, deterministic=waits is None, **settings)
+    if waits is not None:
+        assert max(found.of_visits) <= waits, f"waits of visits: {found}"
+        assert not found.between_batches, f"waits of visits: {found}"
 
 
 def _graph(folder, name, *options):
     """Fit with graphs, all of whose steps but the first ones are replayed, and without: the bits must be equal."""
-    import pretend
-    from runs import differences, fit
-
     found, more = [], ["--model.client.batch_size=4", "--data.limit_client_batches=6", *options]
     for graph in ("true", "false"):
         with pretend.cuda(1) as gpu:
-            found.append(fit(folder / graph, name, f"--model.client.graph={graph}", *more, gpus=1, rounds=1))
+            words = [f"--model.client.graph={graph}", *more]
+            found.append(fit(folder / graph, name, *words, gpus=1, rounds=1, scored=False))
         replays = gpu.kernels["replay"]
         clients = 2
         assert graph == "false" or replays >= 3 * clients, f"steps stay plain: only {replays} were replayed"
@@ -170,37 +215,29 @@ def _graph(folder, name, *options):
 
 def _prefetch(folder):
     """Fit with copies ahead, of images in the host's memory; the bits must be those without."""
-    import pretend
-    from runs import differences, fit
-
     found, far = [], ["--data.cache=host", "--data.size=[128,64]", "--data.limit_client_batches=5"]
     for prefetch in ("true", "false"):
         with pretend.cuda(1):
             more = [*far, f"--model.client.prefetch={prefetch}"]
-            found.append(fit(folder / prefetch, "fedpav", *more, gpus=1, rounds=1))
+            found.append(fit(folder / prefetch, "fedpav", *more, gpus=1, rounds=1, scored=False))
     assert not (different := differences(*found)), f"other bits: {different}"
 
 
-def _commands(folder, *commands):
-    """Fit, then call other commands on the pretended GPU."""
-    import pretend
-    from fedsim.__main__ import main
-    from runs import options
-
-    with pretend.cuda(2):
-        for words in (options(folder / "run", "fedpav", gpus=1, rounds=1), *commands):
+def _commands(*commands):
+    """Call commands on the pretended GPU."""
+    with pretend.cuda(2), drawn_once():
+        for words in commands:
             assert main([str(word) for word in words]) == 0
 
 
 def _predict(folder):
     run = folder / "run"
     where = ["--trainer.accelerator=gpu", "--trainer.devices=1"]
-    _commands(folder, ["predict", "--config", run / "config.yaml", "--ckpt_path", "last", "--run_dir", run, *where])
+    words = ["predict", "--config", run / "config.yaml", "--ckpt_path", "last", "--run_dir", run, *where]
+    _commands(options(run, "fedpav", gpus=1, rounds=1), words)
 
 
 def _rank(folder):
-    import numpy as np
-
     rng = np.random.default_rng(0)
     pids, cameras = np.arange(12) % 4, np.arange(12) % 3
     arrays = {"query": rng.normal(size=(12, 8)), "gallery": rng.normal(size=(12, 8))}
@@ -208,48 +245,17 @@ def _rank(folder):
     features = {part: values.astype(np.float32) for part, values in arrays.items()}
     np.savez(folder / "features.npz", **features, **labels)
     options = ["--device", "cuda:1", "--backend", "faiss", "--expand", 2, "--alpha", 1.0]
-    _commands(folder, ["rank", folder / "features.npz", *options])
+    _commands(["rank", folder / "features.npz", *options])
 
 
 def _augment(folder):
-    from small_generators import STEPS, WIDTHS
-
     (folder / "data.yaml").write_text(
         "data: {source: {class_path: SyntheticReID, init_args: {clients: 1, unseen: 1, scale: 0.2}}, size: [32, 16], "
         "val: none}\n"
     )
     where = ["--config", folder / "data.yaml", "--output", folder / "generators", "--device", "cuda"]
-    _commands(folder, ["augment", "fit", *where, *STEPS, *WIDTHS])
-
-
-def two_ranks(folder):
-    """What each of two ranks does."""
-    import pretend
-    from runs import fit
-
-    with pretend.cuda(2, board=folder / "board"):
-        fit(folder / "run", "fedpav_cdw", gpus=2, rounds=1)
-
-
-def _two_gpus(folder):
-    from failing import run_on_ranks
-
-    run_on_ranks(two_ranks, folder, timeout=60)
-
-
-def four_ranks(folder):
-    """What each of four ranks does, two on each GPU."""
-    import pretend
-    from runs import fit
-
-    with pretend.cuda(2, board=folder / "board"):
-        fit(folder / "run", "fedpav", "--trainer.strategy.ranks_per_device=2", gpus=4, rounds=1)
-
-
-def _shared_gpus(folder):
-    from failing import run_on_ranks
-
-    run_on_ranks(four_ranks, folder, ranks=4, timeout=60)
+    with judged_in_two_steps():
+        _commands(["augment", "fit", *where, *STEPS, *WIDTHS])
 
 
 RUNS = {
@@ -262,7 +268,7 @@ RUNS = {
         "--model.server_optimizer=null", rounds=1,
     ),
     "dropout": lambda folder: _fit(folder, "fedpav", "--model.neck={kind: linear, dim: 8, dropout: 0.5}", rounds=1),
-    "fit": lambda folder: _fit(folder, "fedpav", rounds=1),
+    "fit": lambda folder: _fit(folder, "fedpav", rounds=1, scored=True),
     "graph": lambda folder: _graph(folder, "fedpav"),
     "graph, last batches": lambda folder: _graph(
         folder, "fedpav", "--data.limit_client_batches=null", "--model.client.batch_size=7"
@@ -292,27 +298,27 @@ RUNS = {
     "triplets": lambda folder: _fit(
         folder, "fedpav", "--model.objective.triplet=0.5", "--model.client.sampler=identity", rounds=1
     ),
-    "shared GPUs": _shared_gpus,
-    "two GPUs": _two_gpus,
-    "waits": lambda folder: _fit(folder, "fedpav", waits=2),
+    "waits": lambda folder: _fit(folder, "fedpav", waits=2, scored=True),
     "waits for cameras": lambda folder: _fit(
-        folder, "fedcapr", "--model.method.reg_last_camera_only=true", "--model.method.reg_from=1", waits=23, rounds=1
+        folder, "fedcapr", "--model.method.reg_last_camera_only=true", "--model.method.reg_from=1", waits=14,
+        scored=True,
     ),
 }  # fmt: skip
+"""Run -> what it does in a folder"""
+ON_RANKS = {"shared GPUs": ("fedpav", 4, 2), "two GPUs": ("fedpav_cdw", 2, 1)}
+"""Run of several ranks -> config, number of ranks, ranks on each GPU"""
 
 
-def play(folder, run, log):
-    """Call a run with the package in ``folder``, in a process that has not imported fedsim yet."""
-    with open(log, "wb", buffering=0) as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-    tests = Path(__file__).parent
-    sys.path[:0] = [str(folder), str(tests), str(tests.parent)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])  # for processes that this one starts
-    import torch
+def play(folder, run, mutant=None):
+    """Let a run take place, with a mistake or without."""
+    if run in ON_RANKS:
+        run_on_ranks(functools.partial(_on_a_rank, mutant, *ON_RANKS[run]), folder, ranks=ON_RANKS[run][1], timeout=60)
+    else:
+        with nullcontext() if mutant is None else mutant.made():
+            RUNS[run](folder)
 
-    import fedsim
 
-    assert fedsim.__file__.startswith(str(folder)), fedsim.__file__
-    torch.set_num_threads(1)
-    RUNS[run](folder)
+def _on_a_rank(mutant, name, ranks, share, folder):
+    with pretend.cuda(2, board=folder / "board"), nullcontext() if mutant is None else mutant.made():
+        strategy = FederatedStrategy(ranks_per_device=share)
+        fit(folder / "run", name, gpus=ranks, rounds=1, scored=False, strategy=strategy)

@@ -1,30 +1,43 @@
-"""Tiny runs of every method's config by the command line, on the CPU and on pretended GPUs."""
+"""Tiny fits by every method's config, on the CPU and on pretended GPUs."""
 
 import csv
-import os
+import functools
+import json
 from pathlib import Path
+from unittest import mock
 
+import lightning
+import numpy as np
 import torch
+import yaml
+from jsonargparse import ArgumentParser
 
 from failing import last, read_result
-from fedsim.__main__ import main
+from fedsim.cli.config_files import with_clients
+from fedsim.cli.fit import FederatedDataModule, Federation
+from fedsim.data.synthetic import SyntheticImages
+from fedsim.federation import robust
+from fedsim.federation.trainer import Trainer
+from fedsim.generation.quality import told_apart
+from fedsim.training import server_optimizers
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "methods"
 METHODS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-CONFIG = """
-seed_everything: 0
-trainer: {check_val_every_n_epoch: 2, devices: 1, enable_progress_bar: false}
-model:
-  method: FedPav
-  backbone: {class_path: SmallCNN, init_args: {width: 8}}
-  client: {batch_size: 8}
-data:
-  source: {class_path: SyntheticReID, init_args: {clients: 2, unseen: 1, scale: 0.2}}
-  val_fraction: 0.3
-  limit_client_batches: 2
-  size: [32, 16]
-  augmentation: {pad: 2, flip: 0.5, erase: 0.5}
-"""
+CONFIG = {
+    "seed_everything": 0,
+    "model": {
+        "method": "FedPav",
+        "backbone": {"class_path": "SmallCNN", "init_args": {"width": 8}},
+        "client": {"batch_size": 8},
+    },
+    "data": {
+        "source": {"class_path": "SyntheticReID", "init_args": {"clients": 2, "unseen": 1, "scale": 0.2}},
+        "val_fraction": 0.3,
+        "limit_client_batches": 2,
+        "size": [32, 16],
+        "augmentation": {"pad": 2, "flip": 0.5, "erase": 0.5},
+    },
+}
 _CLUSTERS = ["--model.client.cluster.k1=6", "--model.client.cluster.k2=2", "--model.client.cluster.min_samples=2"]
 _MASKS = ["--model.method.target=0.7", "--model.method.step=0.3"]
 SETTINGS = {
@@ -39,28 +52,94 @@ SETTINGS = {
     "fedureid": ["--model.client.long_round.local_epochs=2", "--model.client.local_epochs=2"],
     "lotteryfl": [*_MASKS, "--model.method.start_accuracy=0"],
     "parameter_average": ["--model.client.long_round.local_epochs=2"],
-    "subfedavg": [*_MASKS, "--model.method.min_accuracy=0", "--model.method.min_distance=0"],
+    "pfedme": ["--model.method.inner_steps=2"],
+    "subfedavg": [
+        *_MASKS, "--model.client.local_epochs=2", "--model.method.min_accuracy=0", "--model.method.min_distance=0",
+    ],
 }  # fmt: skip
 """Config -> options by which two short rounds of few images have what it is about: clusters, pruning."""
 
 
 def options(folder, name, *more, gpus=0, rounds=2):
     """Return the command line of a fit by ``configs/methods/NAME.yaml``; ``gpus`` of 0: on the CPU."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder.with_suffix(".yaml")
-    own = config.with_suffix(f".{os.getpid()}")  # ranks write the same file, and none may read half of it
-    own.write_text(CONFIG)
-    own.replace(config)
-    where = ["--trainer.accelerator=gpu", f"--trainer.devices={gpus}"] if gpus else ["--trainer.accelerator=cpu"]
-    method = ["--config", str(CONFIGS / f"{name}.yaml"), *SETTINGS.get(name, ())]
+    where = (
+        ["--trainer.accelerator=gpu", f"--trainer.devices={gpus}"]
+        if gpus
+        else ["--trainer.accelerator=cpu", "--trainer.devices=1"]
+    )
     short = [f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={rounds}"]
-    return ["fit", "--config", str(config), *method, *where, *short, f"--run_dir={folder}", *more]
+    quiet = "--trainer.enable_progress_bar=false"
+    configs = ["--config", json.dumps(CONFIG), "--config", str(CONFIGS / f"{name}.yaml")]
+    return ["fit", *configs, *SETTINGS.get(name, ()), *where, *short, quiet, f"--run_dir={folder}", *more]
 
 
-def fit(folder, name, *more, **settings):
-    """Run such a fit; return what it leaves: all tensors of its last checkpoint, and the lines of metrics.csv."""
-    assert main(options(folder, name, *more, **settings)) == 0
-    return left_by(folder)
+def fit(folder, name, *more, gpus=0, rounds=2, scored=True, **trainer):
+    """Fit as that command does, but without its half a second beside the rounds; return what rank 0 leaves.
+
+    Args:
+        folder: the run directory.
+        name: of the method's config.
+        more: options below ``model`` and ``data``.
+        gpus: ranks, each with a GPU; 0: one on the CPU.
+        rounds: their number.
+        scored: evaluate after the last one.
+        trainer: its arguments.
+    """
+    where = {"accelerator": "gpu", "devices": gpus} if gpus else {"accelerator": "cpu", "devices": 1}
+    lightning.seed_everything(0, verbose=False)
+    made = _parser().instantiate_classes(_settings(name, *more))
+    every = rounds if scored else rounds + 1
+    settings = {
+        "max_epochs": rounds,
+        "check_val_every_n_epoch": every,
+        "enable_progress_bar": False,
+        **where,
+        **trainer,
+    }
+    with drawn_once():
+        used = Trainer(run_dir=folder, **settings)
+        used.fit(made.model, datamodule=made.data)
+    return left_by(folder) if used.is_global_zero else None  # it may be writing still
+
+
+@functools.cache
+def _parser():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--seed_everything", type=int)
+    parser.add_class_arguments(Federation, "model")
+    parser.add_class_arguments(FederatedDataModule, "data")
+    assert robust, server_optimizers  # the parser knows short names of loaded classes
+    return parser
+
+
+@functools.cache
+def _settings(name, *more):
+    method = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    method.pop("trainer", None)
+    configs = [word for config in (CONFIG, method) for word in ("--config", json.dumps(config))]
+    return _parser().parse_args(with_clients([*configs, *SETTINGS.get(name, ()), *more]))
+
+
+_draw, _pictures = SyntheticImages.decode, {}
+
+
+def _drawn_once(self, size):
+    own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
+    keys = [(self.seed, self.domain, *size, *key) for key in own]
+    if new := [place for place, key in enumerate(keys) if key not in _pictures]:
+        _pictures.update(zip([keys[place] for place in new], _draw(self.take(np.array(new)), size), strict=True))
+    return torch.stack([_pictures[key] for key in keys])
+
+
+def drawn_once():
+    """Take pictures from earlier fits of this process, until the end of the block."""
+    return mock.patch.object(SyntheticImages, "decode", _drawn_once)
+
+
+def judged_in_two_steps():
+    """Let ``fedsim augment fit`` judge its images by a discriminator of two steps in the place of 200."""
+    return mock.patch.object(told_apart, "__defaults__", (2,))
 
 
 def left_by(folder):
@@ -69,6 +148,13 @@ def left_by(folder):
         rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
     trained = last(folder).exists()  # Random-Guess trains nothing
     return (read_result(last(folder)) if trained else {}), rows
+
+
+def without_scores(left):
+    """Return what the same fit leaves without an evaluation."""
+    tensors, rows = left
+    kept = [{k: v for k, v in row.items() if not k.startswith(("oracle/", "test/", "val/"))} for row in rows]
+    return tensors, [row for row in kept if row["round"]]
 
 
 def differences(a, b):

@@ -19,7 +19,7 @@ from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.training.labels.proxies import update_memory
 from fedsim.training.messages import Upload
 from fedsim.training.settings import LocalTraining
-from runs import options
+from runs import fit, options
 
 SGD = partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=5e-4)
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
@@ -90,7 +90,7 @@ def test_an_upload_that_waits_for_weights_costs_one_wait(gpu):
 
 @pytest.mark.slow
 def test_an_evaluation_leaves_its_scores_on_the_host(gpu, tmp_path):
-    assert main(options(tmp_path / "run", "fedpav", gpus=1, rounds=1)) == 0
+    fit(tmp_path / "run", "fedpav", gpus=1, rounds=1, scored=False)
     found = {}
     step = Federation.test_step
 
@@ -109,12 +109,9 @@ def test_an_evaluation_leaves_its_scores_on_the_host(gpu, tmp_path):
 def test_deterministic_mode_fills_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     launched = []
-    for deterministic in ("false", "true"):
+    for deterministic in (False, True):
         with pretend.cuda(1) as gpu:
-            assert (
-                main(options(tmp_path / deterministic, "fedpav", f"--trainer.deterministic={deterministic}", gpus=1))
-                == 0
-            )
+            fit(tmp_path / str(deterministic), "fedpav", deterministic=deterministic, gpus=1)
         launched.append(gpu.kernels["fill_"])
     assert launched[0] == launched[1]
     assert not torch.utils.deterministic.fill_uninitialized_memory

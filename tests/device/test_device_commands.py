@@ -8,14 +8,15 @@ from safetensors.torch import load_file
 
 import pretend
 from fedsim.__main__ import main
-from runs import differences, left_by, options
+from runs import differences, drawn_once, judged_in_two_steps, left_by, options
 from small_generators import STEPS, WIDTHS
 
 GPU, CPU = (f"--trainer.accelerator={name}" for name in ("gpu", "cpu"))
 
 
 def call(*words):
-    assert main([str(word) for word in words]) == 0
+    with drawn_once():
+        assert main([str(word) for word in words]) == 0
 
 
 def on(device, *words):
@@ -130,7 +131,8 @@ def test_augment(tmp_path):
     written = []
     for device in ("cpu", "cuda"):
         folder = tmp_path / device
-        on(device, "augment", "fit", "--config", config, "--output", folder, *STEPS, *WIDTHS, f"--device={device}")
+        with judged_in_two_steps():
+            on(device, "augment", "fit", "--config", config, "--output", folder, *STEPS, *WIDTHS, f"--device={device}")
         for command, output in (("preview", "swaps.png"), ("write", "images")):
             more = ["--generators", folder, "--output", folder / output]
             on(device, "augment", command, "--config", config, *more)

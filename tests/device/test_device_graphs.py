@@ -1,48 +1,27 @@
 """Training steps as CUDA graphs on the pretended GPU: the bits of plain steps, few launches, a line where none is made.
 
-What a recording refuses is in test_pretend_graphs.py, and mistakes in our own code in mutants.py.
+What a recording refuses is in test_pretend_graphs.py, mistakes in our own code in mutants.py, and every method's config
+with recorded steps in test_device_methods.py.
 """
 
-import functools
 from functools import partial
 
 import pytest
 import torch
 
 import pretend
-from budgets import counted_waits, kernels_until
+from budgets import kernels_until
 from fedsim.methods import FedAvg, FedPav, FedProx
 from fedsim.models import Neck, ResNet
 from fedsim.training.graphs import WARM_UP
 from fedsim.training.labels import ClusterOverride
 from fedsim.training.settings import ClientOverride, LocalTraining
-from runs import METHODS, differences, fit, options
+from runs import differences, fit, options
 from small import make_data, make_model, refuse
 
 GRAPH = "--model.client.graph=true"
-LONG = ["--model.client.batch_size=4", "--data.limit_client_batches=7", "--trainer.deterministic=true"]
-REFUSED = ("fedreid", "fedreid_fine_tune", "pfedme", "ska")
-"""configs of methods that declare plain steps"""
-CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
-NEVER = (*CLUSTERS, "fedsgd", "random_guess")
-"""configs whose steps stay plain: the second one takes one in each visit, the last none"""
-FAST = ("fedpav",)
+LONG = ["--model.client.batch_size=4", "--data.limit_client_batches=5"]
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-
-
-@pytest.fixture(scope="module")
-def plainly(tmp_path_factory):
-    """Fit by a config on the CPU, once."""
-    folder = tmp_path_factory.mktemp("plain")
-    return functools.cache(lambda name, *more: fit(folder / str(len(list(folder.iterdir()))), name, *LONG, *more))
-
-
-def replayed(folder, name, *more):
-    """Fit with graphs on a pretended GPU; return what is left, replays, and waits that no recording explains."""
-    with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
-        found = fit(folder / "graph", name, *LONG, GRAPH, *more, gpus=1)
-    recordings = sum(count for (_, where), count in gpu.waits.items() if where.startswith("core/allocator"))
-    return found, gpu.kernels["replay"], waits.between_batches - recordings
 
 
 def warned(caplog):
@@ -51,22 +30,9 @@ def warned(caplog):
     return [record.message for record in found if record.message.startswith("model.client.graph")]
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in REFUSED]
-)
-def test_replayed_steps_leave_the_bits_of_plain_ones(name, plainly, tmp_path, caplog):
-    found, replays, waits = replayed(tmp_path, name)
-    assert differences(found, plainly(name)) == []
-    assert waits == 0
-    assert (replays > 0) == (name not in NEVER), caplog.text
-    lines = warned(caplog)
-    expected = ["model.client.graph: steps of all clients stay plain: clusters change with each local epoch"]
-    assert lines == (expected if name in CLUSTERS else [])
-
-
 EACH_EPOCH = "{round: 2, local_epochs: 3, schedule: {kind: step, step: 1}}"
 OPTIMIZERS = {
-    "AdamW in bf16, clipped": ["AdamW", "--trainer.precision=bf16-mixed", "--model.client.grad_clip=1"],
+    "AdamW in bf16, clipped": ["AdamW", "--model.client.grad_clip=1"],
     "RMSprop": ["RMSprop"],
     "flat": ["SGD", "--model.client.flat_step=true", "--model.client.optimizer.momentum=0.9"],
     "kept moments": ["SGD", "--model.client.optimizer.momentum=0.9", "--model.client.optimizer_state=keep"],
@@ -78,15 +44,16 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_every_optimizer_can_be_replayed(case, tmp_path, caplog):
     kind, *more = OPTIMIZERS[case]
-    more = [f"--model.client.optimizer={kind}", "--model.client.optimizer.lr=0.01", *more]
-    found, replays, _ = replayed(tmp_path, "fedavg", *more)
-    assert replays > 0, caplog.text
+    more = [*LONG, f"--model.client.optimizer={kind}", "--model.client.optimizer.lr=0.01", *more]
+    how = {"deterministic": True, "scored": False, "precision": "bf16-mixed" if "bf16" in case else "32-true"}
+    with pretend.cuda(1) as gpu:
+        found = fit(tmp_path / "graph", "fedavg", *more, GRAPH, gpus=1, **how)
+    assert gpu.kernels["replay"] > 0, caplog.text
     if kind == "SGD":
-        assert differences(found, fit(tmp_path / "cpu", "fedavg", *LONG, *more)) == []
+        assert differences(found, fit(tmp_path / "cpu", "fedavg", *more, **how)) == []
         return
-    with pretend.cuda(1), pytest.MonkeyPatch.context() as patch:  # on GPUs these optimizers round otherwise
-        patch.setattr("fedsim.training.visit.why_plain", lambda *_: "a test wants plain steps")
-        plain = fit(tmp_path / "plain", "fedavg", *LONG, GRAPH, *more, gpus=1)
+    with pretend.cuda(1):  # on GPUs these optimizers round otherwise
+        plain = fit(tmp_path / "plain", "fedavg", *more, gpus=1, **how)
     assert differences(found, plain) == []
 
 
@@ -100,7 +67,7 @@ def gpu():
 def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
     training = LocalTraining(batch_size=4, optimizer=ADAMW, grad_clip=1.0, graph=True)
     how = {"backbone": ResNet(50), "neck": Neck(kind="linear", dim=512, dropout=0.5), "client": training}
-    marks = kernels_until(gpu, FedProx(mu=0.1), 6, "bf16-mixed", **how)
+    marks = kernels_until(gpu, FedProx(mu=0.1), WARM_UP + 2, "bf16-mixed", **how)
     assert marks[1] - marks[0] > 400
     assert marks[-1] - marks[-2] <= 10
 
@@ -206,6 +173,6 @@ def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys)
 
 
 def test_on_cpus_steps_stay_plain_with_one_line(tmp_path, caplog):
-    fit(tmp_path / "run", "fedavg", GRAPH, rounds=1)
+    fit(tmp_path / "run", "fedavg", GRAPH, rounds=1, scored=False)
     lines = warned(caplog)
     assert lines == ["model.client.graph: steps of all clients stay plain: only GPUs have graphs"]

@@ -1,4 +1,7 @@
-"""Every method's config on pretended GPUs: nothing is refused, and the bits are those of the CPU."""
+"""Every method's config on pretended GPUs: nothing is refused, and the bits are those of the CPU.
+
+On one GPU each step is recorded as a CUDA graph where the method lets it; on two GPUs steps are plain.
+"""
 
 import functools
 
@@ -7,43 +10,29 @@ import pytest
 import pretend
 from budgets import counted_waits
 from failing import run_on_ranks
-from runs import METHODS, differences, fit, left_by
+from runs import METHODS, differences, fit, left_by, without_scores
 
-FAST = ("fedcapr",)
-"""Clusters, a second model, a measured weight: the fast tests are content with these."""
-SAME_BITS = "--trainer.deterministic=true"
+FAST = ("fedcapr", "fedpav")
+"""Clusters, a second model, a measured weight, recorded steps: the fast tests are content with these."""
+BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
+"""More than the plain steps before a recording"""
+GRAPH = "--model.client.graph=true"
+REFUSED = ("fedreid", "fedreid_fine_tune", "pfedme", "ska")
+"""configs of methods that declare plain steps"""
+CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
+NEVER = (*CLUSTERS, *REFUSED, "fedsgd", "random_guess")
+"""configs whose steps stay plain: the last but one takes one in each visit, the last none"""
+SCORED = ("ditto", "feature_concatenation", "fedpav", "fedreid", "ifca", "ska")
+"""configs that are scored on two GPUs, too: one for each kind of model that is delivered"""
+SEVERAL = [name for name in METHODS if name != "centralised"]
+"""configs with more than a single client"""
 
 
 @pytest.fixture(scope="module")
 def on_the_cpu(tmp_path_factory):
     """Fit by a config on the CPU, once."""
     folder = tmp_path_factory.mktemp("cpu")
-    return functools.cache(lambda name: fit(folder / name, name, SAME_BITS))
-
-
-@pytest.fixture(scope="module")
-def on_a_gpu(tmp_path_factory):
-    """Fit by a config on a pretended GPU, once: what it leaves, what was counted, and its waits."""
-    folder = tmp_path_factory.mktemp("gpu")
-
-    @functools.cache
-    def run(name):
-        with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
-            return fit(folder / name, name, SAME_BITS, gpus=1), gpu, waits
-
-    return run
-
-
-each_method = pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
-
-
-@each_method
-def test_a_gpu_gives_the_bits_of_the_cpu(name, on_a_gpu, on_the_cpu):
-    found, gpu, _ = on_a_gpu(name)
-    assert differences(found, on_the_cpu(name)) == []
-    assert gpu.reading().kernels > 300, "hardly anything ran on the GPU"
+    return functools.cache(lambda name: fit(folder / name, name, *BATCHES, deterministic=True))
 
 
 USUAL_WAITS = 2
@@ -60,9 +49,17 @@ MORE_WAITS = {
 """Config -> further waits of a visit, of clustering and of CRR; no more waits come with further batches"""
 
 
-@each_method
-def test_the_host_hardly_waits(name, on_a_gpu):
-    _, _, waits = on_a_gpu(name)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
+    graph = [] if name in REFUSED else [GRAPH]
+    with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
+        found = fit(tmp_path / "run", name, *BATCHES, *graph, gpus=1, deterministic=True)
+    assert differences(found, on_the_cpu(name)) == []
+    assert gpu.reading().kernels > 300, "hardly anything ran on the GPU"
+    assert (gpu.kernels["replay"] > 0) == (name not in NEVER), caplog.text
+    said = [record.message for record in caplog.records if record.message.startswith("model.client.graph")]
+    expected = ["model.client.graph: steps of all clients stay plain: clusters change with each local epoch"]
+    assert said == (expected if name in CLUSTERS else [])
     assert waits.between_batches == 0
     if waits.of_visits:  # the last one: replicas, made once, have waited before
         allowed = USUAL_WAITS + LOCAL_MODEL + sum(MORE_WAITS.get(name, {}).values())
@@ -72,18 +69,18 @@ def test_the_host_hardly_waits(name, on_a_gpu):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedcapr", "fedreid", "pfedme"])
 def test_bf16_gives_the_bits_of_the_cpu(name, tmp_path):
-    precision = "--trainer.precision=bf16-mixed"
     with pretend.cuda(1):
-        found = fit(tmp_path / "gpu", name, precision, gpus=1)
-    assert differences(found, fit(tmp_path / "cpu", name, precision)) == []
+        found = fit(tmp_path / "gpu", name, gpus=1, precision="bf16-mixed")
+    assert differences(found, fit(tmp_path / "cpu", name, precision="bf16-mixed")) == []
 
 
 def on_two_gpus(folder):
     """What each of two ranks does."""
     with pretend.cuda(2, board=folder / "board") as gpu:
-        for name in METHODS:
-            if name != "centralised":  # a single client
-                fit(folder / name, name, SAME_BITS, gpus=2)
+        for name in SEVERAL:
+            with counted_waits(gpu) as waits:
+                fit(folder / name, name, *BATCHES, gpus=2, scored=name in SCORED, deterministic=True)
+            assert waits.between_batches == 0, name
         summed = [text for text in gpu.collectives if "allreduce" in text and "default group" in text]
         assert summed, "NCCL did nothing"
 
@@ -98,6 +95,9 @@ def two_gpus(tmp_path_factory):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "centralised"])
+@pytest.mark.parametrize("name", SEVERAL)
 def test_two_gpus_give_the_bits_of_the_cpu(name, two_gpus, on_the_cpu):
-    assert differences(left_by(two_gpus / name), on_the_cpu(name)) == []
+    found, wanted = left_by(two_gpus / name), on_the_cpu(name)
+    if name not in SCORED:
+        wanted = without_scores(wanted)
+    assert differences(found, wanted) == []

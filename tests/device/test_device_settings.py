@@ -60,10 +60,18 @@ def compare(folder, *options):
     return differences(found, fit(folder / "cpu", *options))
 
 
+@pytest.fixture(scope="module")
+def on_the_cpu(tmp_path_factory):
+    """A fit on the CPU, whose stores and caches change no bit."""
+    return fit(tmp_path_factory.mktemp("cpu") / "run", "scaffold")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORY)
-def test_stores_and_caches(memory, tmp_path):
-    assert compare(tmp_path, "scaffold", *MEMORY[memory]) == []
+def test_stores_and_caches(memory, on_the_cpu, tmp_path):
+    with pretend.cuda(1):
+        found = fit(tmp_path / "gpu", "scaffold", *MEMORY[memory], gpus=1)
+    assert differences(found, on_the_cpu) == []
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Several ranks on one pretended GPU: the bits of one rank on the CPU, and one line for settings that cannot be."""
 
+import functools
 import os
 from contextlib import nullcontext
 from unittest import mock
@@ -12,10 +13,10 @@ from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.federation import schedule
 from fedsim.federation.spans import Plan
+from fedsim.strategy import FederatedStrategy
 from runs import differences, fit, left_by, options
 from small import refuse
 
-SAME_BITS = "--trainer.deterministic=true"
 FIELD = "trainer.strategy.ranks_per_device"
 PIECES = "--model.client.micro_batch=4"
 FITS = {
@@ -30,6 +31,9 @@ FITS = {
     "clusters": ["fedcapr"],
 }  # fmt: skip
 FAST = ("sums",)
+FOUR = ("sums", "private states, extras", "pieces")
+SCORED = ("sums", "a second model", "shared evaluation")
+"""which of them are also scored"""
 
 
 def together(tasks, num_ranks):
@@ -42,14 +46,15 @@ def fit_all(folder, names, ranks, share):
     """What each rank does: the fits of these names."""
     with mock.patch.object(schedule, "make_plan", together):
         for name in names:
-            config, *more = FITS[name]
-            fit(folder / name, config, SAME_BITS, f"--{FIELD}={share}", *more, gpus=ranks)
+            strategy = FederatedStrategy(ranks_per_device=share)
+            how = {"gpus": ranks, "scored": name in SCORED, "strategy": strategy}
+            fit(folder / name, *FITS[name], deterministic=True, **how)
 
 
 def two_on_one(folder):
     """What each of two ranks does, on one GPU."""
     with pretend.cuda(1, board=folder / "board") as gpu:
-        fit_all(folder, FITS, 2, 2)
+        fit_all(folder, [name for name in FITS if name not in FAST], 2, 2)
     assert gpu.reading().kernels > 1000, "hardly anything ran on the GPU"
 
 
@@ -62,18 +67,20 @@ def two_on_one_fast(folder):
 def four_on_two(folder):
     """What each of four ranks does, on two GPUs: NCCL sums by the first rank of each."""
     with pretend.cuda(2, board=folder / "board"):
-        fit_all(folder, ("sums", "private states, extras", "pieces"), 4, 2)
+        fit_all(folder, FOUR, 4, 2)
 
 
-def on_the_cpu(folder, name):
-    config, *more = FITS[name]
-    return fit(folder / "cpu", config, SAME_BITS, *more)
+@pytest.fixture(scope="module")
+def on_the_cpu(tmp_path_factory):
+    """Make one of the fits on the CPU, once."""
+    folder = tmp_path_factory.mktemp("cpu")
+    return functools.cache(lambda name: fit(folder / name, *FITS[name], scored=name in SCORED, deterministic=True))
 
 
 @pytest.mark.dist
-def test_two_ranks_of_one_gpu_give_the_bits_of_one_rank_on_the_cpu(tmp_path):
+def test_two_ranks_of_one_gpu_give_the_bits_of_one_rank_on_the_cpu(tmp_path, on_the_cpu):
     run_on_ranks(two_on_one_fast, tmp_path)
-    assert differences(left_by(tmp_path / "sums"), on_the_cpu(tmp_path, "sums")) == []
+    assert differences(left_by(tmp_path / "sums"), on_the_cpu("sums")) == []
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +93,8 @@ def shared(tmp_path_factory):
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FITS if name not in FAST])
-def test_whatever_ranks_of_one_gpu_exchange(name, shared, tmp_path):
-    assert differences(left_by(shared / name), on_the_cpu(tmp_path, name)) == []
+def test_whatever_ranks_of_one_gpu_exchange(name, shared, on_the_cpu):
+    assert differences(left_by(shared / name), on_the_cpu(name)) == []
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +106,9 @@ def two_gpus(tmp_path_factory):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sums", "private states, extras", "pieces"])
-def test_four_ranks_of_two_gpus_give_the_bits_of_one_rank_on_the_cpu(name, two_gpus, tmp_path):
-    assert differences(left_by(two_gpus / name), on_the_cpu(tmp_path, name)) == []
+@pytest.mark.parametrize("name", FOUR)
+def test_four_ranks_of_two_gpus_give_the_bits_of_one_rank_on_the_cpu(name, two_gpus, on_the_cpu):
+    assert differences(left_by(two_gpus / name), on_the_cpu(name)) == []
 
 
 # -- launchers that bind GPUs to ranks ---------------------------------------------------------------------------------
@@ -117,11 +124,17 @@ def as_torchrun(ranks):
     return int(rank)
 
 
+def command(folder, *more):
+    """Fit by a command that takes the GPUs it sees."""
+    more = [*more, "--trainer.deterministic=true", "--trainer.devices=auto"]
+    assert main(options(folder / "run", "fedpav", *more, gpus=1)) == 0
+
+
 def a_gpu_each(folder):
     """What each of two ranks does, that sees one GPU, its own."""
     rank = as_torchrun(2)
     with pretend.cuda(1, board=folder / "board", buses=[3 + rank]) as gpu:
-        fit(folder / "run", "fedpav", SAME_BITS, "--trainer.devices=auto", gpus=1)
+        command(folder)
     assert any("allreduce" in text and "default group" in text for text in gpu.collectives), "NCCL did nothing"
 
 
@@ -129,14 +142,14 @@ def a_gpu_each_where_two_could_share(folder):
     """The same, where two ranks might share one."""
     rank = as_torchrun(2)
     with pretend.cuda(1, board=folder / "board", buses=[3 + rank]):
-        fit(folder / "run", "fedpav", SAME_BITS, f"--{FIELD}=2", "--trainer.devices=auto", gpus=1)
+        command(folder, f"--{FIELD}=2")
 
 
 def a_gpu_for_two(folder):
     """What each of four ranks does, that sees one of two GPUs, which another rank sees, too."""
     rank = as_torchrun(4)
     with pretend.cuda(1, board=folder / "board", buses=[3 + rank // 2]):
-        fit(folder / "run", "fedpav", SAME_BITS, f"--{FIELD}=2", "--trainer.devices=auto", gpus=1)
+        command(folder, f"--{FIELD}=2")
 
 
 def a_gpu_too_few(folder):
@@ -151,9 +164,9 @@ def a_gpu_too_few(folder):
 @pytest.mark.parametrize(
     ("what", "ranks"), [(a_gpu_each, 2), (a_gpu_each_where_two_could_share, 2), (a_gpu_for_two, 4)]
 )
-def test_ranks_that_are_bound_to_a_gpu(what, ranks, tmp_path):
+def test_ranks_that_are_bound_to_a_gpu(what, ranks, tmp_path, on_the_cpu):
     run_on_ranks(what, tmp_path, ranks=ranks)
-    assert differences(left_by(tmp_path / "run"), on_the_cpu(tmp_path, "sums")) == []
+    assert differences(left_by(tmp_path / "run"), on_the_cpu("sums")) == []
 
 
 @pytest.mark.dist

@@ -61,6 +61,19 @@ def test_rank_0_waits_for_goodbyes_of_the_living():
     assert not closing.is_alive()
 
 
+def test_ranks_leave_together_however_rarely_they_look_at_each_other(monkeypatch):
+    monkeypatch.setattr("fedsim.strategy.channel._PERIOD", 3600.0)
+    channels = pair(silence=7200.0)
+    for channel in channels:
+        channel.watch()
+    closings = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
+    for closing in closings:
+        closing.start()
+    for closing in closings:
+        closing.join(timeout=PATIENCE)
+        assert not closing.is_alive()
+
+
 def test_a_failure_is_heard_with_rank_and_activity():
     zero, one = pair(silence=60.0)
     for channel in (zero, one):

@@ -57,7 +57,7 @@ class ControlChannel:
         self._activities: dict[int, str] = {}  # rank -> its last activity
         self._idle = 0  # waits of the guard since the last look at the others
         self._wake = threading.Event()
-        self._closing = False
+        self._closing = threading.Event()
         # two threads: if rank 0 is frozen, a thread that asks its store is frozen, too
         self._threads = [
             threading.Thread(target=target, name=f"fedsim {target.__name__}", daemon=True)
@@ -109,9 +109,12 @@ class ControlChannel:
         if in_order:
             self._word = _DONE
             if self._rank == 0:  # wait for the goodbyes of the living
+                soon = time.monotonic() + _PERIOD  # as a rule they leave now; later, silence counts again
                 while not self._others <= self._acknowledged and self._trouble is None:
-                    self._wake.wait(_PERIOD / 10)
-        self._closing = True
+                    if time.monotonic() < soon:
+                        self._wake.set()
+                    time.sleep(0.02)
+        self._closing.set()
         if in_order:  # else a thread may be waiting for a store that never answers
             self._wake.set()
             for thread in self._threads:
@@ -132,12 +135,12 @@ class ControlChannel:
 
     def _guard(self) -> None:
         """End this process if its main thread does not notice trouble in time."""
-        while not self._closing:
-            time.sleep(_PERIOD)
+        while not self._closing.wait(_PERIOD):
             self._idle += 1
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
-            if self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE and not self._closing:
+            is_late = self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE
+            if is_late and not self._closing.is_set():
                 if isinstance(self._trouble, RunStoppedError):
                     self.last_act(self._trouble.signum)
                     _die(str(self._trouble), 128 + self._trouble.signum)
@@ -145,14 +148,14 @@ class ControlChannel:
 
     def _look(self) -> None:
         others = sorted(self._others)
-        while not self._closing and self._trouble is None:
+        while not self._closing.is_set() and self._trouble is None:
             waited = not self._wake.wait(_PERIOD)
             self._wake.clear()
             try:
                 self._write()
                 values = self._store.multi_get([_key(rank) for rank in others])
             except Exception as error:  # of any type: the store is gone, with rank 0 or torchrun's agent
-                if not self._closing:
+                if not self._closing.is_set():
                     doing, kind = self._activities.get(0, "start"), type(error).__name__
                     self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({kind})", 0))
                 return

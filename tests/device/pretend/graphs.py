@@ -48,17 +48,19 @@ class Recording:
 
     def run(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operation on the GPU's tensors, and remember it."""
-        given = {tensor.untyped_storage()._cdata: tensor for tensor in rules.tensors_in((args, options))}
-        for address, tensor in given.items():
-            if address not in self._made and address not in self._before:
-                self._before[address] = (self._alias(tensor), _bytes(tensor).clone())
-        mine = self._aliases(args), self._aliases(options)
+        given = {tensor.untyped_storage()._cdata: tensor for tensor in rules.tensors_in(args, options)}
+        with _plainly():
+            for address, tensor in given.items():
+                if address not in self._made and address not in self._before:
+                    self._before[address] = (self._alias(tensor), _bytes(tensor).clone())
+            mine = self._aliases(args), self._aliases(options)
         result = func(*args, **options)
         new = []
-        for place, tensor in enumerate(rules.tensors_in(result)):
-            if tensor.untyped_storage()._cdata not in given:
-                self.remember(tensor)
-                new.append((place, self._alias(tensor)))
+        with _plainly():
+            for place, tensor in enumerate(rules.tensors_in(result)):
+                if tensor.untyped_storage()._cdata not in given:
+                    self.remember(tensor)
+                    new.append((place, self._alias(tensor)))
         self._operations.append(_Operation(func, *mine, new))
         return result
 
@@ -88,7 +90,7 @@ class Recording:
             for func, args, options, results in self._operations:
                 if not results and not func._schema.is_mutable and "batch_norm" not in func._schema.name:
                     continue  # a view
-                found = list(rules.tensors_in(func(*args, **options)))
+                found = rules.tensors_in(func(*args, **options))
                 for place, tensor in results:
                     tensor.copy_(found[place])
 
@@ -106,8 +108,7 @@ class Recording:
         ]
 
     def _alias(self, tensor: Tensor) -> Tensor:
-        with _plainly():
-            alias = tensor.detach()
+        alias = tensor.detach()
         self._held[alias.untyped_storage()._cdata] += 1
         return alias
 
@@ -142,8 +143,7 @@ class Pools:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Return all memory of a tensor's storage [bytes] uint8."""
-    with _plainly():
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 @contextmanager

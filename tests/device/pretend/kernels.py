@@ -47,35 +47,43 @@ class Called(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call ``func``, and remember it meanwhile."""
-        kwargs = kwargs or {}
-        devices = (self._places.of(tensor) for tensor in rules.tensors_in((args, kwargs)))
-        gpu = next((device for device in devices if device.type == "cuda"), None)
-        with self.within(getattr(func, "__name__", ""), gpu):
-            return func(*args, **kwargs)
+        stack = self.stack()
+        stack.append((getattr(func, "__name__", ""), args, kwargs))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            stack.pop()
 
     @classmethod
     @contextmanager
-    def within(cls, name: str, gpu: torch.device | None) -> Iterator[None]:
-        """Remember that the program calls a function with arguments on a GPU, or on none."""
-        cls.stack().append((name, gpu))
+    def within(cls, name: str, arguments: object) -> Iterator[None]:
+        """Remember that the program calls a function."""
+        cls.stack().append((name, arguments, None))
         try:
             yield
         finally:
             cls.stack().pop()
 
     @classmethod
-    def stack(cls) -> list[tuple[str, torch.device | None]]:
-        """Return the functions that are being called, the innermost last."""
-        if not hasattr(cls._of_thread, "stack"):
+    def stack(cls) -> list[tuple[str, object, Mapping[str, object] | None]]:
+        """Return the functions that are being called, with their arguments, the innermost last."""
+        try:
+            return cls._of_thread.stack  # type: ignore[no-any-return] # threads' variables have no types
+        except AttributeError:
             cls._of_thread.stack = []
-        stack: list[tuple[str, torch.device | None]] = cls._of_thread.stack
-        return stack
+            return cls._of_thread.stack  # type: ignore[no-any-return] # as above
 
     @classmethod
-    def innermost(cls) -> tuple[str, torch.device | None]:
-        """Return the name of the innermost function, and the GPU of its arguments."""
+    def innermost(cls) -> str:
+        """Return the name of the innermost function."""
         stack = cls.stack()
-        return stack[-1] if stack else ("", None)
+        return stack[-1][0] if stack else ""
+
+    def gpu(self) -> torch.device | None:
+        """Return the GPU of the innermost function's arguments, or None."""
+        stack = self.stack()
+        devices = map(self._places.of, rules.tensors_in(*stack[-1][1:])) if stack else ()
+        return next((device for device in devices if device.type == "cuda"), None)
 
 
 class Kernels(TorchDispatchMode):
@@ -84,6 +92,7 @@ class Kernels(TorchDispatchMode):
     def __init__(self, places: Places, record: Record, collectives: Collectives) -> None:
         super().__init__()
         self.places, self.record, self.collectives = places, record, collectives
+        self.called = Called(places)
         self.generators: dict[int, torch.device] = {}
         """address of a generator -> its device, for those that are not the CPU's"""
         self.streams, self.pools = Streams(refuse), Pools(refuse)
@@ -97,9 +106,9 @@ class Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run an operation on the CPU as if it ran where its tensors are."""
         options = dict(kwargs or {})
-        space, _, name = func._schema.name.partition("::")
-        tensors = list(rules.tensors_in((args, options)))
-        if space == "c10d":
+        known = rules.operation(func)
+        name, tensors = known.name, rules.tensors_in(args, options)
+        if known.space == "c10d":
             self.check_recording("a collective")
             self._check_collective(func._schema.name, args, tensors)
             return func(*args, **options)
@@ -131,7 +140,7 @@ class Kernels(TorchDispatchMode):
             return None
         if tensors and torch.device(given).type == "cpu" and name.startswith(rules.LIKE_ANOTHER):
             # torch itself passes on the options of a tensor that is really on the CPU
-            caller, _ = Called.innermost()
+            caller = Called.innermost()
             if caller and name.split("_")[0] not in caller:
                 del options["device"]
                 return None
@@ -139,9 +148,8 @@ class Kernels(TorchDispatchMode):
 
     def _made(self, func: Any, name: str, args: Any, options: dict[str, Any], asked: torch.device | None) -> Any:
         """Make a tensor of no other, on the device that was asked for."""
-        caller, gpu = Called.innermost()
-        if asked in (None, CPU) and gpu is not None and caller.strip("_") not in rules.FACTORIES:
-            asked = gpu  # inside of an operation on that GPU
+        if asked in (None, CPU) and Called.innermost().strip("_") not in rules.FACTORIES:
+            asked = self.called.gpu() or asked  # inside of an operation on that GPU
         device = asked or CPU
         self._check_generator(name, options.get("generator"), device)
         if device.type == "cpu":
@@ -180,7 +188,7 @@ class Kernels(TorchDispatchMode):
             for tensor in rules.tensors_in(result):
                 if not any(tensor is known for known in tensors):
                     self.places.put(tensor, device)
-            if name not in rules.VIEWS and name not in rules.ALLOCATIONS:
+            if rules.operation(func).launches:
                 self._launched(name, rules.launches(name, args))
         return result
 
@@ -194,7 +202,7 @@ class Kernels(TorchDispatchMode):
             return result
         if self.streams.current != self.recording.stream:
             refuse("work on a stream that is not recorded, while another one is")
-        for tensor in rules.tensors_in((args, options)):
+        for tensor in rules.tensors_in(args, options):
             if self.places.of(tensor).type == "cpu" and self.recording.is_from_before(tensor):
                 refuse(f"{func} in a graph takes a number from the host, which replays would not read again")
         return self.recording.run(func, args, options)
@@ -203,12 +211,12 @@ class Kernels(TorchDispatchMode):
         """Run an operation on the CPU, which a graph does not repeat."""
         if self.recording is None:
             return func(*args, **options)
-        if func._schema.name.partition("::")[2] in rules.RANDOM:
+        if rules.operation(func).name in rules.RANDOM:
             refuse(f"{func} draws from the host's stream in a graph: replays would not move it")
         for tensor in self._written(func, args):
             if self.recording.is_from_before(tensor):
                 refuse(f"{func} changes host memory in a graph: replays would not do so")
-        given = {tensor.untyped_storage()._cdata for tensor in rules.tensors_in((args, options))}
+        given = {tensor.untyped_storage()._cdata for tensor in rules.tensors_in(args, options)}
         result = func(*args, **options)
         for tensor in rules.tensors_in(result):
             if tensor.untyped_storage()._cdata not in given:
@@ -219,22 +227,22 @@ class Kernels(TorchDispatchMode):
         """Let the current stream use memory."""
         if not self.streams.are_several:
             return
-        name = func._schema.name.partition("::")[2]
-        given = [t.untyped_storage() for t in rules.tensors_in((args, options)) if self.places.of(t).type == "cuda"]
-        known = {storage._cdata for storage in given}
+        known = rules.operation(func)
+        given = [t.untyped_storage() for t in rules.tensors_in(args, options) if self.places.of(t).type == "cuda"]
+        old = {storage._cdata for storage in given}
         for tensor in rules.tensors_in(result):
-            if (storage := tensor.untyped_storage())._cdata not in known:
+            if (storage := tensor.untyped_storage())._cdata not in old:
                 self.streams.made(storage)
-                if name not in rules.ALLOCATIONS:
-                    self.streams.work([], [storage], name)
-        if name not in rules.VIEWS and name not in rules.ALLOCATIONS:
-            self.streams.work(given, [t.untyped_storage() for t in self._written(func, args)], name)
+                if known.name not in rules.ALLOCATIONS:
+                    self.streams.work([], [storage], known.name)
+        if known.launches:
+            self.streams.work(given, [t.untyped_storage() for t in self._written(func, args)], known.name)
 
     def _written(self, func: Any, args: Any) -> Iterator[Tensor]:
         """Yield the tensors that an operation writes to."""
-        for value, argument in zip(args, func._schema.arguments, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from rules.tensors_in(value)
+        for place in rules.operation(func).writes:
+            if place < len(args):  # else it has a name
+                yield from rules.tensors_in(args[place])
 
     def _launched(self, name: str, launches: int = 1) -> None:
         if self.recording is None:
@@ -262,7 +270,7 @@ class Kernels(TorchDispatchMode):
         [old, *_] = args
         source = self.places.of(old)
         goal = source if asked is None else asked
-        if goal == CPU and Called.innermost()[0] == _BACKWARD:
+        if goal == CPU and Called.innermost() == _BACKWARD:
             goal = source  # autograd casts a gradient back to the options of a tensor that is really on the CPU
         if source.type == goal.type == "cpu":
             self._check_host_memory(func, args)
@@ -329,14 +337,13 @@ class Kernels(TorchDispatchMode):
         if name in rules.INDEXING:
             self._check_index(func, args, on_cpu)
             return
-        numbers = torch.Tag.pointwise in func.tags or name in rules.SCALARS_FROM_THE_HOST
-        if not (numbers and all(tensor.dim() == 0 for tensor in on_cpu)):
+        if not (rules.operation(func).numbers_from_host and all(tensor.dim() == 0 for tensor in on_cpu)):
             listed = ", ".join(f"{list(t.shape)} {t.dtype} {d}" for t, d in zip(tensors, devices, strict=True))
             refuse(f"Expected all tensors to be on the same device in {func}: {listed}")
 
     def _check_index(self, func: Any, args: Any, on_cpu: list[Tensor]) -> None:
         """An index may be on the CPU: torch copies it, and waits."""
-        indices = list(rules.tensors_in(args[1]))
+        indices = rules.tensors_in(args[1])
         if self.places.of(args[0]).type == "cpu":
             refuse(f"indices should be either on cpu or on the same device as the indexed tensor (cpu) in {func}")
         for tensor in on_cpu:
@@ -364,8 +371,9 @@ class Kernels(TorchDispatchMode):
         """Refuse to touch host memory that a copy still needs."""
         if not self.places.copies_are_under_way:
             return
-        for value, argument in zip(args, func._schema.arguments, strict=False):
-            writes = argument.alias_info is not None and argument.alias_info.is_write
+        written = rules.operation(func).writes
+        for place, value in enumerate(args):
+            writes = place in written
             for tensor in rules.tensors_in(value):
                 if self.places.of(tensor).type != "cpu":
                     continue

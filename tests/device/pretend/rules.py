@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,15 +72,50 @@ _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
 _CHUNKS_PER_LAUNCH, _CHUNK = 320, 65_536
 
 
-def tensors_in(values: object) -> Iterator[Tensor]:
-    """Yield all tensors in nested lists and dictionaries."""
+def tensors_in(values: object, named: Mapping[str, object] | None = None) -> list[Tensor]:
+    """Return all tensors in nested lists, then those of arguments with names."""
+    found: list[Tensor] = []
+    _collect(values, found)
+    if named:
+        _collect(tuple(named.values()), found)
+    return found
+
+
+def _collect(values: object, found: list[Tensor]) -> None:
     if isinstance(values, Tensor):
-        yield values
+        found.append(values)
     elif isinstance(values, (list, tuple)):
         for value in values:
-            yield from tensors_in(value)
-    elif isinstance(values, dict):
-        yield from tensors_in(list(values.values()))
+            if type(value) not in _PLAIN:
+                _collect(value, found)
+
+
+_PLAIN = frozenset({bool, float, int, str, type(None), torch.device, torch.dtype})
+"""Types of most values that are no tensors, and hold none."""
+
+
+class Operation(NamedTuple):
+    """What there is to know of an operation, without its arguments."""
+
+    space: str
+    """such as ``aten``"""
+    name: str
+    launches: bool
+    """neither a view nor an allocation"""
+    numbers_from_host: bool
+    """may take numbers from the host beside tensors on the device"""
+    writes: tuple[int, ...]
+    """places of the arguments that it changes"""
+
+
+@cache
+def operation(func: Any) -> Operation:
+    """Return what there is to know of an operation of torch."""
+    space, _, name = func._schema.name.partition("::")
+    infos = (argument.alias_info for argument in func._schema.arguments)
+    writes = tuple(place for place, info in enumerate(infos) if info is not None and info.is_write)
+    numbers = torch.Tag.pointwise in func.tags or name in SCALARS_FROM_THE_HOST
+    return Operation(space, name, name not in VIEWS and name not in ALLOCATIONS, numbers, writes)
 
 
 def lacks_determinism(name: str, args: Sequence[object]) -> bool:

@@ -118,7 +118,7 @@ class Streams:
     def _check_freed(self, stream: int, clock: Clock) -> None:
         """Refuse work on a stream whose allocator may have got memory back that another one still uses."""
         for address, used in list(self._foreign.items()):
-            if not used.storage.expired() or used.home != stream:
+            if used.home != stream or not used.storage.expired():
                 continue
             del self._foreign[address]
             uses = used.written | used.read

@@ -168,8 +168,7 @@ def _autograd(kernels: Kernels) -> Patches:
     real = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # imported there, not exported
 
     def run(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Any:
-        gpu = next((d for d in map(kernels.places.of, tensors) if d.type == "cuda"), None)
-        with Called.within("backward", gpu), Called(kernels.places):
+        with Called.within("backward", tensors), Called(kernels.places):
             return real(tensors, *args, **options)
 
     yield torch.autograd, "_engine_run_backward", run
