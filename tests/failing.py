@@ -76,7 +76,7 @@ _server.set_forkserver_preload(["fedsim.cli.fit", "pytest", "failing"])
 
 
 @cache
-def _room():
+def room():
     """Where forked processes have their temporary files: they end without removing them."""
     return tempfile.TemporaryDirectory(prefix="fedsim-tests-")
 
@@ -86,7 +86,7 @@ class Forked(_server.Process):
 
     def __init__(self, target, args):
         super().__init__(target=target, args=args, daemon=True)
-        self._test, self._room = os.environ.get("PYTEST_CURRENT_TEST"), _room().name
+        self._test, self._room = os.environ.get("PYTEST_CURRENT_TEST"), room().name
 
     def start(self):
         """Start; the server finds the tests' own modules, too."""

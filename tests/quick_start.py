@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from failing import Forked
+from failing import Forked, room
 from fedsim.strategy.strategy import _LAUNCHER
 
 _PROGRAM = """#!{python} -IS
@@ -61,6 +61,7 @@ class QuickPython:
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(address)
         self._door.listen()
+        room()  # now, for two threads that ask for it at once would get two
         threading.Thread(target=self._answer, daemon=True).start()
 
     def close(self):
