@@ -160,9 +160,9 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def uncharted(federation: Federation) -> Iterator[str]:
-    """Yield numbers of single clients and data sets that get no chart by themselves: six clients have 332 series.
+    """Yield names of numbers of single clients and data sets that get no chart by themselves.
 
-    Further ranks and ways to average stand in the table and in the CMC plots.
+    Six clients have 332 numbers. Further ranks and ways to average stand in the table and in the CMC plots.
     """
     clients = federation.parts.names
     domains = [*clients, *sorted(federation.parts.federated.unseen)]
