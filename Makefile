@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # processes that run tests, with 2 GB of memory each: one more than two cores have, as some tests wait
 JOBS ?= 3
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# one thread per process: else the threads of one wait for cores that another process has, a sixth of the time
+# one thread per process: else the threads of one wait for cores that another process has
 test test-fast coverage: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help

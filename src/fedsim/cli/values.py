@@ -40,7 +40,7 @@ def _check_arguments(given: Mapping[str, Any], cls: type, where: str) -> None:
     """Check the arguments of a class."""
     hints, parameters = _hints(cls), _parameters(cls)
     for name, value in given.items():
-        if parameters and name not in parameters:  # it goes on to another class, whose defaults are right, too
+        if value == "" and parameters and name not in parameters:  # it goes on to another class, maybe as its default
             continue
         if name not in parameters or not _same(value, parameters[name].default):
             _check(value, hints.get(name, Any), f"{where}.{name}", cls)

@@ -162,7 +162,7 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def uncharted(federation: Federation) -> Iterator[str]:
     """Yield names of numbers of single clients and data sets that get no chart by themselves.
 
-    Six clients have 332 numbers. Further ranks and ways to average stand in the table and in the CMC plots.
+    Four clients have 275 numbers. Further ranks and ways to average stand in the table and in the CMC plots.
     """
     clients = federation.parts.names
     domains = [*clients, *sorted(federation.parts.federated.unseen)]
