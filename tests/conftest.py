@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def pytest_collection_modifyitems(items):
     # files that take long come first, so that no worker is left with one at the end
     slow = {item.path for item in items if item.get_closest_marker("dist") or item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    # what was imported lives until the end; to look for garbage in it takes a tenth of the tests' time
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # else libraries that count their objects complain
 
 
 def pytest_runtest_logstart(nodeid):

@@ -72,7 +72,7 @@ data:
 
 _server = multiprocessing.get_context("forkserver")
 # also what each process would have to import before it can begin
-_server.set_forkserver_preload(["fedsim.cli.fit", "pytest", "failing"])
+_server.set_forkserver_preload(["fedsim.cli.fit", "pytest", "failing", "frozen"])
 
 
 @cache

@@ -1,5 +1,6 @@
 """The start of a command: wrong options are answered at once, and nothing is imported that a command does not need."""
 
+import gc
 import inspect
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from lightning import Trainer
 
 from fedsim.cli.options import _SECTIONS, _names, check_options
+from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import ConfigError
 from fedsim.data import FederatedDataModule
 from fedsim.federation import Federation
@@ -74,9 +76,20 @@ def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, co
     run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
     words = command.format(run=run, sweep=write_sweep(), features=features(tmp_path)).split()
     program = (
-        "import sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
+        "import gc, sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
+        "print('frozen', gc.get_freeze_count() > 1000, gc.isenabled()); "
         "sys.exit(f'imported {found}' if (found := set(sys.argv[1].split()) & set(sys.modules)) else code)"
     )
     done = subprocess.run([sys.executable, "-c", program, absent, *words], capture_output=True, text=True, cwd=root)
     assert done.returncode == code, done.stderr
     assert (code == 2) == ("fedsim: error: " in done.stderr)
+    # the collector leaves alone what was imported for the command; nothing is before its options are right
+    assert done.stdout.splitlines()[-1] == f"frozen {code == 0 or 'wrong' in command} True"
+    assert "leaked" not in done.stderr  # by libraries that count their objects as a process ends
+
+
+def test_the_collector_goes_on_where_pytorch_was_imported_before():
+    before = gc.get_freeze_count()
+    with imports_without_collection():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before

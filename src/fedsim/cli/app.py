@@ -12,6 +12,7 @@ from fedsim.cli.commands import plain_command
 from fedsim.cli.options import WITH_TRAINER, asks_for_several, check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
+from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
 
@@ -63,12 +64,14 @@ def _run(command: str, words: list[str]) -> None:
         say(run_seeds(words))
     elif command in WITH_TRAINER:
         check_options(words, command)
-        from fedsim.cli.fit import run
+        with imports_without_collection():
+            from fedsim.cli.fit import run
 
         _set_up_messages()
         run(command, words)
     else:
-        plain = plain_command(command)
+        with imports_without_collection():
+            plain = plain_command(command)
         _set_up_messages()
         say(plain(words))
 

@@ -231,7 +231,8 @@ class FedSimCLI(LightningCLI):
     def _resolved(self) -> dict[str, Any]:
         """The resolved configuration, as plain values."""
         parser = self._parser(self.subcommand)
-        return dict(yaml.load(parser.dump(self.config[self.subcommand], skip_none=False), SafeLoader))
+        text = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
+        return dict(yaml.load(text, SafeLoader))
 
     def _fingerprint(self) -> str:
         """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""

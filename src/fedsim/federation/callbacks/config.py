@@ -27,8 +27,8 @@ class KeepConfig(SaveConfigCallback):
 
     @cached_property
     def _text(self) -> str:
-        """The configuration as text: made once, as it takes a quarter of a second and does not change."""
+        """The configuration as text: made once, as it takes time and does not change; valid, as it was parsed."""
         config = self.config.clone()
         config["ckpt_path"], config["overwrite"] = None, False  # of this start, not of the run
-        text: str = self.parser.dump(config, skip_none=False)
+        text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
         return text
