@@ -50,6 +50,8 @@ def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree)
     content = yaml.safe_load(path.read_text())
     for library in ("timm", "peft") if "TimmBackbone" in path.read_text() else ():
         pytest.importorskip(library, reason="needs fedsim[models]")
+    if "MLFlowLogger" in path.read_text():
+        pytest.importorskip("mlflow", reason="needs fedsim[mlflow]")
     options = completing_options(content)
     if "MarketFolders" in path.read_text():
         options += [f"--data.source.root={market_tree}", "--model.client.batch_size=4", "--data.val=none"]

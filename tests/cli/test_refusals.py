@@ -8,6 +8,7 @@ import torch
 from lightning import Trainer
 
 from fedsim.__main__ import main
+from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError
 from fedsim.federation.compatibility import naming_the_field
 from run_dirs import write_run
@@ -230,6 +231,24 @@ def test_a_class_whose_package_is_missing_names_it(capsys, tiny, tmp_path, optio
     line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
     assert package in line.lower()
     assert "pip install" in line
+
+
+def test_the_reason_of_others_constructors_is_said_and_that_of_ours_is_a_defect():
+    # as the parser wrote it of Lightning's MLFlowLogger without a tracking_uri, with MLflow 3.17
+    message = """Does not validate against any of the Union subtypes
+Subtypes: [<class 'lightning.pytorch.loggers.logger.Logger'>, <class 'bool'>, <class 'NoneType'>]
+Errors:
+  - The filesystem tracking backend (e.g., './mlruns') is in maintenance mode. Please migrate to a database backend
+  - Expected a <class 'bool'>
+Given value type: <class 'jsonargparse._namespace.Namespace'>
+Given value: Namespace(class_path='lightning.pytorch.loggers.MLFlowLogger', init_args=Namespace(run_name=None))"""
+    verdict = verdict_on(ValueError(message), "fit")
+    assert verdict.code == 2
+    assert verdict.message == (
+        "MLFlowLogger cannot be built (The filesystem tracking backend (e.g., './mlruns') is in maintenance mode. "
+        "Please migrate to a database backend)"
+    )
+    assert verdict_on(ValueError(message.replace("lightning.pytorch.", "fedsim.")), "fit") is None
 
 
 # -- own classes -------------------------------------------------------------------------------------------------------

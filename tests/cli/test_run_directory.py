@@ -131,3 +131,28 @@ def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_pat
         logged = [event.value for event in events.Scalars(name)]
         assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)
         assert len(logged) >= 2
+
+
+def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.chdir(tmp_path)  # the file of its config is there
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    logger = ["--config", ROOT / "configs" / "loggers" / "mlflow.yaml"]
+    few = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1"]
+    call("fit", "--config", tmp_path / "tiny.yaml", *logger, *few, "--run_dir", tmp_path / "run")
+    call("fit", "--ckpt_path", tmp_path / "run", "--run_dir", tmp_path / "run", "--trainer.max_epochs=2")
+    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    experiment = client.get_experiment_by_name("fedsim")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.info.run_id == (tmp_path / "run" / "mlflow_id").read_text()
+    assert run.data.params["model/method/class_path"] == "fedsim.methods.FedPav"
+    assert not any(str(tmp_path) in value for value in run.data.params.values())
+    with (tmp_path / "run" / "metrics.csv").open() as second, (tmp_path / "run" / "metrics-1.csv").open() as first:
+        rows = [*csv.DictReader(first), *csv.DictReader(second)]
+    for name in ("train/loss", "test/global/unseen/mAP"):
+        logged = [number.value for number in client.get_metric_history(run.info.run_id, name)]
+        assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)
+        assert len(logged) >= 2
+    call("fit", "--config", tmp_path / "tiny.yaml", *logger, *few, "--run_dir", tmp_path / "run", "--overwrite=true")
+    assert len(client.search_runs([experiment.experiment_id])) == 2

@@ -16,7 +16,7 @@ from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
@@ -43,6 +43,7 @@ from fedsim.federation.callbacks import (
     RunSummary,
     ScoreLastRound,
     Tracking,
+    join_mlflow_run,
     join_run,
 )
 from fedsim.federation.compatibility import naming_the_field
@@ -165,6 +166,8 @@ class FedSimCLI(LightningCLI):
             for logger in self.trainer.loggers:
                 if isinstance(logger, WandbLogger):
                     join_run(logger, self.run_dir)
+                elif isinstance(logger, MLFlowLogger):
+                    join_mlflow_run(logger, self.run_dir, self._resolved())
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are of use."""

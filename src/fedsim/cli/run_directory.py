@@ -18,6 +18,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder, replacing
 from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
+from fedsim.federation.callbacks.mlflow_run import MLFLOW_ID_FILE
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
 from fedsim.federation.federation import Federation
@@ -233,8 +234,9 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
             f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
             "or --ckpt_path last to continue it"
         )
-    if overwrite or not restart:  # a job that begins again is still the same W&B run
-        (folder / RUN_ID_FILE).unlink(missing_ok=True)
+    if overwrite or not restart:  # a job that begins again is still the same run of W&B or MLflow
+        for name in (RUN_ID_FILE, MLFLOW_ID_FILE):
+            (folder / name).unlink(missing_ok=True)
     if not has_run:
         return
     for path in (*metrics_files(folder), summary):

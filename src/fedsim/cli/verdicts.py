@@ -117,13 +117,19 @@ def _not_built(message: str) -> str | None:
     if lacks := re.search(r"Requirement '([^']*)' not met", message):
         name = found[1].rpartition(".")[2] if found else message.partition(" ")[0].strip("`")
         return f"{name} needs {lacks[1]}, which is not installed; run pip install '{lacks[1]}'"
-    if not message.startswith("Does not validate") or found is None or "Option '" in found[2]:
+    if not message.startswith("Does not validate"):
         return None
-    return f"{found[1].rpartition('.')[2]} cannot be built ({one_line(found[2], 240)})"
+    if found is None:  # a constructor's own words; of our classes' and the user's constructors they may be a defect
+        raised = re.search(r"\nErrors:\n  - (.*?)(?=\n  - |\nGiven value)", message, re.DOTALL)
+        of = re.search(r"^Given value: Namespace\(class_path='((?:lightning|torch)\.[\w.]+)'", message, re.MULTILINE)
+        name, why = (of[1], raised[1]) if of and raised else ("", "")
+    else:
+        name, why = (found[1], found[2]) if "Option '" not in found[2] else ("", "")
+    return f"{name.rpartition('.')[2]} cannot be built ({one_line(why, 240)})" if name else None
 
 
 def _said_by_others(error: Exception) -> str | None:
-    """Say what torch, the disk and W&B mean; None: it is none of what they say."""
+    """Say what torch, the disk, W&B and MLflow mean; None: it is none of what they say."""
     if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
         return lost
     if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
@@ -131,6 +137,9 @@ def _said_by_others(error: Exception) -> str | None:
         return f"{where}: cannot be written ({error.strerror}); make room or write to another folder"
     if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
         return f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline"
+    if type(error).__module__.startswith("mlflow."):
+        said = one_line(str(error), 200)
+        return f"trainer.logger: MLflow says {said}; tracking_uri names its server, or a file: sqlite:///mlflow.db"
     return None
 
 
