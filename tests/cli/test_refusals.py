@@ -119,10 +119,28 @@ OF_THE_PARSER = [
     ("--model.method=small.Some", "small.Some is no Method; derive it from Method"),
     ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
     ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
-    ("--model.client.batchsize=3", "there is no such option; did you mean model.client.batch_size?"),
+    ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
     ("--trainer.max_epoch=3", "--trainer.max_epoch: there is no such option; did you mean --trainer.max_epochs?"),
     ("--model.availability=5", "model.availability: is a section"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [("report --hmtl x", "--hmtl: there is no such option; did you mean --html?; fedsim report --help lists"),
+     ("report runs --htm x", "--htm: there is no such option; did you mean --html?"),  # a beginning is no name
+     ("rank --distanc cosine f.npz", "--distanc: there is no such option; did you mean --distance?"),
+     ("sweep --metod fedpav", "--metod: there is no such option; did you mean --method?"),
+     ("doctor --jsn", "--jsn: there is no such option; did you mean --json?"),
+     ("data check --rot x", "--rot: there is no such option; did you mean --root?"),
+     ("augment fit --config c --losses.imag 3", "--losses.imag: there is no such option; did you mean --losses.image?"),
+     ("papers --paper 003", "papers: cannot use --paper"),
+     ("papers 003 004", "papers: cannot use 004; give one paper, or one name, or nothing")],
+)  # fmt: skip
+def test_every_command_answers_a_slip_in_a_line(capsys, tmp_path, monkeypatch, words, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c").write_text("data: {source: SyntheticReID}")
+    assert line in refuse(capsys, *words.split())
 
 
 @pytest.mark.parametrize(("option", "words"), OF_THE_PARSER, ids=[case[0] for case in OF_THE_PARSER])

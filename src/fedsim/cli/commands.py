@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 
 from fedsim.cli.config_files import join_configs, with_shipped
 from fedsim.cli.papers.files import with_paper
-from fedsim.cli.verdicts import understood
+from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError
 
 _MODULES = {
@@ -55,6 +55,4 @@ def call(command: Callable[..., Any], args: list[str], name: str) -> str:
     description = (command.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, prog=f"fedsim {name}", description=description)
     parser.add_function_arguments(command, as_group=False)
-    with understood(name, [action.dest for action in parser._actions]):
-        given = parser.parse_args(args).as_dict()
-    return str(command(**given) or "")
+    return str(command(**parsed(parser, args).as_dict()) or "")

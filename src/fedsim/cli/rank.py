@@ -14,6 +14,7 @@ from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
+from fedsim.cli.verdicts import parsed
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
@@ -171,4 +172,4 @@ def run(args: list[str]) -> str:
     parser.add_function_arguments(rank, skip={"features", *flags})
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
-    return rank(**parser.parse_args(args).as_dict())
+    return rank(**parsed(parser, args).as_dict())

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from jsonargparse import ArgumentParser, Namespace
+
 from fedsim.cli.class_names import did_you_mean, missing_class, unknown_argument
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 
@@ -87,6 +89,12 @@ def understood(command: str, known: Iterable[str]) -> Iterator[None]:
         raise ConfigError(
             f"{file}, line {line}: {type(error).__name__}: {error}; the config names a class of this file"
         ) from error
+
+
+def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
+    """Parse the options of a command, which has the name ``parser.prog``; raise ConfigError if one is wrong."""
+    with understood(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
+        return parser.parse_args(args)
 
 
 def _place_of(error: Exception) -> tuple[str, int | None]:
@@ -179,9 +187,10 @@ def explain(message: str, known: Iterable[str] = ()) -> str:
     if not key:
         text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", what)
         text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
-        text = re.sub(r"^unrecognized arguments: (--[\w.]+)(=\S*)?$", r"\1: there is no such option", text)
-        if named := re.match(r"(-*)([\w.]+): there is no such option$", text):
-            text += f"; {guess}" if (guess := did_you_mean(_BELOW_COMMAND.sub("", named[2]), known)) else ""
+        text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
+        if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
+            guess = did_you_mean(_BELOW_COMMAND.sub("", named[2]), known)
+            text += f"; {guess.replace('mean ', f'mean {named[1]}')}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
             text = f"{text}; give a config that has them, such as --config quickstart"
         return one_line(_BELOW_COMMAND.sub("", text), 340)

@@ -11,6 +11,7 @@ from fedsim.cli.augment.settings import check_settings_files
 from fedsim.cli.commands import run_subcommand
 from fedsim.cli.config_files import join_configs, with_shipped
 from fedsim.cli.papers.files import with_paper
+from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.launch import find_launch, leave_launcher
 
@@ -26,7 +27,7 @@ def _fit(args: list[str]) -> str:
     """Parse the options of :func:`fit`, and call it as a process that schedulers can end."""
     parser = fit_parser()
     check_settings_files(args)
-    given = parser.parse_args(args)
+    given = parsed(parser, args)
     launch = find_launch()
     if launch is not None and launch.nodes * launch.per_node > 1:
         raise ConfigError(

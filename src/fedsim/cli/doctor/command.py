@@ -16,6 +16,7 @@ from fedsim.cli.doctor.facts import Facts, Wish
 from fedsim.cli.doctor.trials import gather
 from fedsim.cli.output import say
 from fedsim.cli.papers.files import with_paper
+from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import NotReadyError
 
 _SECTIONS = ("trainer", "model")
@@ -32,7 +33,7 @@ def run(args: list[str]) -> str:
     Raises:
         NotReadyError: if something stands in the way; the page is written before.
     """
-    given = _parser().parse_args(join_configs(with_paper(args)))
+    given = parsed(_parser(), join_configs(with_paper(args)))
     wish = _wish(given.as_dict())
     facts = gather(wish)
     checkup = examine(facts, wish)
@@ -46,7 +47,7 @@ def run(args: list[str]) -> str:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, prog="fedsim doctor", description=_DESCRIPTION)
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, prog="fedsim doctor", description=_DESCRIPTION)
     options = {
         "trainer.accelerator": (str | None, "auto, cpu or gpu"),
         "trainer.devices": (

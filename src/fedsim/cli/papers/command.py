@@ -27,7 +27,13 @@ def run_papers_command(args: list[str]) -> int:
     """Run ``fedsim papers [PAPER | PAPER/NAME]``; return the exit code: 0, or 2 if there is no such paper or name."""
     parser = ArgumentParser(prog="fedsim papers", description="List papers, or show one, with its printed numbers.")
     parser.add_argument("which", nargs="?", help="a paper, such as 003; or what begins with a name: 003/table5")
-    which = parser.parse_args(args).which
+    given, others = parser.parse_known_args(args)
+    which = given.which
+    if others:
+        sys.stderr.write(
+            f"fedsim: error: papers: cannot use {' '.join(others)}; give one paper, or one name, or nothing\n"
+        )
+        return 2
     keys = list_papers() if which is None else [which]
     try:
         text = _part(which) if "/" in (which or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 
 from fedsim.cli.report.table import report
+from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError
 
 _FLAGS = {
@@ -16,13 +17,15 @@ _FLAGS = {
 
 def run(args: list[str]) -> str:
     """Parse ``fedsim report RUN... [options]``."""
-    parser = ArgumentParser(exit_on_error=False, prog="fedsim report", description="Print a table over runs.")
+    parser = ArgumentParser(
+        exit_on_error=False, allow_abbrev=False, prog="fedsim report", description="Print a table over runs."
+    )
     parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
     parser.add_function_arguments(report, skip={"runs", *_FLAGS})
     parser.add_argument("--best", action="store_true", help="short for --rule best")
     for name, text in _FLAGS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    config = parser.parse_args(args).as_dict()
+    config = parsed(parser, args).as_dict()
     if config.pop("best"):
         if config["rule"] not in (None, "best"):
             raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")

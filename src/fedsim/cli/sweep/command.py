@@ -19,6 +19,7 @@ from fedsim.cli.sweep.file import read_content, sweep_of
 from fedsim.cli.sweep.local import compare_results, plan_jobs, table_of
 from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.cli.sweep.running import run_jobs
+from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.core.files import make_folder
 
@@ -61,7 +62,7 @@ def _sweep_parser() -> ArgumentParser:
 def run(args: list[str]) -> str:
     """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every draw."""
     own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-    config = _sweep_parser().parse_args(own)
+    config = parsed(_sweep_parser(), own)
     _check(config)
     name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
     sweep = sweep_of(content, name)
