@@ -52,8 +52,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    # what was imported lives until the end; to look for garbage in it takes a tenth of the tests' time
+    # what was imported lives until the end: to look for garbage in it, and so often, takes a tenth of the tests' time
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_unconfigure():
