@@ -1,4 +1,4 @@
-"""Imported last by the server of forked processes: their collectors leave alone what it has imported, and look less often."""
+"""Imported last by the server of forked processes: their collectors leave alone what is there, and look less often."""
 
 import gc
 
