@@ -45,6 +45,7 @@ from fedsim.federation.callbacks import (
     Tracking,
     join_mlflow_run,
     join_run,
+    reach_mlflow,
 )
 from fedsim.federation.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
@@ -162,12 +163,19 @@ class FedSimCLI(LightningCLI):
         if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
             make_run_dir(self.run_dir)
         if self.subcommand == "fit":
-            prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
-            for logger in self.trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    join_run(logger, self.run_dir)
-                elif isinstance(logger, MLFlowLogger):
-                    join_mlflow_run(logger, self.run_dir, self._resolved())
+            self._begin_run(config)
+
+    def _begin_run(self, config: Namespace) -> None:
+        """Make the run directory ready for a fit, and let trackers continue its run or begin one."""
+        mlflow = [logger for logger in self.trainer.loggers if isinstance(logger, MLFlowLogger)]
+        for logger in mlflow:
+            reach_mlflow(logger)
+        prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
+        for logger in mlflow:
+            join_mlflow_run(logger, self.run_dir, self._resolved())
+        for other in self.trainer.loggers:
+            if isinstance(other, WandbLogger):
+                join_run(other, self.run_dir)
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are of use."""

@@ -2,7 +2,7 @@
 
 from fedsim.federation.callbacks.config import KeepConfig
 from fedsim.federation.callbacks.last_round import ScoreLastRound
-from fedsim.federation.callbacks.mlflow_run import join_mlflow_run
+from fedsim.federation.callbacks.mlflow_run import join_mlflow_run, reach_mlflow
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.summary import RunSummary
@@ -19,4 +19,5 @@ __all__ = [
     "Tracking",
     "join_mlflow_run",
     "join_run",
+    "reach_mlflow",
 ]

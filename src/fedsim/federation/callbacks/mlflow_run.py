@@ -15,6 +15,11 @@ MLFLOW_ID_FILE = "mlflow_id"
 """In the run directory: the id of the MLflow run that a continued job continues."""
 
 
+def reach_mlflow(logger: MLFlowLogger) -> None:
+    """Ask a logger's server something, before the run directory is touched; MLflow raises if it does not answer."""
+    logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
+
+
 def join_mlflow_run(logger: MLFlowLogger, folder: Path, config: Mapping[str, Any]) -> None:
     """Let a logger, before its first use, continue the MLflow run whose id is in the run directory, or begin one.
 
