@@ -130,6 +130,7 @@ class FedSimCLI(LightningCLI):
         self.run_dir = Path(config["run_dir"])
         if self.subcommand != "fit":
             self.save_config_callback = None  # the run's own config.yaml stays as it was
+            config["trainer"]["logger"] = False  # some write files, or ask a server, when they are built
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
             raise ConfigError(
                 f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
@@ -197,7 +198,7 @@ class FedSimCLI(LightningCLI):
         )
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
-        kwargs["logger"] = self._loggers(config["logger"]) if self.subcommand == "fit" else False
+        kwargs["logger"] = self._loggers(config["logger"])
         # without Lightning's bar, and without its complaint that ours is one
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         with naming_the_field(vars(config)):
