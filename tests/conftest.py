@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from PIL import Image
 
 from failing import PATIENCE, is_of_a_launcher, run_forked
+from fedsim.cli.fit import FedSimCLI
 from quick_start import QuickPython
 from seen_by import measure_for
 from tiny_run import TINY
@@ -40,6 +42,27 @@ def _nothing_left_by_earlier_tests():
         if is_of_a_launcher(name):
             del os.environ[name]
     torch.use_deterministic_algorithms(False)
+    path = [*sys.path]
+    yield
+    sys.path[:] = path  # a command adds the folder that it works in, and Python looks for each module in all of them
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _parsers_are_built_once():
+    """A command's parser takes a quarter of its time to build, and is the same for each command line."""
+    built = {}
+    build = FedSimCLI.setup_parser
+
+    def setup_parser(cli, *args):
+        if cli.command not in built:
+            build(cli, *args)
+            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+            built[cli.command] = {name: vars(cli)[name] for name in names}
+        vars(cli).update(built[cli.command])
+        vars(cli.parser).pop("print_config", None)  # of a command line with a mistake behind --print_config
+
+    with mock.patch.object(FedSimCLI, "setup_parser", setup_parser):
+        yield
 
 
 def pytest_collection_modifyitems(items):

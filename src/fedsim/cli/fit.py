@@ -117,6 +117,10 @@ class FedSimCLI(LightningCLI):
         with understood(command, [action.dest for action in own._actions]):
             super().parse_arguments(parser, args)
 
+    def _dump_config(self) -> None:
+        """Leave out the hyper-parameters, which neither class saves: writing them out takes a fifth of ``describe``."""
+        self.config_dump: dict[str, Any] = {}
+
     def before_instantiate_classes(self) -> None:
         """Settle the run directory before anything is built."""
         config = self.config[self.subcommand]

@@ -42,11 +42,14 @@ def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None
 
 def log_scores(federation: LightningModule, metrics: dict[str, float]) -> dict[str, float]:
     """Log scores, which are equal on all ranks already, and return them; of very many data sets loggers get means."""
+    trainer = federation.trainer
     values = {name: torch.tensor(value) for name, value in metrics.items()}  # on the CPU: of numbers Lightning makes
     few = {name: values[name] for name in few_names(metrics)}  # tensors on the GPU, and reads each of them again
-    # sync_dist for rank 0 alone: no collective, and no advice to use one
-    federation.log_dict(few, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
-    federation.trainer.callback_metrics.update(values)
+    if trainer.state.fn == "fit":
+        publish(trainer, trainer.current_epoch, {name: value.item() for name, value in few.items()})
+    else:  # trainer.test() returns what was logged so; sync_dist for rank 0 alone: no collective, no advice to use one
+        federation.log_dict(few, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+    trainer.callback_metrics.update(values)
     return metrics
 
 
