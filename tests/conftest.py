@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ import torch
 import yaml
 from PIL import Image
 
+import once
 from failing import PATIENCE, is_of_a_launcher, run_forked
-from fedsim.cli.fit import FedSimCLI
 from quick_start import QuickPython
 from seen_by import measure_for
 from tiny_run import TINY
@@ -47,21 +47,17 @@ def _nothing_left_by_earlier_tests():
     sys.path[:] = path  # a command adds the folder that it works in, and Python looks for each module in all of them
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _people_are_drawn_once(request):
+    """Take the pictures of earlier tests, but in tests of the drawing."""
+    with nullcontext() if request.path.name == "test_synthetic.py" else once.people():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _parsers_are_built_once():
-    """A command's parser takes a quarter of its time to build, and is the same for each command line."""
-    built = {}
-    build = FedSimCLI.setup_parser
-
-    def setup_parser(cli, *args):
-        if cli.command not in built:
-            build(cli, *args)
-            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-            built[cli.command] = {name: vars(cli)[name] for name in names}
-        vars(cli).update(built[cli.command])
-        vars(cli.parser).pop("print_config", None)  # of a command line with a mistake behind --print_config
-
-    with mock.patch.object(FedSimCLI, "setup_parser", setup_parser):
+    """A command's parser is the same for all its command lines."""
+    with once.parsers():
         yield
 
 

@@ -17,7 +17,7 @@ from budgets import counted_waits
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.strategy import FederatedStrategy
-from runs import differences, drawn_once, fit, judged_in_two_steps, options
+from runs import differences, fit, judged_in_two_steps, options
 from small_generators import STEPS, WIDTHS
 
 SOURCE = Path(fedsim.__file__).parent
@@ -225,7 +225,7 @@ def _prefetch(folder):
 
 def _commands(*commands):
     """Call commands on the pretended GPU."""
-    with pretend.cuda(2), drawn_once():
+    with pretend.cuda(2):
         for words in commands:
             assert main([str(word) for word in words]) == 0
 

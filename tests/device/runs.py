@@ -7,7 +7,6 @@ from pathlib import Path
 from unittest import mock
 
 import lightning
-import numpy as np
 import torch
 import yaml
 from jsonargparse import ArgumentParser
@@ -15,7 +14,6 @@ from jsonargparse import ArgumentParser
 from failing import last, read_result
 from fedsim.cli.config_files import with_clients
 from fedsim.cli.fit import FederatedDataModule, Federation
-from fedsim.data.synthetic import SyntheticImages
 from fedsim.federation import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import told_apart
@@ -96,9 +94,8 @@ def fit(folder, name, *more, gpus=0, rounds=2, scored=True, **trainer):
         **where,
         **trainer,
     }
-    with drawn_once():
-        used = Trainer(run_dir=folder, **settings)
-        used.fit(made.model, datamodule=made.data)
+    used = Trainer(run_dir=folder, **settings)
+    used.fit(made.model, datamodule=made.data)
     return left_by(folder) if used.is_global_zero else None  # it may be writing still
 
 
@@ -119,22 +116,6 @@ def _settings(name, *more):
     method.pop("trainer", None)
     configs = [word for config in (CONFIG, method) for word in ("--config", json.dumps(config))]
     return _parser().parse_args(with_clients([*configs, *SETTINGS.get(name, ()), *more]))
-
-
-_draw, _pictures = SyntheticImages.decode, {}
-
-
-def _drawn_once(self, size):
-    own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
-    keys = [(self.seed, self.domain, *size, *key) for key in own]
-    if new := [place for place, key in enumerate(keys) if key not in _pictures]:
-        _pictures.update(zip([keys[place] for place in new], _draw(self.take(np.array(new)), size), strict=True))
-    return torch.stack([_pictures[key] for key in keys])
-
-
-def drawn_once():
-    """Take pictures from earlier fits of this process, until the end of the block."""
-    return mock.patch.object(SyntheticImages, "decode", _drawn_once)
 
 
 def judged_in_two_steps():

@@ -8,15 +8,14 @@ from safetensors.torch import load_file
 
 import pretend
 from fedsim.__main__ import main
-from runs import differences, drawn_once, judged_in_two_steps, left_by, options
+from runs import differences, judged_in_two_steps, left_by, options
 from small_generators import STEPS, WIDTHS
 
 GPU, CPU = (f"--trainer.accelerator={name}" for name in ("gpu", "cpu"))
 
 
 def call(*words):
-    with drawn_once():
-        assert main([str(word) for word in words]) == 0
+    assert main([str(word) for word in words]) == 0
 
 
 def on(device, *words):

@@ -1,0 +1,55 @@
+"""What is made once per process, as many tests have the same: people, and the parsers of commands."""
+
+from contextlib import nullcontext
+from unittest import mock
+
+import numpy as np
+import torch
+
+from fedsim.cli.fit import FedSimCLI
+from fedsim.data.synthetic import SyntheticImages
+
+_MOST = 20_000  # pictures that are kept, of 1 to 6 KB each
+_draw, _pictures = SyntheticImages.decode, {}
+_init, _build, _built = FedSimCLI.__init__, FedSimCLI.setup_parser, {}
+
+
+def _decode(self, size):
+    own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
+    keys = [(self.seed, self.domain, *size, *key) for key in own]
+    if not keys:
+        return _draw(self, size)
+    new = [place for place, key in enumerate(keys) if key not in _pictures]
+    made = {}
+    if new:
+        drawn = _draw(self.take(np.array(new)), size)
+        made = {keys[place]: picture.clone() for place, picture in zip(new, drawn, strict=True)}
+    pictures = torch.stack([made[key] if key in made else _pictures[key] for key in keys])
+    if len(_pictures) < _MOST:
+        _pictures.update(made)
+    return pictures
+
+
+def people():
+    """Take pictures that this process has drawn already, until the end of the block."""
+    return mock.patch.object(SyntheticImages, "decode", _decode)
+
+
+def _setup_parser(cli, *args):
+    if cli.command not in _built:
+        _build(cli, *args)
+        names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+        _built[cli.command] = {name: vars(cli)[name] for name in names}
+    vars(cli).update(_built[cli.command])
+    vars(cli.parser).pop("print_config", None)  # of a command line with a mistake behind --print_config
+
+
+def _begin(cli, args):
+    helps = any("help" in word for word in args)  # only then are the docstrings of settings read
+    with nullcontext() if helps else mock.patch.object(FedSimCLI, "setup_parser", _setup_parser):
+        _init(cli, args)
+
+
+def parsers():
+    """Take the parser that this process has built already, until the end of the block."""
+    return mock.patch.object(FedSimCLI, "__init__", _begin)
