@@ -122,7 +122,7 @@ def quick_python(tmp_path, monkeypatch):
     server = QuickPython(folder)
     monkeypatch.setattr(sys, "executable", str(server.python))
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    yield
+    yield server
     server.close()
 
 

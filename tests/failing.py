@@ -213,7 +213,7 @@ class Launched:
 def _launcher(args, variables, log):
     os.setsid()
     _become(0, variables, log)
-    sys.argv = ["fedsim", *args]
+    sys.argv = ["tests", *args]  # fedsim itself would start ranks that import everything
     script = "lightning.pytorch.strategies.launchers.subprocess_script.subprocess"
     with mock.patch(script, SimpleNamespace(Popen=ForkedChild)):
         sys.exit(main(args))

@@ -1,6 +1,7 @@
 """Imported last by the server of forked processes: what they would make first, and a collector that leaves it alone."""
 
 import gc
+import logging
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
@@ -10,6 +11,7 @@ from fedsim.__main__ import main
 once.parsers().start()
 with redirect_stdout(StringIO()), suppress(SystemExit):
     main(["fit", "--print_config"])
+logging.root.handlers.clear()  # of this process
 
 gc.freeze()
 gc.set_threshold(20_000, 20, 20)

@@ -17,10 +17,12 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from failing import Forked, room
+from fedsim.core import spares
 from fedsim.strategy.strategy import _LAUNCHER
 
 _PROGRAM = """#!{python} -IS
@@ -53,6 +55,8 @@ class QuickPython:
     """Answers the small programs ``python`` and ``fedsim`` in a folder, until it is closed."""
 
     def __init__(self, folder):
+        self.asked = []
+        """the words of each call"""
         self.python, self.fedsim = folder / "python", folder / "fedsim"
         address = f"\0fedsim-tests-{os.getpid()}-{folder.name}"  # of no file
         for path, words in ((self.python, []), (self.fedsim, ["-m", "fedsim"])):
@@ -73,17 +77,19 @@ class QuickPython:
         with suppress(OSError):  # closed
             while True:
                 link, _ = self._door.accept()
-                threading.Thread(target=_serve, args=(link,), daemon=True).start()
+                threading.Thread(target=_serve, args=(link, self.asked), daemon=True).start()
 
 
-def _serve(link):
+def _serve(link, asked):
     """Start a process for a program, and tell the program its number and its end; it ends with the program."""
     with link:
         head, descriptors, *_ = socket.recv_fds(link, 8, 3)
         (length,) = struct.unpack("q", head)
         content = link.recv(length, socket.MSG_WAITALL)
         files = [multiprocessing.connection.Connection(descriptor) for descriptor in descriptors]
-        process = Forked(_run, (*pickle.loads(content), files))
+        words = pickle.loads(content)
+        asked.append(words[0])
+        process = Forked(_run, (*words, files))
         process.start()
         for file in files:
             file.close()
@@ -107,11 +113,19 @@ def _run(words, cwd, variables, program, files):
     sys.executable = str(Path(program).with_name("python"))
     if "OMP_NUM_THREADS" in variables:  # torch reads it when it is imported
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
-    if _LAUNCHER in variables:  # a rank looks whether its parent is still the one that started it
-        os.environ[_LAUNCHER] = str(os.getppid())
+    _take_parent()
     if words[0] == "-P":
         words = words[1:]
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv, become = ["-c"], spares.become_rank
+
+        def become_rank():
+            become()
+            _take_parent()
+
+        with mock.patch.object(spares, "become_rank", become_rank):
+            exec(words[1], {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = words[1:]
         for name in (words[1], f"{words[1]}.__main__"):  # imported already, of which runpy would warn
             sys.modules.pop(name, None)
@@ -120,3 +134,9 @@ def _run(words, cwd, variables, program, files):
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _take_parent():
+    """A rank looks whether its parent is still the one that started it: here, that is another process."""
+    if _LAUNCHER in os.environ:
+        os.environ[_LAUNCHER] = str(os.getppid())

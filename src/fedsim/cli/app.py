@@ -11,6 +11,7 @@ from jsonargparse import set_parsing_settings
 from fedsim.cli.commands import plain_command
 from fedsim.cli.options import WITH_TRAINER, asks_for_several, check_options
 from fedsim.cli.output import rank_of_this_process, say
+from fedsim.cli.ranks import start_ranks
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
@@ -64,6 +65,8 @@ def _run(command: str, words: list[str]) -> None:
         say(run_seeds(words))
     elif command in WITH_TRAINER:
         check_options(words, command)
+        if command != "describe" and not helps:
+            start_ranks(words)
         with imports_without_collection():
             from fedsim.cli.fit import run
 

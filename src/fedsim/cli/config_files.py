@@ -25,11 +25,11 @@ SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
     """Read a command line's config files by :func:`read_config`: the parser does not say which one is broken."""
     for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        if path := _config_at(here, following):
+        if path := config_at(here, following):
             read_config(path, sections)
 
 
-def _config_at(here: str, following: str) -> str | None:
+def config_at(here: str, following: str) -> str | None:
     """Return the config file that a word of a command line, with the one after it, names."""
     if here in ("--config", "-c"):
         return following
@@ -52,7 +52,7 @@ def with_shipped(args: Sequence[str]) -> list[str]:
     """
     found = list(args)
     for place, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
-        path = _config_at(here, following)
+        path = config_at(here, following)
         if path is None or path.startswith("{") or Path(path).exists():
             continue
         own = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
@@ -73,7 +73,7 @@ def with_clients(args: list[str]) -> list[str]:
     for position, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
         if here.startswith("--model.clients."):
             return args if named else [*args[:position], "--model.clients={}", *args[position:]]
-        if path := _config_at(here, following):
+        if path := config_at(here, following):
             model = read_config(path).get("model")
             named = model.get("clients", named) if isinstance(model, dict) else named
         elif here.partition("=")[0] == "--model.clients":

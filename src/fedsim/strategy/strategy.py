@@ -25,6 +25,7 @@ from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel, end_with_launcher
 from fedsim.strategy.launch import check_address
 from fedsim.strategy.notebook import OneRank, check_notebook
+from fedsim.strategy.ready_ranks import ReadyRanks
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
 
 T = TypeVar("T")
@@ -162,8 +163,8 @@ class FederatedStrategy(DDPStrategy):
         assert self.cluster_environment is not None
         if self._start_method == "popen":
             check_notebook(self.num_processes * self.num_nodes, self.cluster_environment)
-            if self.num_processes * self.num_nodes == 1:
-                self._launcher = OneRank(self.cluster_environment, self.num_processes, self.num_nodes)
+            launcher = OneRank if self.num_processes * self.num_nodes == 1 else ReadyRanks
+            self._launcher = launcher(self.cluster_environment, self.num_processes, self.num_nodes)
         if isinstance(self.cluster_environment, SLURMEnvironment):
             self.cluster_environment.auto_requeue = False  # it would save in the middle of a round; Preemption does not
             end_with_launcher(os.getppid())
