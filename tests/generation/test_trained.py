@@ -109,7 +109,7 @@ def test_the_mean_image_and_one_colour_per_image_reconstruct_worse(town, guess):
     ("identity", 0.3),  # 0.13 0.15 0.16
     ("appearance code", 0.7),  # 0.57 0.55 0.60
     ("structure code", 0.7),  # 0.53 0.51 0.58
-    ("swapped identity", 0.5),  # 0.28 0.28 0.37
+    ("swapped identity", 0.55),  # 0.28 0.28 0.37
     ("teacher", 0.2),  # 0.03 0.03 0.03
 ])  # fmt: skip
 def test_losses_fall(town, name, share):

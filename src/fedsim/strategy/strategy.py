@@ -24,6 +24,7 @@ from fedsim.core.versions import begin_version, publish_version
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel, end_with_launcher
 from fedsim.strategy.launch import check_address
+from fedsim.strategy.memory_sum import LEAST, MemorySum
 from fedsim.strategy.notebook import OneRank, check_notebook
 from fedsim.strategy.ready_ranks import ReadyRanks
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
@@ -75,6 +76,7 @@ class FederatedStrategy(DDPStrategy):
         self._patient: Any = None  # the group in which ranks wait for each other's clients
         self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
         self._shared: SharedGpus | None = None  # if several ranks are on a GPU
+        self._memory: MemorySum | None = None  # from the first large sum on
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
@@ -233,9 +235,20 @@ class FederatedStrategy(DDPStrategy):
         if tensor.numel() and self.world_size > 1:
             if self._shared is not None and tensor.device.type == "cuda":
                 self._shared.sum_(tensor)
-            else:
+            elif not self._sum_in_memory(tensor):
                 self._wait(dist.all_reduce(tensor, async_op=True))
         return tensor
+
+    def _sum_in_memory(self, tensor: Tensor) -> bool:
+        """Sum a large table on the CPU where all ranks are on one machine; return whether that was done."""
+        is_large = tensor.dtype == torch.float64 and tensor.device.type == "cpu" and tensor.numel() >= LEAST
+        if not is_large or self.num_nodes > 1:
+            return False
+        if self._memory is None:
+            self._memory = MemorySum(
+                self.global_rank, self.world_size, lambda table: self.exchange([table]), self.broadcast
+            )
+        return self._memory.sum_(tensor)
 
     def make_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""

@@ -1,0 +1,69 @@
+"""Sums of large tables by ranks of one machine, in memory that they share: gloo sends them through sockets."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsim.core.shared import is_roomy, memory_folder, shared_rows
+
+LEAST = 2**16
+"""numbers in a table for which two meetings of all ranks cost less than gloo's copies"""
+
+_PART = 2**20  # numbers that are summed at a time: 8 MB
+
+
+class MemorySum:
+    """Sums float64 tables on CPUs. All ranks of the machine make theirs together.
+
+    Each rank writes its part of the table, then each adds up a share of it over all ranks, in their order. Two areas
+    take turns: whoever is slow may still read one while others write into the other.
+
+    Args:
+        rank: of this process.
+        ranks: their number.
+        exchange: sums a small float64 table over the ranks in place; no rank leaves before all have come.
+        broadcast: returns rank 0's text.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, exchange: Callable[[Tensor], object], broadcast: Callable[[str], str]
+    ) -> None:
+        self._rank, self._ranks, self._exchange, self._turn = rank, ranks, exchange, 0
+        shape = (2, ranks + 1, _PART)  # the last row is the sum
+        path = memory_folder() / f"fedsim-sum-{broadcast(secrets.token_hex(8))}"
+        self._areas = self._open(path, shape)
+        if rank == 0:
+            path.unlink(missing_ok=True)  # it lives as long as somebody has it open
+
+    def _open(self, path: Path, shape: tuple[int, int, int]) -> Tensor | None:
+        """Return the areas; None, on all ranks, if a rank has no room, or does not see the file of rank 0."""
+        areas = None
+        for turn in (self._rank == 0, self._rank > 0):  # rank 0 first
+            if turn and (path.exists() or (self._rank == 0 and is_roomy(8.0 * shape[0] * shape[1] * shape[2]))):
+                areas = shared_rows(path, shape)
+            found = torch.tensor([float(areas is not None)], dtype=torch.float64)
+            self._exchange(found)
+        return areas if found.item() == self._ranks else None
+
+    def sum_(self, table: Tensor) -> bool:
+        """Sum a contiguous float64 table over the ranks in place; return False, on all ranks, if there is no memory."""
+        if self._areas is None:
+            return False
+        for part in table.view(-1).split(_PART):
+            area, size = self._areas[self._turn], len(part)
+            self._turn = 1 - self._turn
+            area[self._rank, :size] = part
+            self._meet()
+            start, stop = (size * rank // self._ranks for rank in (self._rank, self._rank + 1))
+            torch.sum(area[: self._ranks, start:stop], dim=0, out=area[self._ranks, start:stop])
+            self._meet()
+            part.copy_(area[self._ranks, :size])
+        return True
+
+    def _meet(self) -> None:
+        self._exchange(torch.zeros(1, dtype=torch.float64))
