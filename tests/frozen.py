@@ -8,7 +8,8 @@ from io import StringIO
 import once
 from fedsim.__main__ import main
 
-once.parsers().start()
+until_the_end = once.parsers()
+until_the_end.__enter__()
 with redirect_stdout(StringIO()), suppress(SystemExit):
     main(["fit", "--print_config"])
 logging.root.handlers.clear()  # of this process

@@ -1,16 +1,20 @@
 """What is made once per process, as many tests have the same: people, and the parsers of commands."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import numpy as np
 import torch
+from jsonargparse import _subcommands as _library
 
 from fedsim.cli.fit import FedSimCLI
 from fedsim.data.synthetic import SyntheticImages
 
 _MOST = 20_000  # pictures that are kept, of 1 to 6 KB each
 _draw, _pictures = SyntheticImages.decode, {}
+_MANY = 100  # options
+_NAME = "filter_non_parsing_actions"
+_filter_anew, _filtered = getattr(_library, _NAME), {}
 _init, _build, _built = FedSimCLI.__init__, FedSimCLI.setup_parser, {}
 
 
@@ -50,6 +54,19 @@ def _begin(cli, args):
         _init(cli, args)
 
 
+def _filter(actions):
+    """What the library looks up three thousand times for a command line; of a list of hundreds it is kept."""
+    if not isinstance(actions, list) or len(actions) < _MANY:
+        return _filter_anew(actions)
+    of, number, found = _filtered.get(id(actions), (None, 0, None))
+    if of is not actions or number != len(actions):
+        found = _filter_anew(actions)
+        _filtered[id(actions)] = actions, len(actions), found
+    return found
+
+
+@contextmanager
 def parsers():
     """Take the parser that this process has built already, until the end of the block."""
-    return mock.patch.object(FedSimCLI, "__init__", _begin)
+    with mock.patch.object(FedSimCLI, "__init__", _begin), mock.patch.object(_library, _NAME, _filter):
+        yield
