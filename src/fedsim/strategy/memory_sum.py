@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.core.shared import is_roomy, memory_folder, shared_rows
+from fedsim.core.shared import is_roomy, memory_folder, shared_rows, slow_folder
 
 LEAST = 2**16
 """numbers in a table for which two meetings of all ranks cost less than gloo's copies"""
@@ -44,7 +45,7 @@ class MemorySum:
         """Return the areas; None, on all ranks, if a rank has no room, or does not see the file of rank 0."""
         areas = None
         for turn in (self._rank == 0, self._rank > 0):  # rank 0 first
-            if turn and (path.exists() or (self._rank == 0 and is_roomy(8.0 * shape[0] * shape[1] * shape[2]))):
+            if turn and (path.exists() or (self._rank == 0 and _has_room(8.0 * math.prod(shape)))):
                 areas = shared_rows(path, shape)
             found = torch.tensor([float(areas is not None)], dtype=torch.float64)
             self._exchange(found)
@@ -67,3 +68,8 @@ class MemorySum:
 
     def _meet(self) -> None:
         self._exchange(torch.zeros(1, dtype=torch.float64))
+
+
+def _has_room(num_bytes: float) -> bool:
+    """Whether there are so many bytes of memory, which is no folder on a disk."""
+    return memory_folder() != slow_folder() and is_roomy(num_bytes)
