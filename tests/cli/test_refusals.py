@@ -117,6 +117,12 @@ OF_THE_PARSER = [
     ("--model.method=fedsim.methods.FedPv", "has no attribute 'FedPv'); did you mean FedPav?"),
     ("--model.method=nowhere.Mine", "(no module named 'nowhere'); is nowhere installed, in the working directory"),
     ("--model.method=small.Some", "small.Some is no Method; derive it from Method"),
+    ("--model.method=sklearn.Foo", "no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the name right?"),
+    ("--model.backbone=sklearn.Foo", "there is no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the"),
+    ("--model.method=..FedPav", "model.method: there is no class ..FedPav; did you mean FedPav?"),
+    ("--model.client.optimizer={class_path: sklearn.A}", "no class sklearn.A (module 'sklearn' has no attribute 'A')"),
+    ("--model.client.optimizer=fedsim.methods.FedPav", "fedsim.methods.FedPav is no Optimizer; derive it from Optim"),
+    ("--model.client.optimizer=textwrap.dedent", "dedent cannot be used (Expected 'textwrap.dedent' to be a function that"),
     ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
     ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
     ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
@@ -292,7 +298,9 @@ def test_own_classes_are_found_in_the_working_directory(capsys, tiny, tmp_path, 
     [("def f(:", "line 1: SyntaxError: invalid syntax"),
      ("x = 1\ny = z", "line 2: NameError: name 'z' is not defined"),
      ("import not_there", "no module named 'not_there'); own_"),
-     ("class Other: pass", "has no attribute 'Mine')")],
+     ("class Other: pass", "has no attribute 'Mine')"),
+     ("def __getattr__(name):\n    raise AttributeError('nope')", ".Mine (nope); is the name right?"),
+     ("def __getattr__(name):\n    raise AttributeError", ".Mine (its module does not say why); is the name right?")],
 )  # fmt: skip
 def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, monkeypatch, text, words):
     name = own_module(tmp_path, monkeypatch, text)
