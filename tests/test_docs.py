@@ -70,6 +70,20 @@ def test_commands_of_the_readme_exist():
     assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
 
 
+def slow_dry_runs(text):
+    """Commands that train on drawn people at a size or for rounds that take hours."""
+    commands = re.sub(r"\\\n#?", "", text)  # one line each, also in the comments of a config
+    dry = [line for line in commands.splitlines() if re.search(r"fedsim fit .*data\.dry_run[ =]true", line)]
+    return [line for line in dry if not ("--data.size" in line and "--trainer.max_epochs" in line)]
+
+
+def test_commands_that_try_a_config_without_its_data_take_minutes():
+    small = "fedsim fit --data.dry_run true \\\n  --data.size '[64, 32]' --trainer.max_epochs 2"
+    assert [len(slow_dry_runs(text)) for text in (small, small.replace("size", "val"), "fedsim papers")] == [0, 1, 0]
+    shown = [*DOCUMENTS, *(ROOT / "configs").rglob("*.yaml")]
+    assert {path: found for path in shown if (found := slow_dry_runs(path.read_text()))} == {}
+
+
 def test_all_published_tables_are_listed():
     text = (ROOT / "docs" / "comparing.md").read_text().partition("| paper | tables |")[2]
     listed = {}
