@@ -70,6 +70,17 @@ def test_commands_of_the_readme_exist():
     assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
 
 
+def test_the_readme_says_where_its_numbers_are_the_same_bits():
+    """Vector instructions differ, so only on one type of CPU, with one version of torch."""
+    text = (ROOT / "README.md").read_text()
+    below_the_table = text.partition("<!-- quickstart table")[2].partition("\n```\n\n")[2].partition("\n\n")[0]
+    [promise] = re.findall(r"^- \*\*The same bits.*?(?=^- )", text, re.MULTILINE | re.DOTALL)
+    for part in (below_the_table, promise):
+        assert " type of CPU " in part
+        assert " torch" in part
+    assert re.search(r"AMD EPYC .*torch \d", below_the_table)
+
+
 def slow_dry_runs(text):
     """Commands that train on drawn people at a size or for rounds that take hours."""
     commands = re.sub(r"\\\n#?", "", text)  # one line each, also in the comments of a config
