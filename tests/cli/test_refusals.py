@@ -1,11 +1,13 @@
 """Mistakes that fedsim does not see itself, but Lightning, the parser or the disk: one line, exit code 2."""
 
 import sys
-from importlib.util import find_spec
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 from lightning import Trainer
+from lightning_utilities.core import imports
 
 from fedsim.__main__ import main
 from fedsim.cli.verdicts import verdict_on
@@ -235,7 +237,7 @@ def test_a_setting_that_does_not_fit_the_data_leaves_the_run_there_as_it_is(caps
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("--trainer.logger=TensorBoardLogger", "TensorBoardLogger needs save_dir; give it as --trainer.logger.save_dir"),
+    [("--trainer.callbacks=EarlyStopping", "EarlyStopping needs monitor; give it as --trainer.callbacks.monitor"),
      ("--trainer.callbacks=LearningRateFinder", "LearningRateFinder would train the server's step; set model.client"),
      ("--trainer.callbacks=BatchSizeFinder", "BatchSizeFinder would train the server's step; set model.client"),
      ("--trainer.precision=16", "trainer.precision: 16 is not supported; use 32-true or bf16-mixed")],
@@ -244,17 +246,37 @@ def test_what_lightning_has_and_a_federation_has_not(capsys, tiny, tmp_path, opt
     assert words in refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", options)
 
 
+def hide(monkeypatch, package, module, constant):
+    """Let Lightning look again for a package that is not there; ``constant`` of ``module`` holds what it found."""
+    real, there = imports._version, imports.module_available
+
+    def version(name):
+        if name == package:
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(imports, "_version", version)
+    monkeypatch.setattr(imports, "module_available", lambda name: name != package and there(name))
+    found = getattr(import_module(module), constant)
+    monkeypatch.setattr(f"{module}.{constant}", imports.RequirementCache(found.requirement, found.module))
+
+
+FABRIC, PYTORCH = "lightning.fabric.loggers", "lightning.pytorch"
+
+
 @pytest.mark.parametrize(
-    ("option", "package"),
-    [("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: logs}}", "tensorboard"),
-     ("--trainer.logger=MLFlowLogger", "mlflow"), ("--trainer.callbacks=RichProgressBar", "rich")],
+    ("option", "package", "where", "words"),
+    [("logger=TensorBoardLogger", "tensorboard", (f"{FABRIC}.tensorboard", "_TENSORBOARD_AVAILABLE"),
+      "TensorBoardLogger needs tensorboard, which is not installed; run pip install 'fedsim[tensorboard]'"),
+     ("logger=MLFlowLogger", "mlflow", (f"{PYTORCH}.loggers.mlflow", "_MLFLOW_AVAILABLE"),
+      "MLFlowLogger needs mlflow, which is not installed; run pip install 'fedsim[mlflow]'"),
+     ("callbacks=RichProgressBar", "rich", (f"{PYTORCH}.callbacks.progress.rich_progress", "_RICH_AVAILABLE"),
+      "RichProgressBar cannot be built (`RichProgressBar` requires `rich` >= 10.2.2. Install it by running `pip")],
 )  # fmt: skip
-def test_a_class_whose_package_is_missing_names_it(capsys, tiny, tmp_path, option, package):
-    if find_spec(package):
-        pytest.skip(f"{package} is installed")
-    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
-    assert package in line.lower()
-    assert "pip install" in line
+def test_a_class_whose_package_is_missing_names_it(capsys, monkeypatch, tiny, tmp_path, option, package, where, words):
+    hide(monkeypatch, package, *where)
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--trainer.{option}")
+    assert words in line
 
 
 def test_the_reason_of_others_constructors_is_said_and_that_of_ours_is_a_defect():

@@ -113,12 +113,16 @@ def test_as_many_ranks_as_clients_are_right(caplog):
     assert caplog.messages == []
 
 
-def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_path):
+@pytest.mark.parametrize(
+    "logger",
+    [("--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"), ("--trainer.logger", "TensorBoardLogger")],
+    ids=["config", "name"],
+)
+def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_path, logger):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (tmp_path / "tiny.yaml").write_text(TINY)
-    logger = ["--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"]
     few = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1"]
     call("fit", "--config", tmp_path / "tiny.yaml", *logger, *few, "--run_dir", tmp_path / "run")
     moved = (tmp_path / "run").rename(tmp_path / "moved")

@@ -127,7 +127,7 @@ def _batch_of(images: int) -> int:
     >>> [_batch_of(images) for images in (1, 2, 24, 5000)]
     [2, 2, 16, 32]
     """
-    return max(2, min(32, 2 ** int(math.log2(max(images, 2)))))
+    return max(2, min(32, 1 << int(math.log2(max(images, 2)))))
 
 
 def _own_batches(own: dict[str, int], images: dict[str, int]) -> str:
