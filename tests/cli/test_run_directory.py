@@ -102,6 +102,17 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
         assert said(caplog, "trainer.devices") == expected
 
 
+@pytest.mark.parametrize(("precision", "has_bf16"), [("32-true", False), ("bf16-mixed", True), ("bf16-mixed", False)])
+def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch, precision, has_bf16):
+    monkeypatch.setattr("fedsim.federation.compatibility.cpu_computes_bf16", lambda: has_bf16)
+    options = ("--trainer.accelerator=cpu", f"--trainer.precision={precision}")
+    refuse(capsys, "fit", "--config", run.parent / "config.yaml", "--run_dir", run, *options)  # there is a run already
+    slow = (
+        "trainer.precision: this CPU has no instructions for bf16-mixed, which takes several times as long as 32-true"
+    )
+    assert said(caplog, "trainer.precision") == ([slow] if precision == "bf16-mixed" and not has_bf16 else [])
+
+
 def test_a_rank_without_clients_hosts_nobody(caplog):
     caplog.set_level("INFO", logger="fedsim")
     RoundProgress().on_placed(place({"a": 1.0}, 2))
@@ -111,6 +122,17 @@ def test_a_rank_without_clients_hosts_nobody(caplog):
 def test_as_many_ranks_as_clients_are_right(caplog):
     warn_of_idle_ranks(ranks=1, clients=1)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("logger", "words"),
+    [("TensorBoardLogger", "save_dir: RUN_DIR"), ("MLFlowLogger", "tracking_uri: sqlite:///mlflow.db")],
+)
+def test_a_logger_s_name_is_enough(tmp_path, capsys, logger, words):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    with pytest.raises(SystemExit):  # the parser's way to end after it has printed
+        main(["fit", "--config", str(tmp_path / "tiny.yaml"), "--trainer.logger", logger, "--print_config"])
+    assert f"      {words}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
