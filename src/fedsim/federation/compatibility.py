@@ -155,9 +155,7 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
 def warn_of_slow_precision(trainer: Trainer) -> None:
     """Warn if a CPU is to compute in bfloat16 without instructions for it."""
     if trainer.precision == "bf16-mixed" and trainer.strategy.root_device.type == "cpu" and not cpu_computes_bf16():
-        log.warning(
-            "trainer.precision: this CPU has no instructions for bf16-mixed, which takes several times as long as 32-true"
-        )
+        log.warning("trainer.precision: this CPU lacks instructions for bf16-mixed; 32-true is several times as fast")
 
 
 def _check_callback(callback: Callback, who: str) -> None:
