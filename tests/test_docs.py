@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_the_readme_says_where_its_numbers_are_the_same_bits():
         assert " type of CPU " in part
         assert " torch" in part
     assert re.search(r"AMD EPYC .*torch \d", below_the_table)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "fedsim.def"])
+def test_images_install_extras_that_exist(name):
+    """The files are not built here; this much of them can be read."""
+    text = (ROOT / "docs" / "examples" / name).read_text()
+    [default] = re.findall(r"^ *(?:ARG )?EXTRAS=(\S+)$", text, re.MULTILINE)
+    assert re.search(r"pip install .*\[(\$EXTRAS|\{\{ EXTRAS \}\})\]", text)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"models", "report", "onnx"} <= set(default.split(",")) <= set(known)
+    assert "Not built by fedsim's tests." in text
+
+
+def test_the_glossary_has_all_three_ranks():
+    words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert {"rank", "rank-1, rank-5, rank-10", "`fedsim rank`"} <= set(words)
 
 
 def slow_dry_runs(text):
