@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
@@ -68,6 +69,47 @@ def test_commands_of_the_readme_exist():
     assert commands <= set(COMMANDS)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
+
+
+def test_the_readme_says_where_its_numbers_are_the_same_bits():
+    """Vector instructions differ, so only on one type of CPU, with one version of torch."""
+    text = (ROOT / "README.md").read_text()
+    below_the_table = text.partition("<!-- quickstart table")[2].partition("\n```\n\n")[2].partition("\n\n")[0]
+    [promise] = re.findall(r"^- \*\*The same bits.*?(?=^- )", text, re.MULTILINE | re.DOTALL)
+    for part in (below_the_table, promise):
+        assert " type of CPU " in part
+        assert " torch" in part
+    assert re.search(r"AMD EPYC .*torch \d", below_the_table)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "fedsim.def"])
+def test_images_install_extras_that_exist(name):
+    """The files are not built here; this much of them can be read."""
+    text = (ROOT / "docs" / "examples" / name).read_text()
+    [default] = re.findall(r"^ *(?:ARG )?EXTRAS=(\S+)$", text, re.MULTILINE)
+    assert re.search(r"pip install .*\[(\$EXTRAS|\{\{ EXTRAS \}\})\]", text)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"models", "report", "onnx"} <= set(default.split(",")) <= set(known)
+    assert "Not built by fedsim's tests." in text
+
+
+def test_the_glossary_has_all_three_ranks():
+    words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert {"rank", "rank-1, rank-5, rank-10", "`fedsim rank`"} <= set(words)
+
+
+def slow_dry_runs(text):
+    """Commands that train on drawn people at a size or for rounds that take hours."""
+    commands = re.sub(r"\\\n#?", "", text)  # one line each, also in the comments of a config
+    dry = [line for line in commands.splitlines() if re.search(r"fedsim fit .*data\.dry_run[ =]true", line)]
+    return [line for line in dry if not ("--data.size" in line and "--trainer.max_epochs" in line)]
+
+
+def test_commands_that_try_a_config_without_its_data_take_minutes():
+    small = "fedsim fit --data.dry_run true \\\n  --data.size '[64, 32]' --trainer.max_epochs 2"
+    assert [len(slow_dry_runs(text)) for text in (small, small.replace("size", "val"), "fedsim papers")] == [0, 1, 0]
+    shown = [*DOCUMENTS, *(ROOT / "configs").rglob("*.yaml")]
+    assert {path: found for path in shown if (found := slow_dry_runs(path.read_text()))} == {}
 
 
 def test_all_published_tables_are_listed():

@@ -1,6 +1,7 @@
 """``fedsim init``: a config for a folder, which describes and trains as it is."""
 
 import shutil
+from pathlib import Path
 
 import yaml
 
@@ -11,17 +12,56 @@ from small import refuse
 def test_the_config_for_a_folder_can_be_described_and_trained(market_tree, tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     assert main(["init", str(market_tree), "--output", str(config)]) == 0
-    assert f"wrote {config}; try fedsim describe" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("north: 24 images, 6 identities\nsouth: 24 images, 6 identities\n")
+    assert f"wrote {config}; try fedsim describe" in out
     text = config.read_text()
-    assert text.startswith("# 2 clients, north (24 images), south (24 images), of")
+    assert text.startswith("# 2 clients, north (24 images, 6 identities), south (24 images, 6 identities), of")
     assert "only tested on: west" in text
     content = yaml.safe_load(text)
     assert content["model"]["client"]["batch_size"] == 16
+    assert "clients" not in content["model"]
     assert content["data"]["val"] == "none"  # six identities each
     options = ["--config", str(config), "--run_dir", str(tmp_path / "run"), "--trainer.accelerator=cpu"]
     assert main(["describe", *options]) == 0
     assert main(["fit", *options, "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert "west (unseen)" in capsys.readouterr().out
+
+
+def keep(folder, start, number):
+    """Remove all but some training images of those whose names begin so; return the data set's folder."""
+    kept = sorted((folder / "bounding_box_train").glob(f"{start}*"))[:number]
+    for path in set((folder / "bounding_box_train").iterdir()) - set(kept):
+        path.unlink()
+    return folder
+
+
+def test_a_small_client_has_its_own_batch_and_a_word_of_warning(market_tree, tmp_path, capsys, caplog):
+    root, config = tmp_path / "data", tmp_path / "mine.yaml"
+    shutil.copytree(market_tree, root)
+    keep(root / "south", "0001", 2)
+    keep(Path(shutil.copytree(market_tree / "north", root / "a few")), "", 5)
+    assert main(["init", str(root), "--output", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "a few: 5 images, 2 identities\nnorth: 24 images, 6 identities\nsouth: 2 images, 1 identity\n"
+    )
+    model = yaml.safe_load(config.read_text())["model"]
+    assert model["client"]["batch_size"] == 16  # north's
+    assert model["clients"] == {"a few": {"batch_size": 4}, "south": {"batch_size": 2}}
+    assert "no choice of a checkpoint: south has only 1 identity\n" in config.read_text()
+    assert caplog.messages == [
+        "south: only one identity to train on, so nothing can be told apart; add more, or keep it out of training: "
+        'data.unseen: ["south"], without its line in model.clients'
+    ]
+    assert main(["describe", "--config", str(config)]) == 0
+
+
+def test_a_client_of_one_image_is_warned_of(market_tree, tmp_path, caplog):
+    folder = keep(Path(shutil.copytree(market_tree / "north", tmp_path / "north")), "", 1)
+    assert main(["init", str(folder), "--output", str(tmp_path / "mine.yaml")]) == 0
+    [line] = caplog.messages
+    assert line.startswith("north: only one training image, and a fit needs two; add more, or keep it out")
 
 
 def test_what_it_cannot_do_is_one_line(market_tree, tmp_path, capsys):

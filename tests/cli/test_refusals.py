@@ -1,11 +1,13 @@
 """Mistakes that fedsim does not see itself, but Lightning, the parser or the disk: one line, exit code 2."""
 
 import sys
-from importlib.util import find_spec
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 from lightning import Trainer
+from lightning_utilities.core import imports
 
 from fedsim.__main__ import main
 from fedsim.cli.verdicts import verdict_on
@@ -117,6 +119,12 @@ OF_THE_PARSER = [
     ("--model.method=fedsim.methods.FedPv", "has no attribute 'FedPv'); did you mean FedPav?"),
     ("--model.method=nowhere.Mine", "(no module named 'nowhere'); is nowhere installed, in the working directory"),
     ("--model.method=small.Some", "small.Some is no Method; derive it from Method"),
+    ("--model.method=sklearn.Foo", "no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the name"),
+    ("--model.backbone=sklearn.Foo", "there is no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the"),
+    ("--model.method=..FedPav", "model.method: there is no class ..FedPav; did you mean FedPav?"),
+    ("--model.client.optimizer={class_path: sklearn.A}", "no class sklearn.A (module 'sklearn' has no attribute 'A')"),
+    ("--model.client.optimizer=fedsim.methods.FedPav", "fedsim.methods.FedPav is no Optimizer; derive it from Optim"),
+    ("--model.client.optimizer=textwrap.dedent", "dedent cannot be used (Expected 'textwrap.dedent' to be a func"),
     ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
     ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
     ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
@@ -229,7 +237,7 @@ def test_a_setting_that_does_not_fit_the_data_leaves_the_run_there_as_it_is(caps
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("--trainer.logger=TensorBoardLogger", "TensorBoardLogger needs save_dir; give it as --trainer.logger.save_dir"),
+    [("--trainer.callbacks=EarlyStopping", "EarlyStopping needs monitor; give it as --trainer.callbacks.monitor"),
      ("--trainer.callbacks=LearningRateFinder", "LearningRateFinder would train the server's step; set model.client"),
      ("--trainer.callbacks=BatchSizeFinder", "BatchSizeFinder would train the server's step; set model.client"),
      ("--trainer.precision=16", "trainer.precision: 16 is not supported; use 32-true or bf16-mixed")],
@@ -238,17 +246,37 @@ def test_what_lightning_has_and_a_federation_has_not(capsys, tiny, tmp_path, opt
     assert words in refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", options)
 
 
+def hide(monkeypatch, package, module, constant):
+    """Let Lightning look again for a package that is not there; ``constant`` of ``module`` holds what it found."""
+    real, there = imports._version, imports.module_available
+
+    def version(name):
+        if name == package:
+            raise PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(imports, "_version", version)
+    monkeypatch.setattr(imports, "module_available", lambda name: name != package and there(name))
+    found = getattr(import_module(module), constant)
+    monkeypatch.setattr(f"{module}.{constant}", imports.RequirementCache(found.requirement, found.module))
+
+
+FABRIC, PYTORCH = "lightning.fabric.loggers", "lightning.pytorch"
+
+
 @pytest.mark.parametrize(
-    ("option", "package"),
-    [("--trainer.logger={class_path: TensorBoardLogger, init_args: {save_dir: logs}}", "tensorboard"),
-     ("--trainer.logger=MLFlowLogger", "mlflow"), ("--trainer.callbacks=RichProgressBar", "rich")],
+    ("option", "package", "where", "words"),
+    [("logger=TensorBoardLogger", "tensorboard", (f"{FABRIC}.tensorboard", "_TENSORBOARD_AVAILABLE"),
+      "TensorBoardLogger needs tensorboard, which is not installed; run pip install 'fedsim[tensorboard]'"),
+     ("logger=MLFlowLogger", "mlflow", (f"{PYTORCH}.loggers.mlflow", "_MLFLOW_AVAILABLE"),
+      "MLFlowLogger needs mlflow, which is not installed; run pip install 'fedsim[mlflow]'"),
+     ("callbacks=RichProgressBar", "rich", (f"{PYTORCH}.callbacks.progress.rich_progress", "_RICH_AVAILABLE"),
+      "RichProgressBar cannot be built (`RichProgressBar` requires `rich` >= 10.2.2. Install it by running `pip")],
 )  # fmt: skip
-def test_a_class_whose_package_is_missing_names_it(capsys, tiny, tmp_path, option, package):
-    if find_spec(package):
-        pytest.skip(f"{package} is installed")
-    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", option)
-    assert package in line.lower()
-    assert "pip install" in line
+def test_a_class_whose_package_is_missing_names_it(capsys, monkeypatch, tiny, tmp_path, option, package, where, words):
+    hide(monkeypatch, package, *where)
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--trainer.{option}")
+    assert words in line
 
 
 def test_the_reason_of_others_constructors_is_said_and_that_of_ours_is_a_defect():
@@ -292,7 +320,9 @@ def test_own_classes_are_found_in_the_working_directory(capsys, tiny, tmp_path, 
     [("def f(:", "line 1: SyntaxError: invalid syntax"),
      ("x = 1\ny = z", "line 2: NameError: name 'z' is not defined"),
      ("import not_there", "no module named 'not_there'); own_"),
-     ("class Other: pass", "has no attribute 'Mine')")],
+     ("class Other: pass", "has no attribute 'Mine')"),
+     ("def __getattr__(name):\n    raise AttributeError('nope')", ".Mine (nope); is the name right?"),
+     ("def __getattr__(name):\n    raise AttributeError", ".Mine (its module does not say why); is the name right?")],
 )  # fmt: skip
 def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, monkeypatch, text, words):
     name = own_module(tmp_path, monkeypatch, text)

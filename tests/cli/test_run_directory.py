@@ -102,6 +102,15 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
         assert said(caplog, "trainer.devices") == expected
 
 
+@pytest.mark.parametrize(("precision", "has_bf16"), [("32-true", False), ("bf16-mixed", True), ("bf16-mixed", False)])
+def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch, precision, has_bf16):
+    monkeypatch.setattr("fedsim.federation.compatibility.cpu_computes_bf16", lambda: has_bf16)
+    options = ("--trainer.accelerator=cpu", f"--trainer.precision={precision}")
+    refuse(capsys, "fit", "--config", run.parent / "config.yaml", "--run_dir", run, *options)  # there is a run already
+    slow = "trainer.precision: this CPU lacks instructions for bf16-mixed; 32-true is several times as fast"
+    assert said(caplog, "trainer.precision") == ([slow] if precision == "bf16-mixed" and not has_bf16 else [])
+
+
 def test_a_rank_without_clients_hosts_nobody(caplog):
     caplog.set_level("INFO", logger="fedsim")
     RoundProgress().on_placed(place({"a": 1.0}, 2))
@@ -113,12 +122,27 @@ def test_as_many_ranks_as_clients_are_right(caplog):
     assert caplog.messages == []
 
 
-def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_path):
+@pytest.mark.parametrize(
+    ("logger", "words"),
+    [("TensorBoardLogger", "save_dir: RUN_DIR"), ("MLFlowLogger", "tracking_uri: sqlite:///mlflow.db")],
+)
+def test_a_logger_s_name_is_enough(tmp_path, capsys, logger, words):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    with pytest.raises(SystemExit):  # the parser's way to end after it has printed
+        main(["fit", "--config", str(tmp_path / "tiny.yaml"), "--trainer.logger", logger, "--print_config"])
+    assert f"      {words}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [("--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"), ("--trainer.logger", "TensorBoardLogger")],
+    ids=["config", "name"],
+)
+def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_path, logger):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (tmp_path / "tiny.yaml").write_text(TINY)
-    logger = ["--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"]
     few = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1"]
     call("fit", "--config", tmp_path / "tiny.yaml", *logger, *few, "--run_dir", tmp_path / "run")
     moved = (tmp_path / "run").rename(tmp_path / "moved")

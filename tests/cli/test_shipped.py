@@ -1,8 +1,15 @@
 """Configs come with fedsim: they are named without their folder, wherever a command is called."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
 
 import fedsim
 from fedsim.__main__ import _HELP, main
@@ -21,6 +28,27 @@ def test_every_config_of_the_repository_is_in_the_package():
     package = Path(fedsim.__file__).parent
     packed = {path.resolve() for pattern in patterns for path in package.glob(pattern)}
     assert {path.resolve() for path in shipped_configs().values()} <= packed
+
+
+def test_a_wheel_holds_every_config(tmp_path):
+    """As pip builds it: the configs lie beside the sources, which have a link to them."""
+    found = {part.metadata["Name"]: part.version for part in distributions()}  # to import setuptools changes Python
+    if "pip" not in found or int(found.get("setuptools", "0").partition(".")[0]) < 77:
+        pytest.skip("pip and setuptools from 77 on, which build wheels, are not installed")
+    copy = tmp_path / "fedsim"
+    for name in ("src", "configs"):  # a build writes beside its sources
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("*.egg-info", "*.pyc"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    build = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(copy)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = tmp_path.glob("fedsim-*.whl")
+    packed = {name for name in ZipFile(wheel).namelist() if name.endswith(".yaml")}
+    beside = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    papers = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("papers/*.yaml")}
+    assert packed == {f"fedsim/{path}" for path in beside} | {str(path) for path in papers}
 
 
 def test_the_first_steps_of_help_work_outside_the_repository(tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Folders in Market-1501's layout: what is listed, in which order, and what is refused in one line."""
 
+import re
 import shutil
 
 import numpy as np
@@ -8,13 +9,16 @@ import torch
 from PIL import Image
 
 from fedsim.__main__ import main
+from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import DataError
 from fedsim.data import FederatedDataModule
 from fedsim.data.check import check_data
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
 from fedsim.federation.requirements import check_batches
+from fedsim.methods import FedAvg
 from fedsim.training.settings import LocalTraining
+from small import make_data, make_model
 
 TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 
@@ -383,5 +387,10 @@ def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
 
 def test_drawn_splits_say_that_queries_are_not_used_now(market_tree, tmp_path, capsys):
     shutil.copytree(market_tree / "north", tmp_path / "north")
-    assert main(["data", "splits", "--folder", str(tmp_path / "north")]) == 0
+    assert main(["data", "splits", str(tmp_path / "north"), "--num", "10"]) == 0
     assert "query is not used while it is there" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "your own; can be used, scored on the 10 splits of" in capsys.readouterr().out
+    text = describe_federation(make_model(FedAvg()), make_data(MarketFolders(str(tmp_path))), 1, 1)
+    [line] = re.findall(r"^north +(\d+) +(\d+) +10 splits of the gallery$", text, re.MULTILINE)
+    assert [int(part) for part in line] == [2, 12]  # two of three people ask in each of them

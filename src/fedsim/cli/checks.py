@@ -13,7 +13,7 @@ from fedsim.cli.values import check_values
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
-from fedsim.federation.compatibility import check_trainer, warn_of_idle_ranks
+from fedsim.federation.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.memory import check_memory
@@ -46,6 +46,7 @@ def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) ->
     """
     clients = len(data.federated.clients)
     warn_of_idle_ranks(trainer.world_size, clients)
+    warn_of_slow_precision(trainer)
     if trainer.global_rank == 0:
         how = replace(model.settings, client_store="host")
         parts = assemble(how, data, clients, clients + 1, torch.device("cpu"))  # a rank behind those of all clients

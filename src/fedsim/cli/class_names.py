@@ -23,7 +23,10 @@ _BASES = {
     "trainer.logger": ("lightning.pytorch.loggers", "Logger"),
 }
 _PROBLEM = r"(?:Problem with given class_path '([^']*)':\s*|callable class: )"
-_IMPORT = r"(No module named '[^']*'|module '[^']*' has no attribute '[^']*'|cannot import name '[^']*')"
+# Python's words, which modules with an attribute lookup of their own begin with a capital
+_IMPORT = r"((?i:no module named '[^']*'|module '[^']*' has no attribute '[^']*'|cannot import name '[^']*'))"
+_WRONG_BASE = r"(?:Import path |Expected ')([\w.]+)'? (?:does not correspond to|to be) a subclass of (?:<class ')?(\w+)"
+_OTHER = r"(.*?)\.?(?: Got value:| Given value| - (?:Expected|Problem)|$)"  # whatever else the lookup raises
 
 
 def missing_class(key: str, what: str, value: str) -> str | None:
@@ -34,11 +37,15 @@ def missing_class(key: str, what: str, value: str) -> str | None:
         what: the parser's message about it, without line breaks.
         value: what was given, in the words of the parser.
     """
+    if inside := re.match(r"Namespace\(class_path='([^']*)'", value):
+        value = inside[1]
     if found := re.search(_PROBLEM + _IMPORT, what):
         return _not_imported(key, found[1] or (_path_in(found[2]) if value == "this" else value), found[2])
-    if found := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", what):
+    if found := re.search(_WRONG_BASE, what):
         return f"{found[1]} is no {found[2]}; derive it from {found[2]}, or name another class"
-    named = re.search(r"import path string: (\S+)", what)
+    if (found := re.search(_PROBLEM + _OTHER, what)) and re.fullmatch(r"\w+(\.\w+)+", found[1] or value):
+        return _not_usable(found[1] or value, found[2])
+    named = re.search(r"import path (?:string|format): (\S+)", what)
     base = re.search(r"Not a valid subclass of (\w+)", what)
     if not (named or base or re.search("import path|has no attribute '|No module named '", what)):
         return None
@@ -72,6 +79,24 @@ def _not_imported(key: str, path: str, why: str) -> str:
         return f"{said}; {path.rpartition('.')[0]} imports it: install it"
     guess = did_you_mean(path.rpartition(".")[2], _names(key))
     return f"{said}; {guess or 'is the name right?'}"
+
+
+def _not_usable(path: str, why: str) -> str:
+    """Return what to say of a class of which the parser says ``why``, in no words that we know."""
+    why = re.sub(r"<class '([\w.]+)'>", r"\1", why).rstrip(".")
+    if _is_there(path):
+        return f"{path} cannot be used ({why})"
+    return f"there is no class {path} ({why or 'its module does not say why'}); is the name right?"
+
+
+def _is_there(path: str) -> bool:
+    """Return whether a dotted path leads to something; the parser has imported its module by now."""
+    module, _, name = path.rpartition(".")
+    try:
+        getattr(import_module(module), name)
+    except Exception:  # whatever a module's own lookup raises
+        return False
+    return True
 
 
 def unknown_argument(what: str) -> str | None:

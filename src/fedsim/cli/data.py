@@ -21,11 +21,13 @@ from fedsim.data.preview import write_contact_sheet
 from fedsim.data.splits import SplitStyle
 from fedsim.data.synthetic import SyntheticReID
 
+_FOLDER = {"check": "--root", "splits": "--folder"}  # the option that may be given without its name
+
 
 def run(args: list[str]) -> str:
     """Run ``fedsim data COMMAND [options]``, and return what is to be printed."""
-    if args[:1] == ["check"] and args[1:] and not args[1].startswith("-"):
-        args = ["check", "--root", *args[1:]]
+    if len(args) > 1 and args[0] in _FOLDER and not args[1].startswith("-"):
+        args = [args[0], _FOLDER[args[0]], *args[1:]]
     commands = (check, convert, cut, manifest, prepare, preview, splits)
     return run_subcommand("data", {command.__name__: command for command in commands}, args)
 

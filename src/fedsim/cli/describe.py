@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from fedsim.core.placement import Placement, by_device, place
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
@@ -88,12 +89,18 @@ def _client_table(model: Federation, placement: Placement) -> str:
     where = "rank" if placement.per_machine == 1 else "machine"
     headers = ["client", where, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
-    tests = [
-        [name, len(sets.query), len(sets.gallery), "unseen" if name in federated.unseen else ""]
-        for name, sets in federated.tests.items()
-    ]
-    tables = [tabulate(rows, headers, intfmt=","), tabulate(tests, ["test set", "queries", "gallery", ""], intfmt=",")]
-    return "\n\n".join(tables)
+    return f"{tabulate(rows, headers, intfmt=',')}\n\n{_test_table(federated)}"
+
+
+def _test_table(federated: FederatedData) -> str:
+    """Return one line per test set; one with random splits has queries in each of them, all drawn from its gallery."""
+    rows = []
+    for name, sets in federated.tests.items():
+        queries = len(sets.splits[0].query if sets.splits else sets.query)
+        how = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
+        how += ["unseen"] if name in federated.unseen else []
+        rows.append([name, queries, len(sets.gallery), ", ".join(how)])
+    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",")
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:

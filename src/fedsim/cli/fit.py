@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
+import os
 import sys
 from functools import partial
 from importlib import import_module
@@ -55,6 +57,11 @@ from fedsim.strategy.sharing import devices_of_run
 log = logging.getLogger(__name__)
 
 _RUN_DIR = "RUN_DIR"  # as a logger's save_dir: the run directory, whichever it will be
+_ONE_FOLDER = "tensorboard"  # within it, also when a run is continued
+_DEFAULTS = {  # of arguments that Lightning's constructors need, or with which they fail
+    TensorBoardLogger: ("save_dir", _RUN_DIR),
+    MLFlowLogger: ("tracking_uri", os.getenv("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"),
+}
 _MOVED = {  # since version 0.2
     "fedsim.selection": "fedsim.federation.selection",
     "fedsim.privacy": "fedsim.federation.privacy",
@@ -69,7 +76,17 @@ def run(command: str, args: list[str]) -> None:
     # configs of older runs name classes where they were; and the parser knows short names of loaded classes
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
+    _let_loggers_stand_alone()
     FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
+
+
+def _let_loggers_stand_alone() -> None:
+    """Tell the parser defaults of loggers' arguments, so that a logger's name is enough; it gives them on."""
+    for logger, (name, default) in _DEFAULTS.items():
+        init = vars(logger)["__init__"]
+        signature = inspect.signature(init)
+        known = [p.replace(default=default) if p.name == name else p for p in signature.parameters.values()]
+        init.__signature__ = signature.replace(parameters=known)
 
 
 class FedSimCLI(LightningCLI):
@@ -241,7 +258,7 @@ class FedSimCLI(LightningCLI):
             return False
         for logger in _as_list(given):
             if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
-                logger._root_dir = str(self.run_dir)  # there is no public way to set it later
+                _write_into(logger, self.run_dir)
         return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(given)]
 
     def _resolved(self) -> dict[str, Any]:
@@ -292,6 +309,13 @@ def _limit(limit: int | float | None) -> int | float | None:
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _write_into(logger: TensorBoardLogger, folder: Path) -> None:
+    """Set the folder of a logger, of which there is no public way later; without names of its own it gets ours."""
+    logger._root_dir = str(folder)
+    if logger._name == inspect.signature(TensorBoardLogger).parameters["name"].default and logger._version is None:
+        logger._name, logger._version = "", _ONE_FOLDER
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
-from fedsim.data.images import Domain
+from fedsim.data.images import Domain, Split
 from fedsim.data.market import MarketFolders
+
+log = logging.getLogger(__name__)
 
 _LARGE, _SIZE = 2000, (256, 128)  # images from which a pretrained network is of use, at the papers' size
 _CONFIG = """\
@@ -28,12 +31,12 @@ model:
   backbone: {backbone}
   neck: {{kind: linear, dim: 512}}
   client:
-    batch_size: {batch}             # the smallest client has {smallest} training images
+    batch_size: {batch}             # {batch_why}
     local_epochs: 1
     optimizer:
       class_path: torch.optim.SGD
       init_args: {{lr: 0.005, momentum: 0.9, nesterov: true, weight_decay: 5.0e-4}}
-data:
+{own}data:
   source:
     class_path: MarketFolders  # every folder with bounding_box_train is a client, the others are only tested on
     init_args: {{root: {quoted}}}
@@ -69,16 +72,22 @@ def init(folder: str, output: str = "fedsim.yaml") -> str:
     text = _config(root, path, trained, [domain.name for domain in domains if domain.train is None])
     with replacing(path) as partial:
         partial.write_text(text)
-    return f"wrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
+    clients = "\n".join(f"{domain.name}: {_size(domain.train)}" for domain in trained if domain.train is not None)
+    return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
 
 
 def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) -> str:
     """Return the config for these data sets; ``unseen`` are names."""
     images = {domain.name: len(domain.train or ()) for domain in trained}
-    identities = min(len(domain.train.identities) for domain in trained if domain.train is not None)
-    holds_out = identities >= 10  # else a fifth of them is hardly a measure
+    identities = {domain.name: len(domain.train.identities) for domain in trained if domain.train is not None}
+    fewest = min(identities, key=identities.__getitem__)
+    holds_out = identities[fewest] >= 10  # else a fifth of them is hardly a measure
     large = sum(images.values()) >= _LARGE
-    names = ", ".join(f"{name} ({count:,} images)" for name, count in images.items())
+    names = ", ".join(f"{domain.name} ({_size(domain.train)})" for domain in trained if domain.train is not None)
+    batches = {name: _batch_of(count) for name, count in images.items()}
+    batch = max(batches.values())
+    own = {name: size for name, size in batches.items() if size < batch}
+    _warn_of_few(images, identities, own)
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
         root=root,
@@ -88,10 +97,55 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
         rounds=100 if large else 20,
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
-        batch=max(2, min(32, 2 ** int(math.log2(max(min(images.values()), 2))))),
-        smallest=f"{min(images.values()):,}",
+        batch=batch,
+        batch_why="smaller clients have their own" if own else _smallest(images),
+        own=_own_batches(own, images),
         val="identities" if holds_out else "none",
-        why="a fifth of each client's identities chooses the checkpoint" if holds_out else "few identities: no choice",
+        why="a fifth of each client's identities chooses the checkpoint"
+        if holds_out
+        else f"no choice of a checkpoint: {fewest} has only {_people(identities[fewest])}",
         height=_SIZE[0] if large else 64,
         width=_SIZE[1] if large else 32,
     )
+
+
+def _size(train: Split) -> str:
+    return f"{len(train):,} image{'s' * (len(train) > 1)}, {_people(len(train.identities))}"
+
+
+def _people(count: int) -> str:
+    return "1 identity" if count == 1 else f"{count:,} identities"
+
+
+def _smallest(images: dict[str, int]) -> str:
+    return f"the smallest client has {min(images.values()):,} training images"
+
+
+def _batch_of(images: int) -> int:
+    """Return the batch size for a client: a power of two, so that it has a full batch.
+
+    >>> [_batch_of(images) for images in (1, 2, 24, 5000)]
+    [2, 2, 16, 32]
+    """
+    return max(2, min(32, 1 << int(math.log2(max(images, 2)))))
+
+
+def _own_batches(own: dict[str, int], images: dict[str, int]) -> str:
+    """Return the section of clients with smaller batches than the others; empty if there are none."""
+    if not own:
+        return ""
+    lines = [
+        f"    {json.dumps(name)}: {{batch_size: {size}}}    # of {images[name]:,} images" for name, size in own.items()
+    ]
+    return "\n".join(["  clients:", *lines, ""])
+
+
+def _warn_of_few(images: dict[str, int], identities: dict[str, int], own: dict[str, int]) -> None:
+    """Say which clients cannot train, or learn nothing, in a line each; ``own`` have a batch size of their own."""
+    for name, count in images.items():
+        remedy = f"add more, or keep it out of training: data.unseen: {json.dumps([name])}"
+        remedy += ", without its line in model.clients" if name in own else ""
+        if count < 2:
+            log.warning("%s: only one training image, and a fit needs two; %s", name, remedy)
+        elif identities[name] == 1:
+            log.warning("%s: only one identity to train on, so nothing can be told apart; %s", name, remedy)

@@ -30,6 +30,8 @@ _WANTED = {
     "size": "a height and a width, such as [64, 32]",
     "clients": "a list of names, such as '[town0]'",
 }
+# packages that Lightning's loggers ask for -> our extra of the package's name; TensorBoard's takes either of two
+_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard"}
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
@@ -124,7 +126,9 @@ def _not_built(message: str) -> str | None:
     found = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
     if lacks := re.search(r"Requirement '([^']*)' not met", message):
         name = found[1].rpartition(".")[2] if found else message.partition(" ")[0].strip("`")
-        return f"{name} needs {lacks[1]}, which is not installed; run pip install '{lacks[1]}'"
+        extra = _EXTRAS.get(re.split("[<>=]", lacks[1])[0])
+        wanted = f"fedsim[{extra}]" if extra else lacks[1]
+        return f"{name} needs {extra or lacks[1]}, which is not installed; run pip install '{wanted}'"
     if not message.startswith("Does not validate"):
         return None
     if found is None:  # a constructor's own words; of our classes' and the user's constructors they may be a defect

@@ -24,6 +24,16 @@ def _model(index: int) -> str:
         return ""
 
 
+def cpu_computes_bf16() -> bool:
+    """Return whether the CPU has instructions for bfloat16; without them, or without oneDNN, torch takes slow loops.
+
+    >>> cpu_computes_bf16() in (True, False)
+    True
+    """
+    asks = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # there is no public way to ask
+    return asks is not None and bool(asks())
+
+
 def device_named(name: str) -> torch.device:
     """Return the device that the option ``--device`` names: cpu, cuda or cuda:N; cuda is the current GPU.
 

@@ -15,7 +15,7 @@ from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
 from fedsim.data.listing import SUFFIXES
-from fedsim.data.market import PARTS, is_market_folder, read_market_domain
+from fedsim.data.market import PARTS, SPLITS, is_market_folder, read_market_domain
 
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
@@ -85,8 +85,10 @@ def _look_at(folder: Path) -> Finding:
         domain = read_market_domain(folder)
     except DataError as error:
         return Finding(folder.name, None, None, str(error), f"{folder.name}: Market-1501 layout")
-    few = "only one identity to train on: nothing can be told apart"
-    problem = few if domain.train is not None and len(domain.train.identities) == 1 else "your own; can be used"
+    problem = "your own; can be used"
+    problem += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
+    if domain.train is not None and len(domain.train.identities) == 1:
+        problem = "only one identity to train on: nothing can be told apart"
     return Finding(folder.name, _count([domain]), None, problem, f"{folder.name}: Market-1501 layout")
 
 

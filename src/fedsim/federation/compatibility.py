@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 
-from fedsim.core.devices import devices_here
+from fedsim.core.devices import cpu_computes_bf16, devices_here
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import ACCURACIES, METRICS
@@ -150,6 +150,12 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
             "trainer.devices: %d ranks, but only %d clients: the other ranks have nothing to train; %d are enough",
             ranks, clients, clients,
         )  # fmt: skip
+
+
+def warn_of_slow_precision(trainer: Trainer) -> None:
+    """Warn if a CPU is to compute in bfloat16 without instructions for it."""
+    if trainer.precision == "bf16-mixed" and trainer.strategy.root_device.type == "cpu" and not cpu_computes_bf16():
+        log.warning("trainer.precision: this CPU lacks instructions for bf16-mixed; 32-true is several times as fast")
 
 
 def _check_callback(callback: Callback, who: str) -> None:
