@@ -176,6 +176,16 @@ def test_hatched_bars_have_their_colour(tmp_path):
     assert len({(marker["color"], marker["pattern"]["shape"]) for marker in markers}) == 9
 
 
+def test_lines_on_unseen_data_say_that_they_are_the_global_models(tmp_path):
+    own = scores_of({"a": 0.5}, "personalised") | scores_of({"new": 0.25})
+    run = write_run(tmp_path / "run", {1: own}, method="SKA", primary="personalised", unseen=["new"])
+    plots = {plot.name: plot for plot in plots_of(group_runs([run]), {"a": "a", "new": "new"}, "mAP", Rule())}
+    for name in ("curves", "cmc"):
+        traces = {title: named(content) for title, content in json.loads(plots[name].json).items()}
+        assert {title: list(of) for title, of in traces.items()} == {"a": ["SKA"], "new": ["SKA, global"]}
+        assert "where only the global model has scores" in plots[name].text
+
+
 def test_tables_hold_scores_tests_settings_and_versions(runs, parsed):
     scores = {row[0]: row[1:] for row in parsed.tables["table-scores"][1:]}
     group = group_runs(runs)[0]
