@@ -156,6 +156,42 @@ def test_a_personalised_model_that_is_the_global_one_stands_once(tmp_path):
     assert labels == ["FedPav, global", "FedPav, personalised"]
 
 
+@pytest.fixture
+def personal(tmp_path):
+    """A run that delivers clients' own models, which have no score on unseen data, beside one of a global model."""
+    other = write_run(tmp_path / "other", {1: scores_of({"a": 0.3, "new": 0.4, "unseen": 0.4})}, unseen=["new"])
+    own = {r: scores_of({"a": r / 10}, "personalised") | scores_of({"new": r / 5, "unseen": r / 5}) for r in (1, 2)}
+    run = write_run(tmp_path / "run", own, method="SKA", primary="personalised", unseen=["new"])
+    return [other, run]
+
+
+def test_on_unseen_data_the_line_is_the_global_models_where_only_that_has_scores(personal, tmp_path, drawn):
+    groups = group_runs(personal)
+    seen, unseen = (curves(groups, name, "rank1") for name in ("a", "new"))
+    assert {line.label: line.mean.tolist() for line in seen} == {"FedPav": [30], "SKA": [10, 20]}
+    assert {line.label: line.mean.tolist() for line in unseen} == {"FedPav": [40], "SKA, global": [20, 40]}
+    ranks = {line.label: line.mean.tolist() for line in cmc(groups, "new")}
+    assert ranks["SKA, global"] == pytest.approx([40, 20, 24])
+    assert [line.label for line in tradeoffs(groups, "unseen", "rank1")["bytes sent by server and clients"]] == [
+        "FedPav", "SKA, global",
+    ]  # fmt: skip
+    styles = {series.label: series.number for series in bars(groups, ["a", "new"], "rank1", Rule())}
+    assert unseen[1].number == styles["SKA, global"] != seen[1].number == styles["SKA, personalised"]
+    report([*map(str, personal)], curves=str(tmp_path / "c.png"), figure=str(tmp_path / "f.png"), metric="rank1")
+    figure, each = drawn
+    assert [len(pictures_of(each)[title].lines) for title in ("a", "new", "mean unseen")] == [2, 2, 2]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["FedPav", "SKA, global", "SKA, personalised"]
+    assert [text.get_text() for text in each.legends[0].get_texts()] == ["FedPav", "SKA", "SKA, global"]
+
+
+def test_single_queries_of_the_global_model_are_its_cmc_curve(personal):
+    arrays = {"global/new/mAP": np.array([0.5]), "global/new/cmc": np.array([0.4, 0.7]), "new/pids": np.array([1])}
+    np.savez(personal[1] / "queries.npz", round=2, **arrays, **{"new/splits": np.array([1])})
+    [line] = cmc(group_runs(personal[1:]), "new")
+    assert (line.label, line.mean.tolist()) == ("SKA, global", [40, 70])
+
+
 def write_queries(folder, hits, round_=1):
     """``hits``: shares of queries at ranks 1, 2, ..."""
     arrays = {"global/a/mAP": np.array([0.5, 0.25]), "global/a/cmc": np.array(hits), "a/pids": np.array([1, 2])}

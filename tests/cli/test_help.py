@@ -9,11 +9,12 @@ import pytest
 
 import fedsim.methods
 from fedsim.__main__ import COMMANDS, main
-from fedsim.cli.light import completion
+from fedsim.cli.light import _GROUPS, completion
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import all_options
 
 SCREEN = 62  # lines
+ALL_COMMANDS = [[command] for command in COMMANDS] + [[group, own] for group in _GROUPS for own in _GROUPS[group]]
 
 
 def said(capsys, *args):
@@ -29,6 +30,34 @@ def test_help_of_a_fit_is_one_screen_and_says_where_the_rest_is(capsys):
     named = set(re.findall(r"--([\w.]+\w)", text)) - {"help", "model.method.help", "trainer", "model", "data"}
     assert named <= set(all_options("fit"))
     assert "fedsim fit --help all" in text
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
+def test_help_of_every_command_is_one_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = said(capsys, *command, "--help").splitlines()
+    assert 0 < len(lines) <= SCREEN
+    assert " ".join(["fedsim", *command]) in lines[0]
+
+
+@pytest.mark.parametrize("command", ["report", "augment fit"])
+def test_short_help_names_every_option_and_says_where_the_rest_is(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, full = (said(capsys, *command.split(), "--help", *rest) for rest in ([], ["all"]))
+    assert f"fedsim {command} --help all" in short
+    assert full.count("\n") > SCREEN
+    options = set(re.findall(r"^  (?:-h, )?--([\w.]+)", full, re.MULTILINE))
+    listed = set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE))
+    for section, names in re.findall(r"^  --(\w+)\.NAME: [\w ]+: (.*(?:\n {4}.*)*)", short, re.MULTILINE):
+        listed |= {section, *(f"{section}.{name}" for name in re.findall(r"\w+", names))}
+    listed -= {f"{option}.NAME" for option in listed}
+    assert listed == options - {"help", "appearance.help"}
+    assert len(listed) > 15
+
+
+def test_a_narrow_terminal_gets_short_help_of_more_commands(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "fedsim rank --help all" in said(capsys, "rank", "--help")
 
 
 def test_all_options_are_those_of_the_parser(capsys):

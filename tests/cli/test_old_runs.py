@@ -45,7 +45,8 @@ def test_it_is_exported(old, tmp_path):
 
 def test_it_is_reported(old, capsys):
     call("report", old)
-    assert "LotteryFL: 2 rounds, seed 0" in capsys.readouterr().out
+    name = "LotteryFL step 0.2, start_accuracy 0.0, server_optimizer FedAdam"
+    assert f"{name}: 2 rounds, seed 0" in capsys.readouterr().out
 
 
 def test_its_config_starts_a_new_run(old, tmp_path):

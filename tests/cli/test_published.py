@@ -443,12 +443,12 @@ def test_many_runs_stand_below_the_rows_that_they_are_closest_to(tmp_path, capsy
     at = told.index("MOON+D")
     assert told[at : at + 3] == ["MOON+D", "MOON", "MOON mu 5.0"]
     at = told.index("FedBN+D")  # SKA without lg is FedBN
-    assert told[at : at + 3] == ["FedBN+D", "SKA", "FedBN"]
+    assert told[at : at + 3] == ["FedBN+D", "SKA dual false, unseen avg", "FedBN"]
     assert told[-1] == "Ditto"  # of which the table has nothing
     assert len(told) == 9 + len(runs)
     at = told.index("FedBN+D") + 1
     cells = [cell.strip() for cell in lines[at].split("  ") if cell.strip()]
-    assert cells == ["SKA", "personalised", "last", "-", "2.4 / 12.0", "-", "-"]
+    assert cells == ["SKA dual false, unseen avg", "personalised", "last", "-", "2.4 / 12.0", "-", "-"]
     assert "last, NOT COMPARABLE" in lines[told.index("MOON")]
     assert text.count("NOT COMPARABLE: each of MOON, MOON mu 5.0 is a DRY RUN") == 2
 

@@ -4,7 +4,9 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -176,6 +178,16 @@ def test_hatched_bars_have_their_colour(tmp_path):
     assert len({(marker["color"], marker["pattern"]["shape"]) for marker in markers}) == 9
 
 
+def test_lines_on_unseen_data_say_that_they_are_the_global_models(tmp_path):
+    own = scores_of({"a": 0.5}, "personalised") | scores_of({"new": 0.25})
+    run = write_run(tmp_path / "run", {1: own}, method="SKA", primary="personalised", unseen=["new"])
+    plots = {plot.name: plot for plot in plots_of(group_runs([run]), {"a": "a", "new": "new"}, "mAP", Rule())}
+    for name in ("curves", "cmc"):
+        traces = {title: named(content) for title, content in json.loads(plots[name].json).items()}
+        assert {title: list(of) for title, of in traces.items()} == {"a": ["SKA"], "new": ["SKA, global"]}
+        assert "where only the global model has scores" in plots[name].text
+
+
 def test_tables_hold_scores_tests_settings_and_versions(runs, parsed):
     scores = {row[0]: row[1:] for row in parsed.tables["table-scores"][1:]}
     group = group_runs(runs)[0]
@@ -202,6 +214,21 @@ def test_pictures_are_in_the_page(parsed):
         "ranked lists of FedPav on viper", "maps of FedPav on viper", "contact sheet of the data",
     ]  # fmt: skip
     assert all(attrs["src"].startswith("data:image/jpeg;base64,") for attrs in shown)
+
+
+def test_the_page_says_how_to_draw_the_contact_sheet_that_is_missing(page, tmp_path):
+    assert "fedsim data preview" not in page.read_text()
+    settings = {"model": {}, "data": {"source": "SyntheticReID", "size": [32, 16]}}
+    run = write_run(tmp_path / "a run", {1: scores_of({"a": 0.5})}, config=settings)
+    out = tmp_path / "out.html"
+    report = ["report", str(run), "--html", str(out)]
+    assert main(report) == 0
+    command = unescape(re.search(r"<code>(fedsim data preview .*?)</code>", out.read_text())[1])
+    assert main(shlex.split(command)[1:]) == 0
+    assert main(report) == 0
+    shown = [attrs["alt"] for tag, attrs in Reader(out.read_text()).tags if tag == "img"]
+    assert shown == ["contact sheet of the data"]
+    assert "fedsim data preview" not in out.read_text()
 
 
 def test_what_is_wrong_is_one_line(runs, tmp_path, capsys):

@@ -4,11 +4,14 @@ import gc
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
 from lightning import Trainer
 
+from fedsim.cli.class_arguments import _files, arguments_of_class, defaults_of_class
+from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import _SECTIONS, _names, check_options
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import ConfigError
@@ -21,6 +24,29 @@ from run_dirs import scores_of, with_mean, write_run
 def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
     [section] = [section for section, (_, _, name) in _SECTIONS.items() if name == cls.__name__]
     assert _names(section) == [*inspect.signature(cls).parameters, "help"]
+
+
+def class_called(name):
+    [file] = _files()[name]
+    parts = file.with_suffix("").parts
+    return getattr(import_module(".".join(parts[len(parts) - 1 - parts[::-1].index("fedsim") :])), name)
+
+
+def test_arguments_and_defaults_that_are_read_off_the_source_are_those_of_the_classes():
+    listed = [entry.name for base, _ in KINDS.values() for entry in classes_of(base)]
+    for name in (*listed, "Federation", "FederatedDataModule", "LocalTraining", "Evaluation", "ClientOverride"):
+        parameters = inspect.signature(class_called(name)).parameters
+        arguments = arguments_of_class(name)
+        assert arguments is not None, name
+        assert set(arguments) == set(parameters), name
+        for argument, default in defaults_of_class(name).items():
+            assert parameters[argument].default == default, f"{name}.{argument}"
+
+
+@pytest.mark.parametrize("path", ["torch.optim.SGD", "my.package.SKA", "Nothing", "Schedule"])
+def test_of_other_classes_and_those_whose_name_stands_twice_nothing_is_said(path):
+    assert arguments_of_class(path) is None
+    assert defaults_of_class(path) == {}
 
 
 @pytest.mark.parametrize(

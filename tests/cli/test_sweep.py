@@ -17,6 +17,7 @@ from fedsim.cli.config_files import normalise
 from fedsim.cli.sweep.file import command_of, draws, sweep_of
 from fedsim.cli.sweep.made import sweep_of_method
 from fedsim.core.errors import ConfigError, DataError
+from small import refuse
 from sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -359,6 +360,61 @@ def test_options_that_fit_lacks_are_refused_before_a_draw(write_sweep, capsys, t
     assert main(["sweep", str(path), how, "--run_dir", str(tmp_path / "runs")]) == 2
     assert "--model.klient: there is no such option; did you mean --model.client?" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+FIT = ["fedsim", "fit", "--config=quickstart"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--model.method.weightng=cdw"], "model.method: FedPav has no option weightng; did you mean weighting?"),
+        (["--model.method", "FedProx", "--model.method.init_args.muu", "1"], "FedProx has no option muu; did you mean"),
+        (["--model.method={class_path: fedsim.methods.SKA}", "--model.method.duall=1"], "did you mean dual?"),
+        (["--config=methods/ska", "--model.method.unsen=avg"], "model.method: SKA has no option unsen; did you mean"),
+        (["--config=methods/fedpav_kd_cdw", "--model.method.distillation.epoch=1"], "Distillation has no option epoch"),
+        (["--model.selection=UCB", "--model.selection.rhoo=1"], "model.selection: UCB has no option rhoo; did"),
+        (["--model.server_optimizer=FedAdam", "--model.server_optimizer.taau=1"], "did you mean tau?"),
+        (["--model.client.batchsize=4"], "model.client: LocalTraining has no option batchsize; did you mean batch_si"),
+        (["--data.source.sale=1"], "data.source: SyntheticReID has no option sale; did you mean scale?"),
+        (["--data.augmentation.pdd=1"], "data.augmentation: Augmentation has no option pdd; did you mean pad?"),
+    ],
+)  # fmt: skip
+def test_options_that_a_class_lacks_are_refused_before_a_draw(write_sweep, capsys, options, line):
+    path = write_sweep(command=[*FIT, *options, "${args}"], parameters={"seed_everything": {"values": [1, 2]}})
+    assert line in refuse(capsys, "sweep", path, "--dry_run")
+
+
+def test_a_drawn_name_that_the_class_lacks_is_refused(write_sweep, capsys):
+    drawn = {"model.method": {"values": ["FedPav", "FedProx"]}, "model.method.mu": {"values": [0.1]}}
+    path = write_sweep(command=[*FIT, "${args}"], parameters=drawn)
+    assert "model.method: FedPav has no option mu" in refuse(capsys, "sweep", path, "--dry_run")
+    drawn["model.method"]["values"] = ["FedProx", "MOON"]
+    path = write_sweep(command=[*FIT, "${args}"], parameters=drawn)
+    assert main(["sweep", str(path), "--dry_run"]) == 0
+
+
+def test_a_name_that_the_class_of_a_papers_row_lacks_is_refused(write_sweep, capsys):
+    path = write_sweep(command=["fedsim", "fit", "--paper=000/table4_lsn", "--model.method.mu=1", "${args}"])
+    assert "model.method: SKA has no option mu; choose from dual, " in refuse(capsys, "sweep", path, "--dry_run")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--model.method=my.package.Own", "--model.method.anything=1"],
+        ["--config=nowhere.yaml", "--model.method.weightng=cdw"],
+        ["--model.client.optimizer.lrr=1", "--model.clients.town0.batchsize=1"],
+        ["--data.source=[SyntheticReID]", "--data.source.sale=1"],
+        ["--model.method=own.yaml", "--model.method.anything=1"],
+        ["--model.backbone=TimmBackbone", "--model.backbone.options.drop_rate=0.1"],
+        ["--model.client.local_epochs=3", "--model.method.cdw_mode=eval", "--model.evaluation.layer=pool"],
+        ["--trainer.callbacks.anything=1", "--trainer.strategy.timeout=0:01:00"],
+    ],
+)
+def test_where_the_class_is_not_known_nothing_is_said(write_sweep, capsys, options):
+    path = write_sweep(command=[*FIT, *options, "${args}"], parameters={"seed_everything": {"values": [1]}})
+    assert main(["sweep", str(path), "--dry_run"]) == 0, capsys.readouterr().err
 
 
 def test_options_of_another_program_are_its_own_affair(write_sweep, capsys):

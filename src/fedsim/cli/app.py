@@ -55,7 +55,8 @@ def _code_of(args: list[str]) -> int:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, then set up messages: Lightning sets up its own on import. Then run it."""
     # help says what is written below settings' fields; to read it takes a second, also of a later command
-    words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
+    if command in WITH_TRAINER:
+        words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     if asks_for_several(words, command) and not helps:

@@ -43,6 +43,8 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
     Raises:
         ConfigError: if the shell is unknown, or shtab is not installed.
     """
+    if words[:1] in (["-h"], ["--help"]):
+        return f"usage: fedsim completion {{{' | '.join(_SHELLS)}}}: {commands['completion']}"
     if len(words) != 1 or words[0] not in _SHELLS:
         raise ConfigError(f"fedsim completion: name your shell, one of {', '.join(_SHELLS)}")
     try:

@@ -1,8 +1,10 @@
-"""Help of the commands that train or score: the usual options on one screen, and where the others are explained."""
+"""Help on one screen: of commands that train or score the usual options, of others all of them in few words."""
 
 from __future__ import annotations
 
 import textwrap
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Iterator, Sequence
 
 from fedsim.cli.options import arguments_of_section, texts_of_section
 
@@ -33,6 +35,8 @@ _OF_MODEL = (
     "evaluation",
 )
 _OF_DATA = ("source", "partition", "unseen", "val", "size", "augmentation", "cache_dir", "dry_run")
+SCREEN = 62
+"""Lines."""
 _WIDTH = 118
 _COLUMN = 38
 
@@ -61,3 +65,57 @@ def _line(option: str, text: str) -> str:
 def _others(section: str, chosen: tuple[str, ...] | list[str]) -> list[str]:
     names = [name for name in arguments_of_section(section) if name not in chosen]
     return textwrap.wrap(f"  --{section}. also has {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)
+
+
+def wants_screen(parser: ArgumentParser, args: Sequence[str]) -> bool:
+    """Return whether a command is asked for its help, not for all of it, and all of it is more than a screen."""
+    asked = [place for place, word in enumerate(args) if word in ("-h", "--help")]
+    if not asked or args[asked[0] + 1 : asked[0] + 2] == ["all"]:
+        return False
+    return parser.format_help().count("\n") > SCREEN
+
+
+def screen_of(parser: ArgumentParser) -> str:
+    """Return a command's options on a screen: two lines each at most, names alone below ``--training`` and the like.
+
+    An option that takes a value is told with its default, if that is a word or a number.
+    """
+    actions = [action for action in parser._actions if action.help != SUPPRESS and "help" not in action.dest]
+    given = [action for action in actions if not action.option_strings]
+    names = " ".join(f"{action.dest.upper()}..." if action.nargs == "+" else action.dest.upper() for action in given)
+    lines = [f"usage: {parser.prog} {names} [options]".replace("  ", " ")]
+    lines += [*textwrap.wrap(" ".join((parser.description or "").split()), _WIDTH), ""]
+    sections = dict.fromkeys(action.dest.partition(".")[0] for action in actions if "." in action.dest)
+    for action in actions:
+        if action.dest.partition(".")[0] not in sections:
+            lines += _entry(_name(action), _text(action))
+    for group in parser._action_groups:
+        lines += [line for section in sections for line in _section(section, str(group.title), group._group_actions)]
+    return "\n".join([*lines, "", f"{parser.prog} --help all   all of this, with types and defaults"])
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """An option and what it does, which is cut where it needs more than two lines."""
+    room, indent = _WIDTH - _COLUMN - 2, " " * (_COLUMN + 2)
+    found = textwrap.wrap(text, room, max_lines=2, placeholder=" ...") or [""]
+    return [f"  {name:<{_COLUMN}}{found[0]}", *(f"{indent}{line}" for line in found[1:])]
+
+
+def _name(action: Action) -> str:
+    if not action.option_strings:
+        return action.dest.upper()
+    option = next(name for name in action.option_strings if name.startswith("--"))
+    told = f"{option} {action.metavar or action.dest.upper()}"
+    return option if action.nargs == 0 else told.replace(" \b", "")  # the parser's own for an optional value
+
+
+def _text(action: Action) -> str:
+    default = f" (default: {action.default})" if isinstance(action.default, int | float | str) else ""
+    is_told = action.nargs == 0 or isinstance(action.default, bool) or "default" in (action.help or "")
+    return (action.help or "") + ("" if is_told else default)
+
+
+def _section(section: str, title: str, actions: Sequence[Action]) -> Iterator[str]:
+    names = [action.dest.partition(".")[2] for action in actions if action.dest.startswith(f"{section}.")]
+    if names:
+        yield from textwrap.wrap(f"  --{section}.NAME: {title}: {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)

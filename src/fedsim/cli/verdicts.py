@@ -7,6 +7,7 @@ import errno
 import itertools
 import re
 import signal
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.cli.class_names import did_you_mean, missing_class, unknown_argument
+from fedsim.cli.short_help import screen_of, wants_screen
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 
 # where the types that the parser knows say too little; without a section: options of fedsim augment
@@ -94,7 +96,13 @@ def understood(command: str, known: Iterable[str]) -> Iterator[None]:
 
 
 def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
-    """Parse the options of a command, which has the name ``parser.prog``; raise ConfigError if one is wrong."""
+    """Parse the options of a command, which has the name ``parser.prog``; raise ConfigError if one is wrong.
+
+    Its help is one screen, unless all of it is asked for.
+    """
+    if wants_screen(parser, args):
+        sys.stdout.write(f"{screen_of(parser)}\n")
+        parser.exit()
     with understood(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         return parser.parse_args(args)
 

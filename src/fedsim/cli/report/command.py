@@ -10,7 +10,7 @@ from fedsim.core.errors import ConfigError
 
 _FLAGS = {
     "fairness": "also say how clients' test sets differ in their scores",
-    "significance": "also test whether methods differ, over seeds and over people, with 95 %% confidence intervals",
+    "significance": "also test whether methods differ, over seeds and over people, with 95 % confidence intervals",
     "unfinished": "also show runs that are not finished, beside runs that are",
 }
 

@@ -65,7 +65,7 @@ def draw(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: R
 
 
 def draw_curves(groups: Sequence[Group], names: Mapping[str, str], metric: str, path: Path) -> None:
-    """Draw a picture per test set: the delivered model's score over rounds, means and bands over seeds.
+    """Draw a picture per test set: a model's score over rounds, means and bands over seeds, see :func:`series.curves`.
 
     ``names``: test set -> how it is written.
 
@@ -81,7 +81,7 @@ def draw_curves(groups: Sequence[Group], names: Mapping[str, str], metric: str, 
 
 
 def draw_cmc(groups: Sequence[Group], names: Mapping[str, str], path: Path) -> None:
-    """Draw CMC curves: a picture per test set, a line per group, of the last evaluation.
+    """Draw CMC curves: a picture per test set, a line per group, of the last evaluation, see :func:`series.cmc`.
 
     Raises:
         DataError: if no run has such scores, or the image file cannot be written.

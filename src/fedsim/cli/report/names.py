@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from fedsim.cli.class_arguments import defaults_of_class
+from fedsim.cli.config_files import read_config, shipped_configs
 from fedsim.cli.report.runs import Run
 
 _MOST = 3
@@ -13,14 +15,20 @@ _MOST = 3
 _CANDIDATES = 16
 """Differing settings among which those of a name are chosen."""
 _MISSING = "-"
+_CENTRALISED = "Centralised"
+"""The name of runs with one client. Which method it trains by hardly matters, so that has no part in the name."""
 _COMPARED = {"model": None, "data": None, "trainer": ("max_epochs", "precision", "limit_train_batches")}
 
 
 def name_variants(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run: its method, with the settings in which it differs from others of that method."""
+    """Return a name for each run: its method, and the settings that make it a variant.
+
+    These are its own settings that all runs of it share and that are not the usual ones, and the settings in
+    which it differs from other runs of that method.
+    """
     members: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
-        method = "Centralised" if run.summary["clients"] == ["union"] else str(run.summary["method"])
+        method = _CENTRALISED if run.summary["clients"] == ["union"] else str(run.summary["method"])
         members.setdefault(method, []).append(position)
     names = [""] * len(runs)
     for method, positions in members.items():
@@ -63,25 +71,74 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def _names(method: str, runs: Sequence[Run]) -> list[str]:
     """Return names of a method's variants: by the fewest settings that tell all apart, or by their folders."""
+    shared = [] if method == _CENTRALISED else _unusual(runs)
     if len(runs) == 1:
-        return [method]
+        return [_name(method, shared)]
     found = differences(runs)
     if 0 < len(found) <= _MOST and len(set(zip(*found.values(), strict=True))) == len(runs):
-        return _with(method, found)
+        return _with(method, shared, found)
     for count in range(1, _MOST + 1):
         for chosen in combinations(list(found)[:_CANDIDATES], count):
             some = {name: found[name] for name in chosen}
             if len(set(zip(*some.values(), strict=True))) == len(runs):
-                return _with(method, some)
+                return _with(method, shared, some)
     names = [run.folder.name for run in runs]
-    return [f"{method} {n if names.count(n) == 1 else run.folder}" for n, run in zip(names, runs, strict=True)]
+    folders = [n if names.count(n) == 1 else str(run.folder) for n, run in zip(names, runs, strict=True)]
+    return [_name(method, [*shared, folder]) for folder in folders]
 
 
-def _with(method: str, settings: Mapping[str, Sequence[str]]) -> list[str]:
+def _unusual(runs: Sequence[Run]) -> list[str]:
+    """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
+
+    Where they are many, the first ones. A setting that has fields of its own has no value here. Papers name methods
+    after their server's optimizer, too (FedAdam), so a shared one comes last.
+    """
+    models = [run.config.get("model") or {} for run in runs]
+    chosen = [_arguments(model.get("method")) for model in models]
+    optimizers = {_arguments(model.get("server_optimizer"))[0] for model in models}
+    (path, first), usual = chosen[0], _usual(chosen[0][0])
+    told = [
+        name if isinstance(value, Mapping) else f"{name} {_text(value)}"
+        for name, value in first.items()
+        if name in usual and value not in usual[name]
+        if all(other == path and arguments.get(name) == value for other, arguments in chosen)
+    ]
+    told = told if len(told) <= _MOST else [*told[:_MOST], "..."]
+    return told + [f"server_optimizer {_text(path)}" for path in optimizers if path and len(optimizers) == 1]
+
+
+def _usual(path: str) -> dict[str, list[Any]]:
+    """Return the values that a plain run of a method has: setting -> its default, and that of configs/methods."""
+    name = path.rpartition(".")[2].lower()
+    found = {setting: [_as_listed(value)] for setting, value in defaults_of_class(path).items()}
+    for config, file in shipped_configs().items():
+        if config.replace("_", "") == f"methods/{name}" and found:
+            _, shipped = _arguments(read_config(str(file))["model"]["method"])
+            for setting in shipped.keys() & found.keys():
+                found[setting].append(shipped[setting])
+    return found
+
+
+def _arguments(part: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return class_path and arguments of a setting that is a class; an empty path where it names none."""
+    part = {"class_path": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
+    return str(part.get("class_path") or ""), part.get("init_args") or {}
+
+
+def _as_listed(value: Any) -> Any:
+    """A default as a config has it, which knows no tuples."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _name(method: str, told: Sequence[str]) -> str:
+    return f"{method} {', '.join(told)}".rstrip()
+
+
+def _with(method: str, shared: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[str]:
     short, names = _short(list(settings)), []
     for values in zip(*settings.values(), strict=True):
         told = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
-        names.append(f"{method} {', '.join(told)}".rstrip())
+        names.append(_name(method, [*shared, *told]))
     return names
 
 

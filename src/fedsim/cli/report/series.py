@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,11 +81,16 @@ def seconds_of(run: Run) -> dict[int, float]:
 
 
 def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
-    """Return a line per group that has any point: the delivered model's score on a test set, over rounds or else."""
+    """Return a line per group that has any point: the delivered model's score on a test set, over rounds or else.
+
+    Where a group has no such score, the line is that of its global model, and its label says so.
+    """
     numbers = style_numbers(groups)
     lines = []
     for group in groups:
-        key = f"test/{group.runs[0].primary}/{name}/{metric}"
+        logged = {key for run in group.runs for row in run.log.values() for key in row}
+        kind = _kind_of_line(group, f"{name}/{metric}", logged)
+        key = f"test/{kind}/{name}/{metric}"
         points: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
             places = axis(run)
@@ -95,8 +100,22 @@ def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_
         if points:
             columns = [np.array(points[round_]).T for round_ in sorted(points)]
             x = np.array([column[0].mean() for column in columns])
-            lines.append(_series(group.label, numbers[group, group.runs[0].primary], x, [c[1] for c in columns]))
+            lines.append(_series(_label_of_line(group, kind), numbers[group, kind], x, [c[1] for c in columns]))
     return lines
+
+
+def _kind_of_line(group: Group, score: str, known: Container[str]) -> str:
+    """Return whose line a picture shows: the delivered model's, or the global one's where only that has the score.
+
+    So it is on unseen data sets where the delivered model is a client's own. ``score``: test set and metric; ``known``:
+    the names of all scores.
+    """
+    kinds = (group.runs[0].primary, "global")
+    return next((kind for kind in kinds if f"test/{kind}/{score}" in known), kinds[0])
+
+
+def _label_of_line(group: Group, kind: str) -> str:
+    return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
 
 
 def tradeoffs(groups: Sequence[Group], name: str, metric: str) -> dict[str, list[Series]]:
@@ -137,21 +156,22 @@ def bars(groups: Sequence[Group], names: Sequence[str], metric: str, rule: Rule)
 def cmc(groups: Sequence[Group], name: str) -> list[Series]:
     """Return a line per group: the share of queries with a match among the first 1, 2, ... images of a test set.
 
-    Of the delivered model, at the last evaluation. Runs without scores of single queries have ranks 1, 5 and 10.
+    Of the delivered model, at the last evaluation; of the global one, which the label says, where only that has scores.
+    Runs without scores of single queries have ranks 1, 5 and 10.
     """
     numbers, lines = style_numbers(groups), []
     for group in groups:
-        found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name)) is not None]
+        kind = _kind_of_line(group, f"{name}/rank1", {key for run in group.runs for key in Rule().scores(run)})
+        found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name, kind)) is not None]
         if len(found) == len(group.runs) and all(len(of_query.cmc) for _, of_query in found):
             values = list(np.array([of_query.cmc for _, of_query in found]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
         else:
-            keys = [f"test/{group.runs[0].primary}/{name}/rank{rank}" for rank in (1, 5, 10)]
-            of_ranks = [group.values(key, Rule()) for key in keys]
+            of_ranks = [group.values(f"test/{kind}/{name}/rank{rank}", Rule()) for rank in (1, 5, 10)]
             if not all(len(of_rank) for of_rank in of_ranks):
                 continue
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
-        lines.append(_series(group.label, numbers[group, group.runs[0].primary], x, values))
+        lines.append(_series(_label_of_line(group, kind), numbers[group, kind], x, values))
     return lines
 
 
@@ -169,7 +189,7 @@ def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
 def style_numbers(groups: Sequence[Group]) -> Mapping[tuple[Group, str], int]:
     """Return the number of the style of each group's kinds of models: in all pictures the same."""
     columns = [(group, kind) for group in groups for kind in group.distinct_kinds(Rule())]
-    columns += [(group, group.runs[0].primary) for group in groups]
+    columns += [(group, kind) for group in groups for kind in (group.runs[0].primary, "global")]
     return {column: number for number, column in enumerate(dict.fromkeys(columns))}
 
 

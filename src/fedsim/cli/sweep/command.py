@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.cli.options import check_options
 from fedsim.cli.report import find_table
+from fedsim.cli.sweep.deep_names import check_deep_names
 from fedsim.cli.sweep.file import read_content, sweep_of
 from fedsim.cli.sweep.local import compare_results, plan_jobs, table_of
 from fedsim.cli.sweep.made import sweep_of_method, sweep_of_paper
@@ -106,9 +107,10 @@ def _check(config: Namespace) -> None:
 
 def _check_names(command: Sequence[str]) -> None:
     """Refuse options that ``fedsim fit`` lacks; the options of other programs are their own affair."""
-    for program, first in itertools.pairwise(command):
+    for place, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
             check_options([word for word in command if word.startswith("--")], "fit")
+            check_deep_names(command[place + 2 :])
 
 
 def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:

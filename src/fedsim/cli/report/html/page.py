@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -73,6 +74,7 @@ def write_page(
         ],
         "published": tables_beside(compare, groups, metric, rule),
         "sheets": sheets,
+        "sheet_command": "" if sheets else _sheet_command(groups),
         "pictures": list(_pictures(groups)),
         "differences": _differences(groups),
         "settings": [(group.label, yaml.safe_dump(_public(group.runs[0].config), sort_keys=False)) for group in groups],
@@ -159,6 +161,18 @@ def _sheets(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
     for folder in folders:
         for file in (folder / name for name in _SHEETS if (folder / name).is_file()):
             yield str(file), _embedded(file)
+
+
+def _sheet_command(groups: Sequence[Group]) -> str:
+    """Return the command that draws a contact sheet; empty where runs do not say of which data.
+
+    A fit draws none by itself: it would take longer by up to half a second, and copy people's pictures unasked.
+    """
+    folder = next((run.folder for group in groups for run in group.runs if run.config), None)
+    if folder is None:
+        return ""
+    config, sheet = (shlex.quote(str(folder / name)) for name in ("config.yaml", _SHEETS[0]))
+    return f"fedsim data preview --config {config} --output {sheet}"
 
 
 def _embedded(file: Path) -> str:

@@ -22,6 +22,7 @@ from fedsim.core.errors import DataError
 _MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """The colour below white hatches; without overlay, there is none."""
+_DELIVERED = "Delivered models; where only the global model has scores, that one, named so."
 _NAMES = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -50,7 +51,7 @@ def plots_of(groups: Sequence[Group], names: Mapping[str, str], metric: str, rul
     shown = _NAMES.get(metric, metric)
     plots = [
         Plot(
-            "curves", "Scores over rounds", "Delivered models; bands are one standard deviation over seeds.",
+            "curves", "Scores over rounds", f"{_DELIVERED} Bands are one standard deviation over seeds.",
             _by_set(means_first, names, lambda name: series.curves(groups, name, metric), "round", shown),
         ),
         Plot(
@@ -58,7 +59,7 @@ def plots_of(groups: Sequence[Group], names: Mapping[str, str], metric: str, rul
             {"": _bars(groups, names, metric, rule)},
         ),
         Plot(
-            "tradeoff", "Scores over cost", "Delivered models. Bytes are those of server and clients, summed.",
+            "tradeoff", "Scores over cost", f"{_DELIVERED} Bytes are those of server and clients, summed.",
             {
                 f"{names[name]}, {unit}": _lines(lines, unit, shown)
                 for name in means_first
@@ -66,7 +67,7 @@ def plots_of(groups: Sequence[Group], names: Mapping[str, str], metric: str, rul
             },
         ),
         Plot(
-            "cmc", "CMC", "Queries with a match among the first images, delivered models, last evaluation.",
+            "cmc", "CMC", f"Queries with a match among the first images, last evaluation. {_DELIVERED}",
             _by_set([name for name in names if name not in _MEANS], names, lambda name: series.cmc(groups, name),
                     "rank", "queries with a match"),
         ),
