@@ -29,6 +29,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
+from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core.versions import current_version
 from fedsim.federation.events import RoundCallback
@@ -339,13 +340,6 @@ def _free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def is_of_a_launcher(name):
-    """Whether an environment variable would make a process take itself for a rank of another run."""
-    return name == "RANK" or name.startswith(
-        ("MASTER_", "NODE_RANK", "PL_", "LOCAL_RANK", "WORLD_SIZE", "FEDSIM_LAUNCHER", "FAIL")
-    )
 
 
 def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from failing import PATIENCE, is_of_a_launcher
+from environment import is_of_a_launcher
+from failing import PATIENCE
 from fedsim.__main__ import main
 from fedsim.cli.sweep.file import draws
 from fedsim.cli.sweep.local import plan_jobs

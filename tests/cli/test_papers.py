@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from failing import is_of_a_launcher
+from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.cli import describe
 from fedsim.cli.describe import describe_federation

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from environment import is_of_a_launcher
 from failing import (
     CONFIG,
     assert_equal,
@@ -18,7 +19,6 @@ from failing import (
     await_true,
     finish,
     fit,
-    is_of_a_launcher,
     last,
     processes_of,
     read_result,

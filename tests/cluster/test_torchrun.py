@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from environment import is_of_a_launcher
 from failing import (
     CONFIG,
     PATIENCE,
@@ -21,7 +22,6 @@ from failing import (
     errors,
     finish,
     fit,
-    is_of_a_launcher,
     last,
     options,
     processes_of,
