@@ -95,6 +95,31 @@ def write_two_methods(folder, seeds=(0, 1, 2)):
     return runs
 
 
+def test_on_unseen_data_the_global_model_is_compared_and_named(tmp_path):
+    """SKA delivers each client's own model, which no unseen data set has scores of."""
+    rng, pids, groups = np.random.default_rng(0), np.repeat(np.arange(8), 2), []
+    for method, primary in (("SKA", "personalised"), ("FedPav", "global")):
+        for seed in (0, 1):
+            queries = rng.random(16)
+            final = scores_of({"a": 0.5 + 0.01 * seed}, primary) | scores_of({"new0": float(queries.mean())})
+            run = write_run(
+                tmp_path / f"{method}{seed}", {1: final}, seed=seed, method=method, fingerprint=method,
+                primary=primary, unseen=["new0"],
+            )  # fmt: skip
+            arrays = {"new0/pids": pids, "new0/splits": np.array([16]), "global/new0/rank1": queries}
+            np.savez(run / "queries.npz", round=1, **arrays, **{"global/new0/cmc": np.ones(3)})
+            groups.append(run)
+    groups = group_runs(groups)
+    lines = {(line[1], line[-1]): line[0] for line in differences_table(groups, ["a", "new0"], ["rank1"]).lines}
+    assert lines == {
+        ("a", "2 seeds"): "SKA - FedPav",
+        ("new0", "2 seeds"): "SKA, global - FedPav",
+        ("new0", "8 people, 16 queries"): "SKA, global - FedPav",
+    }
+    intervals = intervals_table(groups, ["new0"], ["rank1"])
+    assert [line[:3] for line in intervals.lines] == [["SKA", "global", "new0"], ["FedPav", "global", "new0"]]
+
+
 def test_tables_name_both_ways_of_testing(tmp_path, capsys):
     runs = write_two_methods(tmp_path)
     groups = group_runs(runs)

@@ -100,7 +100,7 @@ def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_
         if points:
             columns = [np.array(points[round_]).T for round_ in sorted(points)]
             x = np.array([column[0].mean() for column in columns])
-            lines.append(_series(_label_of_line(group, kind), numbers[group, kind], x, [c[1] for c in columns]))
+            lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, [c[1] for c in columns]))
     return lines
 
 
@@ -114,7 +114,13 @@ def _kind_of_line(group: Group, score: str, known: Container[str]) -> str:
     return next((kind for kind in kinds if f"test/{kind}/{score}" in known), kinds[0])
 
 
-def _label_of_line(group: Group, kind: str) -> str:
+def kind_of_last(group: Group, name: str, metric: str) -> str:
+    """Return whose score a test set has at the last evaluation: the group's delivered model's, or its global one's."""
+    return _kind_of_line(group, f"{name}/{metric}", {key for run in group.runs for key in Rule().scores(run)})
+
+
+def label_of_line(group: Group, kind: str) -> str:
+    """Name a group; a model that is not the delivered one is named, too."""
     return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
 
 
@@ -161,7 +167,7 @@ def cmc(groups: Sequence[Group], name: str) -> list[Series]:
     """
     numbers, lines = style_numbers(groups), []
     for group in groups:
-        kind = _kind_of_line(group, f"{name}/rank1", {key for run in group.runs for key in Rule().scores(run)})
+        kind = kind_of_last(group, name, "rank1")
         found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name, kind)) is not None]
         if len(found) == len(group.runs) and all(len(of_query.cmc) for _, of_query in found):
             values = list(np.array([of_query.cmc for _, of_query in found]).T)
@@ -171,7 +177,7 @@ def cmc(groups: Sequence[Group], name: str) -> list[Series]:
             if not all(len(of_rank) for of_rank in of_ranks):
                 continue
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
-        lines.append(_series(_label_of_line(group, kind), numbers[group, kind], x, values))
+        lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, values))
     return lines
 
 

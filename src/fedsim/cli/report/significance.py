@@ -13,7 +13,7 @@ from fedsim.cli.report.groups import Group
 from fedsim.cli.report.layout import Block
 from fedsim.cli.report.queries import Queries
 from fedsim.cli.report.rules import Rule
-from fedsim.cli.report.series import queries_of
+from fedsim.cli.report.series import kind_of_last, label_of_line, queries_of
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +92,10 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
 
 
 def intervals_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Block:
-    """Return a table of the delivered models' scores at the last evaluation, with intervals over people."""
+    """Return a table of the delivered models' scores at the last evaluation, with intervals over people.
+
+    On unseen data sets it is the global model's of methods that deliver a client's own.
+    """
     lines, missing = [], dict[str, None]()
     for group in groups:
         for name in (name for name in names if name not in _MEANS):
@@ -102,20 +105,21 @@ def intervals_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequ
                     missing[found] = None
                     continue
                 of = over_people(found.scores[metric], found.pids)
-                lines.append([group.label, group.runs[0].primary, name, metric, _percent(of.value), _span(of), of.over])
+                kind = kind_of_last(group, name, metric)
+                lines.append([group.label, kind, name, metric, _percent(of.value), _span(of), of.over])
     notes = ["95 % bootstrap interval, people drawn with all their queries; of seeds, the mean of each query", *missing]
     return Block(["run", "model", "data set", "score", "mean", "interval", "over"], lines, tuple(notes), num_left=4)
 
 
 def differences_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Block:
-    """Return a table of paired tests between groups: their delivered models at the last evaluation.
+    """Return a table of paired tests between groups, of the models that :func:`intervals_table` has.
 
     Where two groups have two seeds in common, Student's test over these; where both have scores of single queries, the
     test over people, too.
     """
     pairs = list(combinations(groups, 2)) if len(groups) <= _ALL_PAIRS else [(groups[0], of) for of in groups[1:]]
     found = [
-        (f"{first.label} - {second.label}", name, metric, of)
+        (f"{_named(first, name, metric)} - {_named(second, name, metric)}", name, metric, of)
         for first, second in pairs
         for name in names
         for metric in metrics
@@ -139,8 +143,12 @@ def differences_table(groups: Sequence[Group], names: Sequence[str], metrics: Se
     return Block(headers, lines, tuple(notes), num_left=3)
 
 
+def _named(group: Group, name: str, metric: str) -> str:
+    return label_of_line(group, kind_of_last(group, name, metric))
+
+
 def _tests(first: Group, second: Group, name: str, metric: str) -> Iterator[Estimate]:
-    key = [f"test/{group.runs[0].primary}/{name}/{metric}" for group in (first, second)]
+    key = [f"test/{kind_of_last(group, name, metric)}/{name}/{metric}" for group in (first, second)]
     of_seeds = [
         {run.summary["seed"]: scores[k] for run in group.runs if k in (scores := Rule().scores(run))}
         for group, k in zip((first, second), key, strict=True)
@@ -160,7 +168,7 @@ def _tests(first: Group, second: Group, name: str, metric: str) -> Iterator[Esti
 
 def _mean_queries(group: Group, name: str, metric: str) -> Queries | str:
     """Return the mean over seeds of each query's score, or say why there is none."""
-    found = [queries_of(run, name) for run in group.runs]
+    found = [queries_of(run, name, kind_of_last(group, name, metric)) for run in group.runs]
     there = [of for of in found if of is not None and metric in of.scores]
     if len(there) < len(found):
         return f"{group.label}: has no scores of single queries of its last evaluation; evaluate again to have them"
