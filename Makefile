@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
-# processes that run tests, with 2 GB of memory each: one more than two cores have, as some tests wait
-JOBS ?= 3
+# processes that run tests, with 2 GB of memory each: two more than two cores, as some tests wait
+JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
 test test-fast coverage: export OMP_NUM_THREADS ?= 1
@@ -34,7 +34,7 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## run all tests but those of test-cluster, in three processes (JOBS=8: in eight)
+test: $(STAMP)  ## run all tests but those of test-cluster, in four processes (JOBS=8: in eight)
 	$(BIN)/python -m $(PYTEST) -m "not cluster"
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes

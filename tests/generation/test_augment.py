@@ -370,7 +370,7 @@ def test_help_and_wrong_commands(capsys):
 
 def test_help_says_what_settings_are(capsys):
     with pytest.raises(SystemExit):
-        main(["augment", "fit", "--help"])
+        main(["augment", "fit", "--help", "all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         "--networks.scales SCALES resolutions of the images that the discriminator sees (type: int, default: 2)"
