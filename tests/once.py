@@ -10,7 +10,7 @@ from jsonargparse import _subcommands as _library
 from fedsim.cli.fit import FedSimCLI
 from fedsim.data.synthetic import SyntheticImages
 
-_MOST = 20_000  # pictures that are kept, of 1 to 6 KB each
+_MOST, _SMALL = 20_000, 64 * 32  # pictures that are kept, and their pixels: 6 KB each
 _draw, _pictures = SyntheticImages.decode, {}
 _MANY = 100  # options
 _NAME = "filter_non_parsing_actions"
@@ -21,7 +21,7 @@ _init, _build, _built = FedSimCLI.__init__, FedSimCLI.setup_parser, {}
 def _decode(self, size):
     own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
     keys = [(self.seed, self.domain, *size, *key) for key in own]
-    if not keys:
+    if not keys or size[0] * size[1] > _SMALL:
         return _draw(self, size)
     new = [place for place, key in enumerate(keys) if key not in _pictures]
     made = {}

@@ -10,6 +10,7 @@ import multiprocessing.connection
 import os
 import pickle
 import runpy
+import secrets
 import socket
 import stat
 import struct
@@ -58,7 +59,9 @@ class QuickPython:
         self.asked = []
         """the words of each call"""
         self.python, self.fedsim = folder / "python", folder / "fedsim"
-        address = f"\0fedsim-tests-{os.getpid()}-{folder.name}"  # of no file
+        address = (
+            f"\0fedsim-tests-{secrets.token_hex(8)}"  # of no file, and of no server before: it may be answering still
+        )
         for path, words in ((self.python, []), (self.fedsim, ["-m", "fedsim"])):
             path.write_text(_PROGRAM.format(python=sys.executable, address=address, words=words))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
