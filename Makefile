@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs/quickstart
 STAMP := $(VENV)/.installed
-# processes that run tests, with 2 GB of memory each: two more than two cores, as some tests wait
+# processes that run tests, with 3 GB of memory each: two more than two cores, as some tests wait
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
