@@ -61,7 +61,11 @@ def test_what_variants_share_stands_before_what_tells_them_apart(tmp_path):
     assert labels(*folders) == ["SKA dual false, unseen avg, avg_every 2", "SKA dual false, unseen avg, avg_every 3"]
 
 
+def test_tuned_numbers_make_no_variant(tmp_path):
+    assert labels(write_method(tmp_path / "run", "FedKLPR", prune_from=3, plateau=0.1)) == ["FedKLPR"]
+
+
 def test_of_many_settings_the_first_are_told(tmp_path):
-    arguments = {"prune": False, "sas": False, "crr": False, "target": 0.2, "step": 0.3}
+    arguments = {"prune": False, "sas": False, "crr": False, "accuracy": "centroids", "step": 0.3}
     folder = write_method(tmp_path / "run", "FedKLPR", **arguments)
-    assert labels(folder) == ["FedKLPR crr false, prune false, sas false, ..."]
+    assert labels(folder) == ["FedKLPR accuracy centroids, crr false, prune false, ..."]

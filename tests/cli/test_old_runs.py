@@ -45,7 +45,7 @@ def test_it_is_exported(old, tmp_path):
 
 def test_it_is_reported(old, capsys):
     call("report", old)
-    name = "LotteryFL step 0.2, start_accuracy 0.0, server_optimizer FedAdam"
+    name = "LotteryFL server_optimizer FedAdam"
     assert f"{name}: 2 rounds, seed 0" in capsys.readouterr().out
 
 

@@ -90,8 +90,8 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
 def _unusual(runs: Sequence[Run]) -> list[str]:
     """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
 
-    Where they are many, the first ones. A setting that has fields of its own has no value here. Papers name methods
-    after their server's optimizer, too (FedAdam), so a shared one comes last.
+    Numbers make no variant: they are tuned. Where the others are many, the first ones. A setting that has fields of its
+    own has no value here. Papers name methods after their server's optimizer, too (FedAdam): a shared one comes last.
     """
     models = [run.config.get("model") or {} for run in runs]
     chosen = [_arguments(model.get("method")) for model in models]
@@ -100,7 +100,7 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
     told = [
         name if isinstance(value, Mapping) else f"{name} {_text(value)}"
         for name, value in first.items()
-        if name in usual and value not in usual[name]
+        if name in usual and value not in usual[name] and not _is_number(value)
         if all(other == path and arguments.get(name) == value for other, arguments in chosen)
     ]
     told = told if len(told) <= _MOST else [*told[:_MOST], "..."]
@@ -123,6 +123,10 @@ def _arguments(part: Any) -> tuple[str, Mapping[str, Any]]:
     """Return class_path and arguments of a setting that is a class; an empty path where it names none."""
     part = {"class_path": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
     return str(part.get("class_path") or ""), part.get("init_args") or {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_listed(value: Any) -> Any:
