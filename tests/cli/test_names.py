@@ -69,3 +69,12 @@ def test_of_many_settings_the_first_are_told(tmp_path):
     arguments = {"prune": False, "sas": False, "crr": False, "accuracy": "centroids", "step": 0.3}
     folder = write_method(tmp_path / "run", "FedKLPR", **arguments)
     assert labels(folder) == ["FedKLPR accuracy centroids, crr false, prune false, ..."]
+
+
+def test_a_long_name_is_broken_over_lines_of_a_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    lsn = write_method(tmp_path / "lsn", "SKA", dual=False, unseen="avg")
+    plain = write_method(tmp_path / "plain", "FedPav")
+    assert main(["report", str(lsn), str(plain)]) == 0
+    head = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    assert head == [["data", "set", "SKA", "dual", "false,"], ["unseen", "avg", "FedPav"], ["global", "global"]]

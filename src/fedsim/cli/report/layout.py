@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GAP = 2
+_LEAST = 16  # letters of a header in one line
 
 Format = Literal["table", "markdown", "latex", "csv"]
 
@@ -96,6 +98,7 @@ def table_in_parts(
         corner: header of the names.
         always: columns that stand in every part, at the right.
     """
+    columns = [_folded(column) for column in columns]
     widest = shutil.get_terminal_size((100, 24)).columns
     left = _width((corner, names)) + sum(_GAP + _width(column) for column in always)
     parts: list[list[tuple[str, Sequence[str]]]] = [[]]
@@ -104,6 +107,13 @@ def table_in_parts(
             parts.append([])
         parts[-1].append(column)
     return "\n\n".join(_table(names, [*part, *always], corner) for part in parts)
+
+
+def _folded(column: tuple[str, Sequence[str]]) -> tuple[str, Sequence[str]]:
+    """Break long lines of a header: names of variants are long."""
+    header, cells = column
+    room = max(_LEAST, *map(len, cells)) if cells else _LEAST
+    return "\n".join("\n".join(textwrap.wrap(line, room)) for line in header.splitlines()), cells
 
 
 def table_of_lines(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -119,7 +129,9 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
 
 def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], corner: str) -> str:
     rows = [[name, *cells] for name, *cells in zip(names, *(cells for _, cells in columns), strict=True)]
-    headers = [corner, *(header for header, _ in columns)]
+    tallest = max((header.count("\n") for header, _ in columns), default=0)
+    ends = ["\n" * (tallest - header.count("\n")) + header for header, _ in columns]  # on one line
+    headers = [corner, *ends]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", *["right"] * len(columns)))
 
 
