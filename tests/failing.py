@@ -19,6 +19,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -336,10 +337,17 @@ def _variables(rank, ranks, port, machines=1):
     return {name: str(value) for name, value in (own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items()}
 
 
+_ports = count()
+
+
 def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of no other process of pytest, below those that the kernel gives to connections."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        port = 10_000 + 500 * (process % 10) + next(_ports) % 500
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):
