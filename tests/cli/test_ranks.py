@@ -29,6 +29,7 @@ from fedsim.cli.ranks import ranks_asked_for
     ],
 )
 def test_the_number_is_read_off_the_words(tmp_path, words, ranks):
+    """Folders of GPUs are named as NVIDIA's driver README says: domain:bus:device.function."""
     for gpu in ("0000:07:00.0", "0000:0a:00.0", "0000:87:00.0"):
         (tmp_path / gpu).mkdir()
     assert ranks_asked_for(words, {}, tmp_path) == ranks
@@ -37,6 +38,8 @@ def test_the_number_is_read_off_the_words(tmp_path, words, ranks):
 def test_gpus_are_those_that_the_process_may_see(tmp_path):
     assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": "2,5"}, tmp_path) == 2
     assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 1
+    for hidden in ("0,2,-1,1", "0,2,,1"):  # CUDA C++ Programming Guide: what follows an invalid index is not visible
+        assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": hidden}, tmp_path) == 2
     assert ranks_asked_for([], {}, tmp_path) == 1
 
 

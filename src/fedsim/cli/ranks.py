@@ -12,7 +12,9 @@ from fedsim.cli.config_files import config_at, normalise, read_config, with_ship
 from fedsim.core import spares
 from fedsim.core.errors import FedSimError
 
-_GPUS = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver for Linux
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""with a folder domain:bus:device.function for each, says the README of NVIDIA's driver"""
+
 _PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,4 +71,7 @@ def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.enviro
 def _visible_gpus(environ: Mapping[str, str], gpus: Path) -> int:
     """Number of GPUs, without asking CUDA; it may be another one where they are divided."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return len(list(gpus.glob("*"))) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    if visible is None:
+        return len(list(gpus.glob("*")))
+    names = (name.strip() for name in visible.split(","))
+    return len(list(itertools.takewhile(lambda name: name and not name.startswith("-"), names)))  # as CUDA counts

@@ -44,8 +44,8 @@ class MemorySum:
     def _open(self, path: Path, shape: tuple[int, int, int]) -> Tensor | None:
         """Return the areas; None, on all ranks, if a rank has no room, or does not see the file of rank 0."""
         areas = None
-        for turn in (self._rank == 0, self._rank > 0):  # rank 0 first
-            if turn and (path.exists() or (self._rank == 0 and _has_room(8.0 * math.prod(shape)))):
+        for is_own_turn in (self._rank == 0, self._rank > 0):  # rank 0 makes the file
+            if is_own_turn and (_has_room(8.0 * math.prod(shape)) if self._rank == 0 else path.exists()):
                 areas = shared_rows(path, shape)
             found = torch.tensor([float(areas is not None)], dtype=torch.float64)
             self._exchange(found)
