@@ -159,6 +159,7 @@ LATER = {
     "model.client.schedule.milestones": [40, 70],
     "model.method.init_args.distillation.teacher_mode": "eval",
     "model.neck.pooling": "average",
+    "model.objective.center": None,
     "model.objective.metric": None,
     "model.objective.unit_length": False,
     "model.selection.init_args.among": "all",

@@ -67,6 +67,7 @@ def test_the_bag_of_tricks_has_its_tricks():
     assert client["schedule"] == {"kind": "milestones", "milestones": [40, 70], "gamma": 0.1, "warmup": 10}
     assert model["objective"] == {
         "cross_entropy": 1.0, "label_smoothing": 0.1, "triplet": 1.0, "margin": 0.3, "triplet_on": "pool",
+            "center": {"weight": 0.001},
     }  # fmt: skip
     assert model["neck"] == {"kind": "bnneck", "bias": False, "dropout": 0.0}
     assert content["data"]["augmentation"] == {"pad": 10, "flip": 0.5, "erase": 0.5}

@@ -46,9 +46,11 @@ AXES = {
     "skipped updates": ["scaffold", "--model.on_bad_update=skip_client", "--model.client.accumulate=2"],
     "recorded steps, copies ahead, channels last": [
         "fedprox", "--model.client.graph=true", "--model.client.prefetch=true", "--model.client.channels_last=true",
-        "--data.cache=host", "--data.limit_client_batches=6",
+        "--data.cache=host", "--data.limit_client_batches=6", "--model.objective.center={}",
     ],
-    "triplets": ["fedpav", "--model.objective.triplet=0.5", "--model.client.sampler=identity"],
+    "triplets, centers": [
+        "fedpav", "--model.objective={triplet: 0.5, center: {weight: 0.1}}", "--model.client.sampler=identity",
+    ],
     "white noise": ["fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001"],
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def assemble(
     check_batches(federated.clients, settings, says=rank == 0)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
-    check_pieces(settings, models, how.method, how.reduction)
+    check_pieces(settings, models, how.method, how.objective, how.reduction)
     check_graphs(federated.clients, settings, how.method, device, says=rank == 0)
     check_compiler(settings, device)
     check_image_sizes(models, data)

@@ -24,7 +24,7 @@ from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.graphs import why_plain
-from fedsim.training.settings import ClientOverride, LocalTraining
+from fedsim.training.settings import ClientOverride, LocalTraining, Objective
 from fedsim.training.statistics import StatisticsPolicy
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,11 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
 
 
 def check_pieces(
-    settings: Mapping[str, LocalTraining], models: Mapping[str, FlatModel], method: Method, reduction: str
+    settings: Mapping[str, LocalTraining],
+    models: Mapping[str, FlatModel],
+    method: Method,
+    objective: Objective,
+    reduction: str,
 ) -> None:
     """Raise ConfigError if the batches of a client cannot be cut into pieces as its ``settings`` ask for."""
     sizes = {(s.micro_batch, s.batch_size) for s in settings.values() if s.micro_batch not in (None, s.batch_size)}
@@ -132,6 +136,8 @@ def check_pieces(
     field = "model.client.micro_batch"
     if "whole_batches" in method.requires:
         raise ConfigError(f"{field}: {type(method).__name__} needs whole batches; set it to null")
+    if objective.center is not None:
+        raise ConfigError(f"{field}: the centers of center loss move with whole batches; set it to null")
     if reduction == "fp32":
         raise ConfigError(f"{field}: the sums of pieces are exact; set model.reduction to exact, or it to null")
     normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]

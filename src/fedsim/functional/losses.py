@@ -53,6 +53,34 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)
 
 
+def center_loss(features: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
+    """``1/2 |f_i - c_{y_i}|^2``, a mean over the batch (Wen et al., ECCV 2016, Eq. 2, divided by B as their code does).
+
+    ``features`` f are [B, D] float, ``labels`` y [B] int64, and ``centers`` c [Z, D] float have no gradient.
+
+    >>> center_loss(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([1, 1]), torch.zeros(2, 2))
+    tensor(2.5000)
+    """
+    return (features - centers.detach().index_select(0, labels)).square().sum(1).mean() / 2
+
+
+def moved_centers(centers: Tensor, features: Tensor, labels: Tensor, rate: float) -> Tensor:
+    """Return the centers after a batch: ``c_j - rate * sum(c_j - f_i) / (1 + n_j)`` (Wen et al., ECCV 2016, Eq. 4).
+
+    The sum is over those n_j images of the batch that are of identity j. ``centers`` c are [Z, D] float, ``features`` f
+    [B, D] float, ``labels`` [B] int64, and ``rate`` is the paper's alpha in [0, 1].
+
+    >>> moved_centers(torch.zeros(2, 1), torch.tensor([[4.0], [2.0]]), torch.tensor([1, 1]), rate=0.5)
+    tensor([[0.],
+            [1.]])
+    """
+    with torch.no_grad():
+        identities = torch.arange(len(centers), device=labels.device)
+        own = (labels == identities[:, None]).to(centers.dtype)  # sums by a product are deterministic on GPUs, too
+        count = own.sum(1, keepdim=True)
+        return centers - rate * (count * centers - own @ features.to(centers.dtype)) / (1 + count)
+
+
 def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
     """Mean of ``1 - cos(f, f')`` over two batches of logits [B, Z], in [0, 2] (paper 003, Algorithm 3, lines 23-28).
 

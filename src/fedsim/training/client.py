@@ -191,7 +191,7 @@ class Client(LightningModule):
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
-        scored = self.visit.source.score(output, batch)
+        scored = self.visit.source.score(output, batch, counts)
         if counts:
             self.visit.tally.add(scored.loss.detach(), scored.guesses, scored.truth, scored.parts)
         return scored.loss

@@ -72,8 +72,27 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CenterLoss:
+    """Center loss: features are drawn to a center for each identity, which follows them (Wen et al., ECCV 2016).
+
+    Each client has centers of its own, which stay with it. They start at 0, and move with every batch.
+    """
+
+    weight: float = 0.001
+    """of the loss in the sum. 0.001 is the 0.0005 of the bag of tricks' code, which leaves out the factor 1/2"""
+    rate: float = 0.5
+    """alpha: how far centers move to the mean of their images, in [0, 1]"""
+    features: Literal["neck", "pool"] = "pool"
+    """the features it acts on"""
+
+    def __post_init__(self) -> None:
+        positive("model.objective.center", weight=self.weight)
+        within("model.objective.center", "[0, 1]", rate=self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet and another metric loss.
+    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet, center and a metric loss.
 
     Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
     """
@@ -93,6 +112,8 @@ class Objective:
     cross-entropy hardly counts otherwise"""
     triplet_on: Literal["neck", "pool"] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
+    center: CenterLoss | None = None
+    """center loss, which is added; null: none"""
     metric: MetricLoss | None = None
     """a loss of pytorch-metric-learning, which is added; null: none"""
 
@@ -107,14 +128,16 @@ class Objective:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts of the loss that are logged for each client, without their weights, if there are two."""
-        others = ("triplet",) * (self.triplet > 0) + ("metric",) * (self.metric is not None)
+        asked = {"triplet": self.triplet > 0, "center": self.center is not None, "metric": self.metric is not None}
+        others = [name for name, is_asked in asked.items() if is_asked]
         return ("cross_entropy", *others) if others else ()
 
     def __post_init__(self) -> None:
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
         not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet)
         if self.cross_entropy == self.triplet == 0 and self.metric is None:
-            raise ConfigError("model.objective: cross_entropy and triplet are both 0; nothing would be learnt")
+            also = "" if self.center is None else ", and center loss alone draws all features to one point"
+            raise ConfigError(f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}")
 
 
 @dataclass(frozen=True, kw_only=True)
