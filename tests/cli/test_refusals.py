@@ -122,6 +122,11 @@ OF_THE_PARSER = [
     ("--model.method=sklearn.Foo", "no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the name"),
     ("--model.backbone=sklearn.Foo", "there is no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the"),
     ("--model.method=..FedPav", "model.method: there is no class ..FedPav; did you mean FedPav?"),
+    ("--data.alpha=-0.5", "data.alpha: -0.5 is not positive"),
+    (
+        "--model.server_optimizer={class_path: nowhere.Adam, init_args: {lr: 0.1}}",
+        "model.server_optimizer: there is no class nowhere.Adam (no module named 'nowhere'); is nowhere installed",
+    ),
     ("--model.client.optimizer={class_path: sklearn.A}", "no class sklearn.A (module 'sklearn' has no attribute 'A')"),
     ("--model.client.optimizer=fedsim.methods.FedPav", "fedsim.methods.FedPav is no Optimizer; derive it from Optim"),
     ("--model.client.optimizer=textwrap.dedent", "dedent cannot be used (Expected 'textwrap.dedent' to be a func"),

@@ -37,7 +37,7 @@ def missing_class(key: str, what: str, value: str) -> str | None:
         what: the parser's message about it, without line breaks.
         value: what was given, in the words of the parser.
     """
-    if inside := re.match(r"Namespace\(class_path='([^']*)'", value):
+    if inside := re.match(r"(?:Namespace\(class_path=|\{'class_path': )'([^']*)'", value):
         value = inside[1]
     if found := re.search(_PROBLEM + _IMPORT, what):
         return _not_imported(key, found[1] or (_path_in(found[2]) if value == "this" else value), found[2])

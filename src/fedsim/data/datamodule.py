@@ -15,7 +15,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from tqdm import tqdm
 
-from fedsim.core.checks import at_least
+from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
@@ -121,6 +121,7 @@ class FederatedDataModule(LightningDataModule):
             rule = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"
             raise ConfigError(f"data.limit_client_batches: {limit} {rule}")
         at_least("data", int(cache == "none"), workers=workers)
+        positive("data", alpha=alpha)
         if on_corrupt == "skip" and cache_dir is None:
             raise ConfigError(
                 "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
