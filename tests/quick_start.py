@@ -117,7 +117,7 @@ def _run(words, cwd, variables, program, files):
     if "OMP_NUM_THREADS" in variables:  # torch reads it when it is imported
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     _take_parent()
-    if words[0] == "-P":
+    while words[0] in ("-P", "-u"):
         words = words[1:]
     if words[0] == "-c":
         sys.argv, become = ["-c"], spares.become_rank

@@ -14,6 +14,7 @@ import pytest
 
 import fedsim.methods
 from failing import PATIENCE
+from quick_start import QuickPython
 from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.papers.files import list_papers, read_paper
 from fedsim.cli.sweep import seeds
@@ -147,10 +148,11 @@ def site(tmp_path_factory):
     """The site, as ``make docs`` builds it: a warning is an error."""
     for library in ("mkdocs", "material", "mkdocstrings", "nbconvert", "latex2mathml"):
         pytest.importorskip(library, reason="the extra 'docs' is not installed")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    folder, server = tmp_path_factory.mktemp("site"), QuickPython(tmp_path_factory.mktemp("quick"))
+    command = [server.python, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    server.close()
     said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("INFO")]
     assert (done.returncode, said) == (0, [])
     return folder
@@ -292,7 +294,7 @@ def shown(notebook):
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs(path, tmp_path, monkeypatch):
+def test_a_tutorial_runs(path, tmp_path, monkeypatch, quick_python):
     """All cells, in a kernel of their own; a cell that fails, also in an assertion, fails here."""
     client = pytest.importorskip("nbclient", reason="the extra 'test' is not installed")
     nbformat = pytest.importorskip("nbformat", reason="the extra 'test' is not installed")

@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
+from fedsim.cli import ranks
 from fedsim.cli.ranks import ranks_asked_for
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks"),
+    ("words", "number"),
     [
         (["--trainer.devices=4"], 4),
         (["--trainer.devices", "2", "--trainer.devices", "8"], 8),
@@ -28,11 +29,11 @@ from fedsim.cli.ranks import ranks_asked_for
         ([], 3),
     ],
 )
-def test_the_number_is_read_off_the_words(tmp_path, words, ranks):
+def test_the_number_is_read_off_the_words(tmp_path, words, number):
     """Folders of GPUs are named as NVIDIA's driver README says: domain:bus:device.function."""
     for gpu in ("0000:07:00.0", "0000:0a:00.0", "0000:87:00.0"):
         (tmp_path / gpu).mkdir()
-    assert ranks_asked_for(words, {}, tmp_path) == ranks
+    assert ranks_asked_for(words, {}, tmp_path) == number
 
 
 def test_gpus_are_those_that_the_process_may_see(tmp_path):
@@ -52,3 +53,14 @@ def test_the_other_rank_imports_from_the_first_moment(quick_python, tiny, tmp_pa
     assert ended.stderr.splitlines()[0] == "starting 2 ranks"
     assert "ranks 0 to 1 train" in ended.stderr
     assert [words[0] for words in quick_python.asked] == ["-m", "-c"]  # and nobody else was started later
+
+
+@pytest.mark.parametrize(("devices", "started"), [(1, []), (2, [1]), (8, [7]), (9, []), (10**15, [])])
+def test_no_number_of_ranks_fills_the_memory_with_processes(monkeypatch, devices, started):
+    """A slip in the number is the parser's to refuse; until then it costs nothing."""
+    asked = []
+    monkeypatch.setattr(ranks.spares, "may_start", lambda: True)
+    monkeypatch.setattr(ranks.spares, "start", lambda number, program: asked.append(number))
+    monkeypatch.setattr(ranks.os, "cpu_count", lambda: 2)
+    ranks.start_ranks(["--trainer.devices", str(devices)])
+    assert asked == started

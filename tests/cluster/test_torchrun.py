@@ -46,9 +46,9 @@ def whole(tmp_path_factory):
 
 
 class Agents:
-    """A fit under one torchrun for each node, all on this machine."""
+    """A fit under one torchrun for each node, all on this machine; ``python`` starts agents and ranks."""
 
-    def __init__(self, folder, *args, nodes=1, per_node=2, flags=(), environment=None):
+    def __init__(self, folder, *args, nodes=1, per_node=2, flags=(), environment=None, python=sys.executable):
         config = folder.with_suffix(".yaml")
         config.write_text(CONFIG.replace("  devices: 1\n", ""))
         self.folder = folder
@@ -56,11 +56,11 @@ class Agents:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", per_node,
+        command = [python, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", per_node,
                    "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test", *flags,
                    "-m", "fedsim", "fit", "--config", config, "--run_dir", folder, *args]  # fmt: skip
         own = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
-        own |= {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"} | (environment or {})
+        own |= {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": str(python)} | (environment or {})
         self.processes = []
         for log in self.logs:
             with log.open("wb") as file:
@@ -137,8 +137,8 @@ def torchrun(folder, *args, **options):
 # -- in every test run -------------------------------------------------------------------------------------------------
 
 
-def test_a_fit_under_torchrun_has_the_bits_of_one_process(whole, tmp_path):
-    with torchrun(tmp_path / "run") as run:
+def test_a_fit_under_torchrun_has_the_bits_of_one_process(whole, tmp_path, quick_python):
+    with torchrun(tmp_path / "run", python=quick_python.python) as run:
         run.finish()
     assert len(read_checkpoint(last(run.folder))["fedsim"]["files"]) == 2
     assert_equal(read_result(last(run.folder)), whole)

@@ -15,6 +15,9 @@ from fedsim.core.errors import FedSimError
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """with a folder domain:bus:device.function for each, says the README of NVIDIA's driver"""
 
+_FEW = 8
+"""ranks that are started early on any machine; more than two per core may be a slip, which would fill the memory"""
+
 _PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -33,7 +36,7 @@ def start_ranks(words: Sequence[str]) -> None:
     if not spares.may_start():
         return
     ranks = ranks_asked_for(words)
-    if ranks > 1:
+    if 1 < ranks <= max(2 * (os.cpu_count() or 1), _FEW):
         spares.start(ranks - 1, _PROGRAM)
         sys.stderr.write(f"starting {ranks} ranks\n")
         sys.stderr.flush()
@@ -43,7 +46,7 @@ def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.enviro
     """Return the number of ranks that ``trainer.devices`` of a command line and its config files asks for.
 
     1 stands for whatever cannot be known yet, and for mistakes, which are the parser's. A number that turns out to be
-    wrong does no harm: then ranks are started later.
+    too small does no harm: then ranks are started later.
 
     Args:
         words: of the command line, without the command.
