@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 import tomllib
 import warnings
 from html.parser import HTMLParser
@@ -14,11 +13,11 @@ import pytest
 
 import fedsim.methods
 from failing import PATIENCE
-from quick_start import QuickPython
 from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.papers.files import list_papers, read_paper
 from fedsim.cli.sweep import seeds
 from fedsim.data.standins import write_standin
+from quick_start import QuickPython
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
