@@ -14,7 +14,7 @@ from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import shuffled_batches
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.availability import Availability
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.selection import UCB, RandomFraction
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedPav, FedSGD, Local
 from fedsim.methods.base import Weights
@@ -429,3 +429,14 @@ def test_one_local_step_is_fedsgd():
     one = LocalTraining(batch_size=8, optimizer=sgd, local_steps=1)
     a, b = fit(make_model(FedAvg(), client=one)), fit(make_model(FedSGD(steps=1)))
     assert torch.equal(vector(a), vector(b))
+
+
+@pytest.mark.parametrize(("most", "shown"), [(3, True), (2, False)])
+def test_single_clients_are_logged_while_they_are_few(monkeypatch, most, shown):
+    """Three clients; as many names are shown as the limit says, and none if they are more."""
+    for module in ("round", "round_table", "ledger"):
+        monkeypatch.setattr(f"fedsim.federation.{module}.MAX_NAMES", most)
+    logged = fit(make_model(FedPav(), selection=UCB(count=3)), rounds=1).round_metrics
+    for group in ("train", "comm", "selection"):
+        assert any(name.startswith(f"{group}/town0/") for name in logged) is shown, group
+        assert any(name.startswith(f"{group}/") for name in logged) is (shown or group != "selection"), group

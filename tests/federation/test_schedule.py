@@ -27,11 +27,11 @@ COSTS = {"a": 10.0, "b": 40.0, "c": 20.0, "d": 40.0}
 ALL = dict.fromkeys(NAMES, 1.0)
 
 
-def schedule(clients=NAMES, shared=True):
+def schedule(clients=NAMES, shared=True, pieces=None):
     machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
     if machine is not None:
         machine.ranks = range(2)
-    return Schedule(COSTS, dict.fromkeys(NAMES, 1), clients, machine)
+    return Schedule(COSTS, dict.fromkeys(NAMES, 1) | (pieces or {}), clients, machine)
 
 
 def ordered(of, called, work):
@@ -56,6 +56,13 @@ def test_measured_seconds_decide_and_others_count_as_usual():
     assert ordered(timed, NAMES, ALL) == sorted(NAMES, key=lambda name: -expected[name]) == ["d", "c", "a", "b"]
     timed.observe(RoundRecord(1, 0, NAMES, {"a": report(1.0, 10.0), "d": report(math.nan, 0.0)}))
     assert ordered(timed, NAMES, ALL)[-1] == "a"  # 1, b 4, others 0.1 per image: c 2, d 4
+
+
+def test_seconds_of_a_client_that_could_be_shared_and_was_not_are_those_of_one_rank():
+    timed = schedule(pieces={"a": 4})
+    timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(200.0, 40.0)}))
+    # seconds per image: a 9, b 5, the others 7; were those of a for two ranks, c would come before b
+    assert timed.orders(NAMES, ALL).all == ["d", "b", "c", "a"]
 
 
 def test_a_rank_without_neighbours_keeps_the_order_and_its_own_clients():
