@@ -1,6 +1,7 @@
 """The round and the methods, against plain loops and against each other."""
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -440,3 +441,10 @@ def test_single_clients_are_logged_while_they_are_few(monkeypatch, most, shown):
     for group in ("train", "comm", "selection"):
         assert any(name.startswith(f"{group}/town0/") for name in logged) is shown, group
         assert any(name.startswith(f"{group}/") for name in logged) is (shown or group != "selection"), group
+
+
+def test_a_round_has_its_number_from_1_and_takes_less_than_the_fit():
+    started = time.perf_counter()
+    logged = fit(make_model(FedPav()), rounds=2).round_metrics
+    assert logged["round"] == 2
+    assert 0 < logged["time/round_seconds"] < time.perf_counter() - started
