@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lightning import Trainer
 
+from fedsim import data
 from fedsim.cli.class_arguments import _files, arguments_of_class, defaults_of_class
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import _SECTIONS, _names, check_options
@@ -133,3 +134,10 @@ def test_the_collector_goes_on_where_pytorch_was_imported_before():
     with imports_without_collection():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+def test_names_of_a_room_that_are_imported_at_their_first_use_are_there():
+    assert set(data.__all__) <= set(dir(data))
+    assert [name for name in data.__all__ if getattr(data, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match=r"module 'fedsim.data' has no attribute 'Market'"):
+        _ = data.Market
