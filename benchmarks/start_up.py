@@ -24,6 +24,7 @@ import numpy as np
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "init.yaml"  # which init writes only where there is none
 SWEEP = """\
 program: fedsim
 method: grid
@@ -50,6 +51,7 @@ def main() -> None:
         seconds: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in rows}
         for turn in range(args.rounds + 1):
             for key, (code, command) in rows.items():
+                (Path(folder) / CONFIG).unlink(missing_ok=True)
                 spent = _spent(code, command, trees[key[1]])
                 if turn:  # the first round warms the file cache
                     seconds[key].append(spent)
@@ -83,6 +85,11 @@ def _commands(folder: Path) -> dict[str, tuple[int, list[str]]]:
     features = {f"{kind}{name}": array for kind in ("query", "gallery") for name, array in arrays.items()}
     features |= {"query_camids": np.zeros(8, dtype=int), "gallery_camids": np.ones(8, dtype=int)}
     np.savez(folder / "features.npz", **features)
+    people = folder / "people"
+    for part, pids in {"bounding_box_train": (1, 2), "query": (3, 4), "bounding_box_test": (3, 4)}.items():
+        (people / part).mkdir(parents=True)
+        for name in (f"{pid:04d}_c{camera}.jpg" for pid in pids for camera in (1, 2)):
+            (people / part / name).touch()  # its pixels are not read
     data = "--data.source={class_path: MarketFolders, init_args: {root: nowhere}}"
     return {
         "report RUN": (0, ["report", str(run)]),
@@ -90,7 +97,9 @@ def _commands(folder: Path) -> dict[str, tuple[int, list[str]]]:
         "sweep --dry-run": (0, ["sweep", str(folder / "sweep.yaml"), "--dry-run"]),
         "fit --wrong": (2, ["fit", "--config", "configs/quickstart.yaml", "--trainer.epochs=3"]),
         "rank FILE": (0, ["rank", str(folder / "features.npz")]),
-        "data check": (0, ["data", "check", str(folder)]),
+        "data check FOLDER": (0, ["data", "check", str(folder)]),
+        "data splits FOLDER": (0, ["data", "splits", str(people)]),
+        "init FOLDER": (0, ["init", str(folder), "--output", str(folder / CONFIG)]),
         "describe": (0, ["describe", "--config", "configs/quickstart.yaml"]),
         "fit, until its data": (2, ["fit", "--config", "configs/quickstart.yaml", data]),
     }

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lightning import Trainer
 
+from fedsim import data
 from fedsim.cli.class_arguments import _files, arguments_of_class, defaults_of_class
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import _SECTIONS, _names, check_options
@@ -83,6 +84,16 @@ def features(folder):
     return folder / "f.npz"
 
 
+def people(folder):
+    names = {"bounding_box_train": (1, 2), "query": (3, 4), "bounding_box_test": (3, 4)}
+    for part, pids in names.items():
+        (folder / "mine" / part).mkdir(parents=True)
+        for pid in pids:
+            for camera in (1, 2):
+                (folder / "mine" / part / f"{pid:04d}_c{camera}.jpg").touch()  # its pixels are not read
+    return folder
+
+
 TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
 
 
@@ -96,11 +107,15 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
         ("sweep --method fedpav --print", 0, TORCH),
         ("fit --config configs/quickstart.yaml --trainer.epochs 3", 2, TORCH),
         ("rank {features} --rerank", 0, LIGHTNING),
+        ("data check {people}", 0, f"{TORCH} {LIGHTNING}"),
+        ("data splits {people}/mine --num 1", 0, f"{TORCH} {LIGHTNING}"),
+        ("init {people} --output {people}/fedsim.yaml", 0, f"{TORCH} {LIGHTNING}"),
     ],
 )
 def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, command, code, absent):
     run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
-    words = command.format(run=run, sweep=write_sweep(), features=features(tmp_path)).split()
+    folders = {"run": run, "people": people(tmp_path / "people")}
+    words = command.format(sweep=write_sweep(), features=features(tmp_path), **folders).split()
     program = (
         "import gc, sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
         "print('frozen', gc.get_freeze_count() > 1000, gc.isenabled()); "
@@ -119,3 +134,10 @@ def test_the_collector_goes_on_where_pytorch_was_imported_before():
     with imports_without_collection():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+def test_names_of_a_room_that_are_imported_at_their_first_use_are_there():
+    assert set(data.__all__) <= set(dir(data))
+    assert [name for name in data.__all__ if getattr(data, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match=r"module 'fedsim.data' has no attribute 'Market'"):
+        _ = data.Market

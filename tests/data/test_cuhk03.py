@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedsim.cli.data import run as run_data_command
+from fedsim.cli.data.command import run as run_data_command
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.cuhk03 import convert_cuhk03
 from fedsim.data.datasets import CUHK03NP

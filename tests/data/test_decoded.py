@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from failing import PATIENCE
-from fedsim.cli.data import run as run_data_command
+from fedsim.cli.data.command import run as run_data_command
 from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded

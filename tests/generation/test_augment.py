@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from fedsim.__main__ import main
 from fedsim.cli.augment import fit as augment_fit
 from fedsim.cli.augment import processes as augment_processes
-from fedsim.cli.data import data_of
+from fedsim.cli.data.configs import data_of
 from fedsim.data import FederatedDataModule, Generated, SyntheticReID
 from fedsim.generation import fitting
 from fedsim.generation.saved import read_backbone

@@ -75,7 +75,7 @@ def _run(command: str, words: list[str]) -> None:
         run(command, words)
     else:
         with imports_without_collection():
-            plain = plain_command(command)
+            plain = plain_command(command, words)
         _set_up_messages()
         say(plain(words))
 

@@ -5,7 +5,7 @@ Most are typed functions, whose arguments are the options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 
 _MODULES = {
     "augment": "fedsim.cli.augment.command",
-    "data": "fedsim.cli.data",
+    "data": "fedsim.cli.data.command",
     "doctor": "fedsim.cli.doctor.command",
     "export": "fedsim.cli.export",
     "init": "fedsim.cli.init",
@@ -27,26 +27,50 @@ _MODULES = {
     "report": "fedsim.cli.report.command",
     "sweep": "fedsim.cli.sweep.command",
 }
+_FOLDERS, _CONFIGS = "fedsim.cli.data.folders", "fedsim.cli.data.configs"
+_GROUPS = {  # command -> word that follows it -> the module with its function of that name
+    "augment": {
+        "fit": "fedsim.cli.augment.fit",
+        "preview": "fedsim.cli.augment.images",
+        "write": "fedsim.cli.augment.images",
+    },
+    "data": {
+        "check": _FOLDERS,
+        "convert": _FOLDERS,
+        "cut": _FOLDERS,
+        "manifest": _CONFIGS,
+        "prepare": _CONFIGS,
+        "preview": _CONFIGS,
+        "splits": _FOLDERS,
+    },
+}
 
 
-def plain_command(command: str) -> Callable[[list[str]], str]:
-    """Import a command; it takes the words that follow its name, and returns what is to be printed."""
+def plain_command(command: str, words: list[str]) -> Callable[[list[str]], str]:
+    """Import what ``fedsim COMMAND WORDS`` needs; return the command, which takes the words and returns what to print.
+
+    Of a group, only the module of the command that the first word names is imported.
+    """
     run: Callable[[list[str]], str] = import_module(_MODULES[command]).run
+    if words and (module := _GROUPS.get(command, {}).get(words[0])):
+        import_module(module)
     return run
 
 
-def run_subcommand(group: str, commands: Mapping[str, Callable[..., str]], args: list[str]) -> str:
+def run_subcommand(group: str, args: list[str]) -> str:
     """Run ``fedsim GROUP COMMAND [options]``, see :func:`call`; raise ConfigError if there is no such command."""
+    modules = _GROUPS[group]
     if args and args[0] in ("-h", "--help"):
-        return f"usage: fedsim {group} {{{','.join(commands)}}} [options]; fedsim {group} COMMAND --help says more"
-    if not args or args[0] not in commands:
-        close = get_close_matches(args[0], commands, n=1) if args else []
+        return f"usage: fedsim {group} {{{','.join(modules)}}} [options]; fedsim {group} COMMAND --help says more"
+    if not args or args[0] not in modules:
+        close = get_close_matches(args[0], modules, n=1) if args else []
         guess = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
             f"fedsim {group}: there is no command {args[0] if args else '(none)'}; {guess}"
-            f"choose from {', '.join(commands)}"
+            f"choose from {', '.join(modules)}"
         )
-    return call(commands[args[0]], join_configs(with_shipped(with_paper(args[1:]))), f"{group} {args[0]}")
+    command: Callable[..., str] = getattr(import_module(modules[args[0]]), args[0])
+    return call(command, join_configs(with_shipped(with_paper(args[1:]))), f"{group} {args[0]}")
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:

@@ -1,13 +1,41 @@
-"""Data sets, federations, and what happens to an image before the model sees it."""
+"""Data sets, federations, and what happens to an image before the model sees it.
 
-from fedsim.data.augmentation import Augmentation
-from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
-from fedsim.data.federations import build_federation
-from fedsim.data.generated import Generated, write_generated
-from fedsim.data.images import Domain, ImageFiles, Images, ReIDSource, Split
-from fedsim.data.market import MarketFolders
-from fedsim.data.synthetic import SyntheticReID, content_hash
+What stands in ``__all__`` is imported at its first use: to look into a folder of data sets takes no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.data.augmentation import Augmentation
+    from fedsim.data.datamodule import FederatedDataModule
+    from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
+    from fedsim.data.federations import build_federation
+    from fedsim.data.generated import Generated, write_generated
+    from fedsim.data.images import Domain, ImageFiles, Images, ReIDSource, Split
+    from fedsim.data.market import MarketFolders
+    from fedsim.data.synthetic import SyntheticReID, content_hash
+
+_PLACES = {
+    "Augmentation": "fedsim.data.augmentation",
+    "ClientData": "fedsim.data.federated",
+    "Domain": "fedsim.data.images",
+    "FederatedData": "fedsim.data.federated",
+    "FederatedDataModule": "fedsim.data.datamodule",
+    "Generated": "fedsim.data.generated",
+    "ImageFiles": "fedsim.data.images",
+    "Images": "fedsim.data.images",
+    "MarketFolders": "fedsim.data.market",
+    "ReIDSource": "fedsim.data.images",
+    "RetrievalSet": "fedsim.data.federated",
+    "Split": "fedsim.data.images",
+    "SyntheticReID": "fedsim.data.synthetic",
+    "build_federation": "fedsim.data.federations",
+    "content_hash": "fedsim.data.synthetic",
+    "write_generated": "fedsim.data.generated",
+}
 
 __all__ = [
     "Augmentation",
@@ -27,3 +55,14 @@ __all__ = [
     "content_hash",
     "write_generated",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is used."""
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'fedsim.data' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,7 @@
-"""Lists of images that are decoded later, and splits: images with their labels."""
+"""Lists of images that are decoded later, and splits: images with their labels.
+
+torch is imported when images are decoded: to list those of a folder takes none, and its import takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from fedsim.core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Size = tuple[int, int]  # (height, width) in pixels
 Index = NDArray[np.int64]
@@ -93,11 +96,11 @@ class ImageFiles(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
-        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
+        out = np.empty((len(self), 3, *size), dtype=np.uint8)
         for row, path in enumerate(self.paths):
             with _opened(path) as image:
                 out[row] = _resize(image.convert("RGB"), size)
-        return out
+        return _as_tensor(out)
 
 
 class ImageArray(Images):
@@ -120,16 +123,22 @@ class ImageArray(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
-        out = torch.empty((len(self), 3, *size), dtype=torch.uint8)
+        out = np.empty((len(self), 3, *size), dtype=np.uint8)
         for row, pixels in enumerate(self.pixels):
             out[row] = _resize(Image.fromarray(pixels), size)
-        return out
+        return _as_tensor(out)
 
 
-def _resize(image: Image.Image, size: Size) -> Tensor:
-    """Return uint8 [3, H, W]."""
-    pixels: Tensor = pil_to_tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC))
-    return pixels
+def _resize(image: Image.Image, size: Size) -> NDArray[np.uint8]:
+    """Return uint8 [3, H, W] of an RGB image."""
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+
+
+def _as_tensor(pixels: NDArray[np.uint8]) -> Tensor:
+    """Return the same memory as a tensor."""
+    import torch
+
+    return torch.from_numpy(pixels)
 
 
 class ImagesInParts(Images):
@@ -163,6 +172,8 @@ class ImagesInParts(Images):
 
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""
+        import torch
+
         return torch.cat([torch.empty((0, 3, *size), dtype=torch.uint8), *(part.decode(size) for part in self.parts)])
 
 

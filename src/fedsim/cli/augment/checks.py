@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedsim.cli.data import data_of
+from fedsim.cli.data.configs import data_of
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData

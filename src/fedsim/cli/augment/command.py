@@ -5,7 +5,6 @@ from __future__ import annotations
 import yaml
 
 from fedsim.cli.augment.fit import built, fit, fit_parser
-from fedsim.cli.augment.images import preview, write
 from fedsim.cli.augment.processes import ending_on_signals
 from fedsim.cli.augment.settings import check_settings_files
 from fedsim.cli.commands import run_subcommand
@@ -20,7 +19,7 @@ def run(args: list[str]) -> str:
     """Run ``fedsim augment COMMAND [options]``, and return what is to be printed."""
     if args[:1] == ["fit"]:
         return _fit(join_configs(with_shipped(with_paper(args[1:]))))
-    return run_subcommand("augment", {"fit": fit, "preview": preview, "write": write}, args)
+    return run_subcommand("augment", args)
 
 
 def _fit(args: list[str]) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedsim.core.checks import within
 from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.listing import read_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BACKGROUND, _EVALUATION = "images_background", "images_evaluation"
 _DRAWERS = 20

@@ -1,0 +1,92 @@
+"""``fedsim data ...`` on the data sets of a config, or drawn ones: decode them, draw them, write who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from fedsim.cli.config_files import read_config
+from fedsim.cli.values import check_values
+from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.manifest import hash_rows, write_manifest
+from fedsim.data.market import MarketFolders
+from fedsim.data.prepare import prepare_data
+from fedsim.data.preview import write_contact_sheet
+from fedsim.data.synthetic import SyntheticReID
+
+
+def manifest(config: str | list[str], output: str = "federation.csv") -> str:
+    """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
+
+    Args:
+        config: a config file whose data section describes the federation.
+        output: the CSV file to write; paths of images below its folder are relative to it.
+    """
+    data = data_of(config)
+    if data.manifest is not None:
+        raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
+    if data.dry_run:
+        raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
+    if data.on_corrupt == "skip":
+        data.prepare_data()  # who is in it depends on which images can be read
+    rows = write_manifest(data.federated, Path(output))
+    # the hash does not depend on where the data lie
+    return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
+
+
+def prepare(config: str | list[str], cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
+    """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
+
+    Can be interrupted and started again.
+
+    Args:
+        config: a config file whose data section names the data sets.
+        cache_dir: a folder for decoded images; null: data.cache_dir of the config.
+        workers: processes that decode.
+        verify: compare files that are there already with their checksums.
+    """
+    if workers < 0:
+        raise ConfigError(f"--workers: {workers} is less than 0")
+    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    return prepare_data(data_of(config), folder, workers, verify)
+
+
+def preview(config: str | list[str] | None = None, root: str | None = None, output: str = "preview.png") -> str:
+    """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
+
+    Args:
+        config: a config file whose data section names the data sets; null draws the synthetic ones.
+        root: a folder of data sets in Market-1501 layout, instead of a config.
+        output: the image file to write.
+    """
+    size = (128, 64)
+    if root is not None:
+        domains = MarketFolders(root).domains()
+    elif config:
+        data = data_of(config)
+        domains, size = data.list_domains(), data.size
+    else:
+        domains = SyntheticReID().domains()
+    write_contact_sheet(domains, size, Path(output))
+    return f"wrote {output}: {len(domains)} data sets"
+
+
+def data_of(config: str | list[str]) -> FederatedDataModule:
+    """Build the data module of configs' ``data`` sections; what a later one says wins.
+
+    Raises:
+        ConfigError: if none has such a section.
+    """
+    parser, found = ArgumentParser(exit_on_error=False), None
+    paths = [config] if isinstance(config, str) else config
+    parser.add_class_arguments(FederatedDataModule, "data")
+    for path in paths:
+        if "data" in (content := read_config(path, parser.groups or ())):
+            found = parser.parse_object({"data": content["data"]}, found)
+    if found is None:
+        raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
+    check_values(found.as_dict(), {"data": FederatedDataModule})
+    data: FederatedDataModule = parser.instantiate(found)["data"]
+    return data
