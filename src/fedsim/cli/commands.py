@@ -28,7 +28,7 @@ _MODULES = {
     "sweep": "fedsim.cli.sweep.command",
 }
 _FOLDERS, _CONFIGS = "fedsim.cli.data.folders", "fedsim.cli.data.configs"
-_GROUPS = {  # command -> word that follows it -> the module with its function of that name
+GROUPS = {
     "augment": {
         "fit": "fedsim.cli.augment.fit",
         "preview": "fedsim.cli.augment.images",
@@ -44,6 +44,7 @@ _GROUPS = {  # command -> word that follows it -> the module with its function o
         "splits": _FOLDERS,
     },
 }
+"""command -> word that follows it -> the module with its function of that name"""
 
 
 def plain_command(command: str, words: list[str]) -> Callable[[list[str]], str]:
@@ -52,14 +53,14 @@ def plain_command(command: str, words: list[str]) -> Callable[[list[str]], str]:
     Of a group, only the module of the command that the first word names is imported.
     """
     run: Callable[[list[str]], str] = import_module(_MODULES[command]).run
-    if words and (module := _GROUPS.get(command, {}).get(words[0])):
+    if words and (module := GROUPS.get(command, {}).get(words[0])):
         import_module(module)
     return run
 
 
 def run_subcommand(group: str, args: list[str]) -> str:
     """Run ``fedsim GROUP COMMAND [options]``, see :func:`call`; raise ConfigError if there is no such command."""
-    modules = _GROUPS[group]
+    modules = GROUPS[group]
     if args and args[0] in ("-h", "--help"):
         return f"usage: fedsim {group} {{{','.join(modules)}}} [options]; fedsim {group} COMMAND --help says more"
     if not args or args[0] not in modules:

@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
+from fedsim.cli.commands import GROUPS
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.listing import run as run_list
 from fedsim.cli.options import WITH_TRAINER, all_options
@@ -13,10 +14,6 @@ from fedsim.cli.short_help import short_help
 from fedsim.core.errors import ConfigError, FedSimError
 
 _SHELLS = ("bash", "zsh", "tcsh")
-_GROUPS = {
-    "data": ("check", "convert", "manifest", "prepare", "preview", "splits"),
-    "augment": ("fit", "preview", "write"),
-}
 _FILES = ("config", "run_dir", "ckpt_path")
 
 
@@ -59,8 +56,8 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
             own.add_argument("kind", choices=list(KINDS))
         elif command == "completion":
             own.add_argument("shell", choices=_SHELLS)
-        elif command in _GROUPS:
-            own.add_argument("command", choices=_GROUPS[command])
+        elif command in GROUPS:
+            own.add_argument("command", choices=[*GROUPS[command]])
         for name in all_options(command) if command in WITH_TRAINER else ():
             option = own.add_argument(f"--{name}", choices=_choices(name))
             if name in _FILES:
