@@ -9,12 +9,13 @@ import pytest
 
 import fedsim.methods
 from fedsim.__main__ import COMMANDS, main
-from fedsim.cli.light import _GROUPS, completion
+from fedsim.cli.commands import GROUPS
+from fedsim.cli.light import completion
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import all_options
 
 SCREEN = 62  # lines
-ALL_COMMANDS = [[command] for command in COMMANDS] + [[group, own] for group in _GROUPS for own in _GROUPS[group]]
+ALL_COMMANDS = [[command] for command in COMMANDS] + [[group, own] for group in GROUPS for own in GROUPS[group]]
 
 
 def said(capsys, *args):
