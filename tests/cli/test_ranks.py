@@ -25,6 +25,7 @@ from fedsim.cli.ranks import ranks_asked_for
         (["--trainer.accelerator", "cpu"], 1),
         (["--trainer.devices=[0, 1]"], 1),
         (["--trainer.devices"], 1),
+        (["--trainer.devices=1000000"], 1),  # a slip: so many processes would bring the machine down
         ([], 3),
     ],
 )

@@ -65,7 +65,7 @@ def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.enviro
     devices = str(trainer["devices"]).strip()
     if devices in ("auto", "-1") and trainer["accelerator"] in ("auto", "gpu", "cuda"):
         return max(_visible_gpus(environ, gpus), 1)
-    return int(devices) if devices.isdigit() else 1
+    return int(devices) if devices.isdigit() and int(devices) <= spares.most_ranks() else 1
 
 
 def _visible_gpus(environ: Mapping[str, str], gpus: Path) -> int:
