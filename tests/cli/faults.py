@@ -94,6 +94,12 @@ MAY_BE_NULL = {
     "enable_checkpointing", "num_sanity_val_steps", "precision", "weights_only", "ckpt_path", "run_dir",
 }  # fmt: skip
 """Fields that the configs below set, and that null would leave out."""
+MAY_BE_NEGATIVE = {
+    "junk_pids",  # identities of data sets
+    "seed",  # of drawn data: it is a name; that of training is seed_everything
+    "dampening",  # of torch's SGD, which adds (1 - dampening) of the gradient to its momentum
+}
+"""Fields of which torch or fedsim makes something of any number."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ class Fault:
         if self.kind == "infinity":
             return "hardware" in self.path
         if self.kind == "negative":
-            return field == "junk_pids"
+            return field in MAY_BE_NEGATIVE
         return self.kind in ("zero", "huge", "scalar", "text")
 
     @property

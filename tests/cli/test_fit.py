@@ -69,7 +69,7 @@ WRONG_SETTINGS = [
     (["--model.client.optimizer.lr=-1"], "model.client.optimizer", "Invalid learning rate"),
     (["--model.client.batch_size=1"], "model.client.batch_size", "less than 2"),
     (["--model.evaluation.batch_size=0"], "model.evaluation.batch_size", "less than 1"),
-    (["--model.backbone.width=0"], "backbone.width", "less than 1"),
+    (["--model.backbone.width=0"], "backbone.width", "is not in [1, 4096]"),
     (["--data.size=[2, 2]"], "data.size", "cannot process"),
     (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/map"], "val/map", "monitor val/mAP"),
     (

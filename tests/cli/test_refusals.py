@@ -49,6 +49,11 @@ OF_THE_TRAINER = [
     ("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: 0", "give one from 1"),
     ("check_val_every_n_epoch=-2", "trainer.check_val_every_n_epoch: -2", "give one from 1"),
     ("check_val_every_n_epoch=null", "trainer.check_val_every_n_epoch: None", "give one from 1"),
+    ("num_sanity_val_steps=-2", "trainer.num_sanity_val_steps: -2", "use 0 for none, -1 for all"),
+    ("log_every_n_steps=-1", "trainer.log_every_n_steps: -1", "give one from 1"),
+    ("val_check_interval={fault: 1}", "trainer.val_check_interval: ", "cannot be used"),
+    ("max_time={fault: 1}", "trainer.max_time: ", "00:12:00:00"),
+    ("devices=1000000", "trainer.devices: 1000000 ranks are too many for a machine", "give at most"),
 ]
 
 
@@ -62,6 +67,13 @@ def test_what_lightning_refuses_names_the_field(capsys, tiny, tmp_path, option, 
 
 def test_describe_refuses_devices_too(capsys, tiny):
     assert "trainer.devices: -2 cannot be used" in refuse(capsys, "describe", "--config", tiny, "--trainer.devices=-2")
+
+
+def test_describe_takes_more_ranks_than_this_machine_could_hold_but_not_any_number(capsys, monkeypatch, tiny):
+    monkeypatch.setattr("fedsim.core.spares.os.cpu_count", lambda: 2)
+    words = ("describe", "--config", str(tiny))
+    assert main([*words, "--trainer.devices=100"]) == 0
+    assert "give at most 1024" in refuse(capsys, *words, "--trainer.devices=1000000000000000")
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
@@ -135,6 +147,17 @@ OF_THE_PARSER = [
     ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
     ("--trainer.max_epoch=3", "--trainer.max_epoch: there is no such option; did you mean --trainer.max_epochs?"),
     ("--model.availability=5", "model.availability: is a section"),
+    ("--model.selection=", "model.selection: name a class; choose from AllClients"),
+    ("--model.client.optimizer=", "model.client.optimizer: name a class; give the class_path of one"),
+    ("--model.privacy=", "model.privacy: name a class; choose from DifferentialPrivacy"),
+    ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: name a class; choose"),
+    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "class_ath means nothing here; did you mean"),
+    ("--model.backbone={class_ath: ResNet}", "SmallCNN has no option class_ath; did you mean class_path?"),
+    ("--data.source=[{class_ath: FedReIDBench}]", "SyntheticReID has no option class_ath; did you mean class_path?"),
+    ("--model.clients={town0: {batch_size: 4}, town1: 5}", "such as {town0: {batch_size: 8}}, got 5"),
+    ("--model.objective.margin=-0.1", "model.objective.margin: -0.1 is negative"),
+    ("--model.neck.dim=1000000000", "model.neck.dim: 1000000000 is not in [1, 65536]"),
+    ("--model.backbone.width=1000000000", "backbone.width: 1000000000 is not in [1, 4096]"),
 ]  # fmt: skip
 
 
@@ -172,6 +195,22 @@ def test_what_the_parser_refuses_is_said_in_full(capsys, tiny, tmp_path, option,
 )  # fmt: skip
 def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
     assert words in refuse(capsys, "augment", "fit", "--config", tiny, "--output", tmp_path / "out", option)
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "words"),
+    [("client.optimizer", "{class_path: torch.optim.Adam, init_args: {betas: [-0.5, 0.9]}}", "betas: Invalid beta"),
+     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: -0.5}}", "lr: Invalid learning rate: -0.5"),
+     ("client.optimizer", "{class_path: torch.optim.RMSprop, init_args: {eps: -0.5}}", "eps: Invalid epsilon value"),
+     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {nesterov: true, momentum: 0.0}}", " Nesterov"),
+     ("server_optimizer", "{class_path: torch.optim.SGD, init_args: {momentum: -0.5}}", "momentum: Invalid momentum"),
+     ("server_optimizer", "{class_path: FedAdam, init_args: {lr: -0.5}}", "lr: Invalid learning rate: -0.5"),
+     ("server_optimizer", "{class_path: FedAdam, init_args: {betas: [0.9, 1.0]}}", "betas: Invalid beta"),
+     ("server_optimizer", "{class_path: FedYogi, init_args: {tau: 0.0}}", "tau: Invalid tau value: 0.0")],
+)  # fmt: skip
+def test_what_an_optimizer_says_names_its_argument(capsys, tiny, tmp_path, field, options, words):
+    line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--model.{field}={options}")
+    assert f"model.{field}{'.' if words[0] != ' ' else ':'}{words}" in line
 
 
 # -- config files ------------------------------------------------------------------------------------------------------

@@ -460,6 +460,7 @@ def _vector_of(options, found={}):  # noqa: B006 - the usual model is trained on
         ({"floor": 2.0}, "floor"), ({"prune": False}, "weighting: klpwa weighs by pruning"),
         ({"prune": False, "weighting": "praw"}, "weighting"), ({"accuracy_images": 5}, "accuracy_images: rank1"),
         ({"accuracy_images": 0, "accuracy": "classifier"}, "accuracy_images"), ({"prune_from": 0}, "prune_from"),
+        ({"plateau": -0.1}, "plateau"), ({"tolerance": -0.1}, "tolerance"), ({"min_accuracy": 1.1}, "min_accuracy"),
     ],
     ids=str,
 )  # fmt: skip

@@ -101,7 +101,13 @@ def test_elements_that_all_have_pruned_stay_in_the_global_model():
 
 
 @pytest.mark.parametrize(
-    ("options", "field"), [({"target": 1.0}, "target"), ({"step": 0.0}, "step"), ({"accuracy_images": 0}, "images")]
+    ("options", "field"),
+    [
+        ({"target": 1.0}, "target"),
+        ({"step": 0.0}, "step"),
+        ({"accuracy_images": 0}, "images"),
+        ({"start_accuracy": -0.1}, "start_accuracy"),
+    ],
 )
 def test_impossible_settings_are_refused(options, field):
     with pytest.raises(ConfigError, match=field):

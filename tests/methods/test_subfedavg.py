@@ -110,7 +110,13 @@ def test_one_epoch_is_too_few():
 
 
 @pytest.mark.parametrize(
-    ("options", "field"), [({"target": -0.1}, "target"), ({"step": 1.0}, "step"), ({"accuracy_images": 0}, "images")]
+    ("options", "field"),
+    [
+        ({"target": -0.1}, "target"),
+        ({"step": 1.0}, "step"),
+        ({"accuracy_images": 0}, "images"),
+        ({"min_accuracy": -0.1}, "min_accuracy"),
+    ],
 )
 def test_impossible_settings_are_refused(options, field):
     with pytest.raises(ConfigError, match=field):

@@ -96,9 +96,9 @@ def test_model_without_a_head():
     assert ReIDModel(SmallCNN(width=8), Neck()).head is None
 
 
-@pytest.mark.parametrize("dim", [0, -3])
+@pytest.mark.parametrize("dim", [0, -3, 10**9])
 def test_neck_needs_a_width(dim):
-    with pytest.raises(ConfigError, match=rf"^model\.neck\.dim: {dim} is not positive$"):
+    with pytest.raises(ConfigError, match=rf"^model\.neck\.dim: {dim} is not in \[1, 65536\]$"):
         Neck(dim=dim).build(8)
 
 

@@ -45,18 +45,37 @@ def missing_class(key: str, what: str, value: str) -> str | None:
         return f"{found[1]} is no {found[2]}; derive it from {found[2]}, or name another class"
     if (found := re.search(_PROBLEM + _OTHER, what)) and re.fullmatch(r"\w+(\.\w+)+", found[1] or value):
         return _not_usable(found[1] or value, found[2])
+    if value.startswith(("{", "[{")) or re.search(r"import path (?:string|format):(?= -|$)", what):
+        return _not_named(key, value)
     named = re.search(r"import path (?:string|format): (\S+)", what)
     base = re.search(r"Not a valid subclass of (\w+)", what)
-    if not (named or base or re.search("import path|has no attribute '|No module named '", what)):
-        return None
-    name, choices = named[1] if named else value, _names(key, only_own=True)
-    if guess := did_you_mean(name, [] if named is None else _names(key)):
+    if base and not named and value == "this":  # a mapping, with which the parser's message is long
+        return _not_named(key, what)
+    if named or base or re.search("import path|has no attribute '|No module named '", what):
+        return _not_known(key, named and named[1], base and base[1], value)
+    return None
+
+
+def _not_known(key: str, name: str | None, base: str | None, value: str) -> str:
+    """Return what to say of a ``name``, or of another ``value``, that leads to no class derived from ``base``."""
+    if name and (guess := did_you_mean(name, _names(key))):
         return f"there is no class {name}; {guess}"
-    if choices:
-        return f"there is no class {name}; choose from {', '.join(choices)}, or give the class_path of your own"
-    if base and not named:
-        return f"{name} is no {base[1]}; give its fields, or a class_path with init_args"
-    return f"there is no class {name}; give the class_path of one"
+    if choices := _names(key, only_own=True):
+        own = ", or give the class_path of your own"
+        return f"there is no class {name or value}; choose from {', '.join(choices)}{own}"
+    if base and not name:
+        return f"{value} is no {base}; give its fields, or a class_path with init_args"
+    return f"there is no class {name or value}; give the class_path of one"
+
+
+def _not_named(key: str, value: str) -> str:
+    """Return what to say where a class should be, and ``value`` names none: a mapping of other things, or nothing."""
+    keys = set(re.findall(r"'(\w+)': ", value)) - {"class_path"}
+    if slip := get_close_matches("class_path", sorted(keys), n=1):
+        return f"{slip[0]} means nothing here; did you mean class_path?"
+    choices = _names(key, only_own=True)
+    some = f"choose from {', '.join(choices)}, or " if choices else ""
+    return f"name a class; {some}give the class_path of {'your own' if choices else 'one'}"
 
 
 def _path_in(why: str) -> str:
@@ -111,7 +130,7 @@ def unknown_argument(what: str) -> str | None:
     except (ImportError, AttributeError, ValueError, TypeError):
         known = ()
     of = f"{name} has no option {unknown[1]}" if known else f"there is no option {unknown[1]} here"
-    return f"{of}; {guess}" if (guess := did_you_mean(unknown[1], known)) else of
+    return f"{of}; {guess}" if (guess := did_you_mean(unknown[1], [*known, "class_path"])) else of
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -247,6 +247,8 @@ def _said(key: str, what: str) -> str:
     if "Unable to load config" in what:
         return "is a section; give its fields, or a file that holds them"
     if key in _WANTED:
+        if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", what)):
+            value = inner[1]  # the entry that is wrong, and not those beside it, which the parser has read
         return f"expected {_WANTED[key]}, got {value}"
     # behind it, the parser repeats the section around the value
     what = re.sub(r"\.? Got value: Namespace\(.*$", "", what)

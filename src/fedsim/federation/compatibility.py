@@ -71,7 +71,7 @@ def _refusal(words: str, given: Mapping[str, Any]) -> str:
     names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
     names += re.findall(rf"\b({'|'.join(given)})\b", words)
     if "for __new__()" in words:  # fields of a time that is none
-        names += [name for name in ("max_time", "val_check_interval") if not isinstance(given[name], str | int | float)]
+        names += [n for n in ("max_time", "val_check_interval") if not isinstance(given[n], str | int | float | None)]
     if not names:
         return f"trainer: {words}"
     name = names[0]
@@ -88,7 +88,7 @@ def check_trainer(
 
     ``has_validation``: clients hold out validation data, which monitors of ``val/*`` need. ``metrics``: of the scores.
     """
-    limit = trainer.limit_train_batches
+    limit, steps = trainer.limit_train_batches, trainer.log_every_n_steps  # type: ignore[attr-defined] # in a connector
     problems = {
         f"gradient_clip_val: {trainer.gradient_clip_val} would clip the server's step; set model.client.grad_clip": (
             trainer.gradient_clip_val is not None
@@ -111,6 +111,10 @@ def check_trainer(
         f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is no number of rounds; give one from 1": (
             trainer.check_val_every_n_epoch is None or trainer.check_val_every_n_epoch < 1
         ),
+        f"num_sanity_val_steps: {trainer.num_sanity_val_steps} is no number of batches; use 0 for none, -1 for all": (
+            trainer.num_sanity_val_steps < -1
+        ),
+        f"log_every_n_steps: {steps} is no number of rounds; give one from 1, or 0 to log nothing": steps < 0,
         f"precision: {trainer.precision} is not supported; use 32-true or bf16-mixed": (
             trainer.precision not in ("32-true", "bf16-mixed")
         ),

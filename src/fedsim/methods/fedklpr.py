@@ -145,10 +145,10 @@ class FedKLPR(HoldsModels, Method):
 
     def __post_init__(self) -> None:
         where = "model.method"
-        not_negative(where, lam=self.lam)
+        not_negative(where, lam=self.lam, plateau=self.plateau, tolerance=self.tolerance)
         at_least(where, 1, reg_from=self.reg_from, prune_from=self.prune_from, trials=self.trials)
         positive(where, temperature=self.temperature)
-        within(where, "[0, 1]", alpha=self.alpha, floor=self.floor)
+        within(where, "[0, 1]", alpha=self.alpha, floor=self.floor, min_accuracy=self.min_accuracy)
         if self.weighting in ("klpwa", "praw") and not self.prune:
             raise ConfigError(f"{where}.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
         if self.accuracy_images is not None and self.accuracy != "classifier":

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.core.checks import within
 from fedsim.functional.pruning import layerwise_magnitude_mask, remaining, share_pruned
 from fedsim.methods.base import BodySharing, InitialState, Method, Payload
 from fedsim.methods.pruned import OwnMask, check_pruning, exceeds, full_mask, prunable_layers, zero_pruned
@@ -59,6 +60,7 @@ class LotteryFL(OwnMask, BodySharing, Method):
 
     def __post_init__(self) -> None:
         check_pruning(self.target, self.step, self.accuracy_images)
+        within("model.method", "[0, 1]", start_accuracy=self.start_accuracy)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Clients keep theta_0, the first model that they have got."""

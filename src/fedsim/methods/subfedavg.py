@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import differ, layerwise_magnitude_mask, remaining, share_pruned, zero_pruned_
 from fedsim.methods.base import BodySharing, Method, run_epoch
@@ -62,6 +63,7 @@ class SubFedAvg(OwnMask, BodySharing, Method):
 
     def __post_init__(self) -> None:
         check_pruning(self.target, self.step, self.accuracy_images)
+        within("model.method", "[0, 1]", min_accuracy=self.min_accuracy)
 
     def train(self, client: Client) -> None:
         """Train, then prune if masks still differ and the pruned model is good enough."""

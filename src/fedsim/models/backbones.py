@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
-from fedsim.core.checks import at_least
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import renormalisation
 from fedsim.models.attention import NormInit, NormKind, Place, insert_attention
@@ -219,7 +219,7 @@ class SmallCNN(Backbone):
         norm_init: NormInit = "convert",
         fam: Literal["none", "mscam"] = "none",
     ) -> None:
-        at_least("backbone", 1, width=width)
+        within("backbone", "[1, 4096]", width=width)  # from there on one layer takes 10 GB
         channels = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[tuple[str, nn.Module]] = []
         for i, (c_in, c_out) in enumerate(itertools.pairwise(channels), start=1):

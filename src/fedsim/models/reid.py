@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.checks import positive, within
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 
 HEAD_STD = 0.001
@@ -88,7 +88,7 @@ class Neck:
 
     def build(self, in_channels: int) -> nn.Sequential:
         """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
-        positive("model.neck", dim=self.dim)
+        within("model.neck", "[1, 65536]", dim=self.dim)  # of more, torch says that memory ran out
         layers: list[nn.Module] = []
         if self.kind == "linear":
             linear = nn.Linear(in_channels, self.dim)

@@ -17,9 +17,12 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.spares import most_ranks
 from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
+_MOST_ELSEWHERE = 1024
+"""ranks of a machine whose number of cores is not known here"""
 
 
 def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.environ) -> Devices:
@@ -52,12 +55,23 @@ def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, else
     """Return the devices and machines that Lightning must be told of: :func:`follow_launcher`, then :func:`gpus_for`.
 
     ``elsewhere``: the run is only described here, so this process's launcher says nothing about it.
+
+    Raises:
+        ConfigError: if no machine takes that many ranks, or they cannot be spread evenly.
     """
+    _check_ranks(devices, _MOST_ELSEWHERE if elsewhere else most_ranks())
     if elsewhere:
         leave_launcher()
     else:
         devices, num_nodes = follow_launcher(devices, num_nodes, ranks_per_device=ranks_per_device)
     return gpus_for(devices, ranks_per_device), num_nodes
+
+
+def _check_ranks(devices: Devices, most: int) -> None:
+    """Refuse a number of ranks that would bring the machine down: each of them is a process."""
+    number = str(devices).strip()
+    if number.isdigit() and int(number) > most:
+        raise ConfigError(f"trainer.devices: {number} ranks are too many for a machine; give at most {most}")
 
 
 def check_number(ranks_per_device: int) -> None:

@@ -25,6 +25,13 @@ class _AdaptiveServer(Optimizer):
     def __init__(
         self, params: ParamsT, lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
     ) -> None:
+        if lr < 0:  # in the words of torch's optimizers, as fedsim's settings expect them
+            raise ValueError(f"Invalid learning rate: {lr}")
+        for index, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if tau <= 0:
+            raise ValueError(f"Invalid tau value: {tau}")
         super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
 
     @torch.no_grad()

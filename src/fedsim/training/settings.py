@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,8 @@ from fedsim.training.metric_loss import MetricLoss
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+_ARGUMENTS = {"learning rate": "lr", "beta parameter": "betas", "epsilon": "eps"}
+"""torch's words for arguments of optimizers; it calls the others by their names"""
 
 
 def _default_optimizer(params: Iterable[Any]) -> Optimizer:
@@ -134,7 +137,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
-        not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet)
+        not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet, margin=self.margin)
         if self.cross_entropy == self.triplet == 0 and self.metric is None:
             also = "" if self.center is None else ", and center loss alone draws all features to one point"
             raise ConfigError(f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}")
@@ -352,11 +355,16 @@ def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
 
 
 def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
-    """Return an optimizer of one number; raise ConfigError, naming the field, if it cannot be made."""
+    """Return an optimizer of one number; raise ConfigError if it cannot be made.
+
+    The line names the field below ``field`` of which torch says "Invalid ...".
+    """
     try:
         return make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{field}: {error}") from error
+        refused = re.match(r"Invalid (learning rate|beta parameter|epsilon|\w+)", str(error))
+        argument = f".{_ARGUMENTS.get(refused[1], refused[1])}" if refused else ""
+        raise ConfigError(f"{field}{argument}: {error}") from error
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
