@@ -135,6 +135,7 @@ OF_THE_PARSER = [
     ("--model.backbone=sklearn.Foo", "there is no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the"),
     ("--model.method=..FedPav", "model.method: there is no class ..FedPav; did you mean FedPav?"),
     ("--data.alpha=-0.5", "data.alpha: -0.5 is not positive"),
+    ("--data.parts=-3", "data.parts: -3 is not positive"),
     (
         "--model.server_optimizer={class_path: nowhere.Adam, init_args: {lr: 0.1}}",
         "model.server_optimizer: there is no class nowhere.Adam (no module named 'nowhere'); is nowhere installed",

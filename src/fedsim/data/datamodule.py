@@ -121,7 +121,7 @@ class FederatedDataModule(LightningDataModule):
             rule = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"
             raise ConfigError(f"data.limit_client_batches: {limit} {rule}")
         at_least("data", int(cache == "none"), workers=workers)
-        positive("data", alpha=alpha)
+        positive("data", alpha=alpha, parts=parts)
         if on_corrupt == "skip" and cache_dir is None:
             raise ConfigError(
                 "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
