@@ -30,7 +30,7 @@ ALIKE = (
 )  # fmt: skip
 """configs that other ranks see as they see another one: the same hooks, extras, measures, masks, server's steps"""
 SEVERAL = [name for name in METHODS if name not in ("centralised", *ALIKE)]
-"""configs with more than a single client, on two GPUs; test_methods.py has all on two ranks"""
+"""configs with more than a single client, on two GPUs; test_methods.py has every method on two ranks"""
 
 
 @pytest.fixture(scope="module")
