@@ -24,7 +24,7 @@ def drawn(num_images, width, num_classes, seed=0):
 
 @pytest.mark.parametrize(("num_images", "width", "num_classes"), [(6, 3, 5), (64, 256, 751)])
 def test_loss_and_centers(num_images, width, num_classes):
-    """Wen et al., ECCV 2016: Eq. (2), over the number of images as in the authors' code, and Eq. (4)."""
+    """Wen et al., ECCV 2016: Eq. (2), over the number of images, and Eq. (4)."""
     features, labels, centers = drawn(num_images, width, num_classes)
     x, c, total = features.tolist(), centers.tolist(), 0.0
     for i, y in enumerate(labels.tolist()):
@@ -127,5 +127,7 @@ def test_alone_it_teaches_nothing():
 
 
 def test_batches_in_pieces_are_refused():
-    with pytest.raises(ConfigError, match=r"^model.client.micro_batch: the centers of center loss move with whole"):
+    with pytest.raises(
+        ConfigError, match=r"^model.client.micro_batch: center loss moves its centers with whole batches"
+    ):
         fit(trained(WITH, micro_batch=4), rounds=1)

@@ -32,14 +32,6 @@ def may_start(environ: Mapping[str, str] = os.environ) -> bool:
     return is_fedsim and not any(name in environ for name in _LAUNCHERS)
 
 
-def most_ranks() -> int:
-    """Return the number of ranks above which a setting must be a slip: each is a process with a PyTorch of its own.
-
-    More ranks than cores gain nothing, but somebody may try a large federation on a small machine.
-    """
-    return max(64, os.cpu_count() or 1)
-
-
 def start(number: int, program: str) -> None:
     """Start ``number`` Pythons with ``program``, which calls :func:`become_rank` when it has imported what it needs."""
     command = [sys.executable, "-c", program]

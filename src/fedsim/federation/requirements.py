@@ -137,7 +137,9 @@ def check_pieces(
     if "whole_batches" in method.requires:
         raise ConfigError(f"{field}: {type(method).__name__} needs whole batches; set it to null")
     if objective.center is not None:
-        raise ConfigError(f"{field}: the centers of center loss move with whole batches; set it to null")
+        raise ConfigError(
+            f"{field}: center loss moves its centers with whole batches; set it or model.objective.center to null"
+        )
     if reduction == "fp32":
         raise ConfigError(f"{field}: the sums of pieces are exact; set model.reduction to exact, or it to null")
     normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]

@@ -54,7 +54,7 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
 
 
 def center_loss(features: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
-    """``1/2 |f_i - c_{y_i}|^2``, a mean over the batch (Wen et al., ECCV 2016, Eq. 2, divided by B as their code does).
+    """``1/2 |f_i - c_{y_i}|^2``, a mean over the batch (Wen et al., ECCV 2016, Eq. 2, which is the sum).
 
     ``features`` f are [B, D] float, ``labels`` y [B] int64, and ``centers`` c [Z, D] float have no gradient.
 

@@ -17,12 +17,12 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.spares import most_ranks
 from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
-_MOST_ELSEWHERE = 1024
-"""ranks of a machine whose number of cores is not known here"""
+_MOST_HERE, _MOST_ELSEWHERE = 64, 1024
+"""ranks of a machine above which their number must be a slip, unless this one has as many cores: each is a process with
+a PyTorch of its own. More ranks than cores gain nothing, but somebody may try a large federation on a small machine"""
 
 
 def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.environ) -> Devices:
@@ -59,7 +59,7 @@ def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, else
     Raises:
         ConfigError: if no machine takes that many ranks, or they cannot be spread evenly.
     """
-    _check_ranks(devices, _MOST_ELSEWHERE if elsewhere else most_ranks())
+    _check_ranks(devices, _MOST_ELSEWHERE if elsewhere else max(_MOST_HERE, os.cpu_count() or 1))
     if elsewhere:
         leave_launcher()
     else:

@@ -82,9 +82,10 @@ class CenterLoss:
     """
 
     weight: float = 0.001
-    """of the loss in the sum. 0.001 is the 0.0005 of the bag of tricks' code, which leaves out the factor 1/2"""
+    """of the loss in the sum. 0.001 is the 0.0005 of the bag of tricks' code (layers/center_loss.py
+    of michuanhaohao/reid-strong-baseline), whose mean over the batch has no factor 1/2"""
     rate: float = 0.5
-    """alpha: how far centers move to the mean of their images, in [0, 1]"""
+    """alpha in [0, 1]: a center with n images in a batch goes alpha * n / (1 + n) of the way to their mean"""
     features: Literal["neck", "pool"] = "pool"
     """the features it acts on"""
 
