@@ -70,7 +70,7 @@ def test_describe_refuses_devices_too(capsys, tiny):
 
 
 def test_describe_takes_more_ranks_than_this_machine_could_hold_but_not_any_number(capsys, monkeypatch, tiny):
-    monkeypatch.setattr("fedsim.core.spares.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fedsim.strategy.sharing.os.cpu_count", lambda: 2)
     words = ("describe", "--config", str(tiny))
     assert main([*words, "--trainer.devices=100"]) == 0
     assert "give at most 1024" in refuse(capsys, *words, "--trainer.devices=1000000000000000")

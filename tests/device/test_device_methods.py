@@ -24,13 +24,8 @@ NEVER = (*CLUSTERS, *REFUSED, "fedsgd", "random_guess")
 """configs whose steps stay plain: the last but one takes one in each visit, the last none"""
 SCORED = ("ditto", "feature_concatenation", "fedpav", "fedreid", "ifca", "ska")
 """configs that are scored on two GPUs, too: one for each kind of model that is delivered"""
-ALIKE = (
-    "fedadagrad", "fedavg_d", "fedavgm", "fedbn", "fednova", "fedprox", "feduca", "feducc", "fedyogi", "local",
-    "parameter_average", "random_guess", "subfedavg",
-)  # fmt: skip
-"""configs that other ranks see as they see another one: the same hooks, extras, measures, masks, server's steps"""
-SEVERAL = [name for name in METHODS if name not in ("centralised", *ALIKE)]
-"""configs with more than a single client, on two GPUs; test_methods.py has every method on two ranks"""
+SEVERAL = [name for name in METHODS if name != "centralised"]
+"""configs with more than a single client"""
 
 
 @pytest.fixture(scope="module")
