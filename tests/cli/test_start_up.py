@@ -109,6 +109,8 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
         ("rank {features} --rerank", 0, LIGHTNING),
         ("data check {people}", 0, f"{TORCH} {LIGHTNING}"),
         ("data splits {people}/mine --num 1", 0, f"{TORCH} {LIGHTNING}"),
+        ("data cut --root {people}/wrong --output {people}/cut", 2, f"{TORCH} {LIGHTNING}"),
+        ("data convert --mat {people}/wrong --protocol wrong --output {people}/new", 2, f"{TORCH} {LIGHTNING}"),
         ("init {people} --output {people}/fedsim.yaml", 0, f"{TORCH} {LIGHTNING}"),
     ],
 )
