@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from environment import is_of_a_launcher
 from seen_by import measure_for
+from warm import WarmWorkers
 
 SLOW = set((Path(__file__).parent / "slow.txt").read_text().split())
 
@@ -26,6 +28,10 @@ def pytest_configure(config):
     # a process that lets others run the tests has no use for torch, which takes seconds to import
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(import_module("shared_fixtures"))
+    else:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # else the threads of one process wait for cores of another
+        if "coverage" not in sys.modules:  # which measures processes that Python starts
+            config.pluginmanager.register(WarmWorkers())
 
 
 def pytest_collection_modifyitems(items):

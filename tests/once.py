@@ -1,20 +1,25 @@
-"""What is made once per process, as many tests have the same: people, and the parsers of commands."""
+"""What is made once per process, as many tests have the same: people, stand-ins, and the parsers of commands."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import torch
-from jsonargparse import _subcommands as _library
+from jsonargparse import Namespace, _core, _subcommands
+from jsonargparse._namespace import add_clash_mark as _mark
 
 from fedsim.cli.fit import FedSimCLI
+from fedsim.data import datamodule
 from fedsim.data.synthetic import SyntheticImages
 
 _MOST, _SMALL = 20_000, 64 * 32  # pictures that are kept, and their pixels: 6 KB each
 _draw, _pictures = SyntheticImages.decode, {}
 _MANY = 100  # options
-_NAME = "filter_non_parsing_actions"
-_filter_anew, _filtered = getattr(_library, _NAME), {}
+_find_anew, _found = _subcommands.find_action_and_subcommand, {}
+_parse_anew = Namespace._parse_key
 _init, _build, _built = FedSimCLI.__init__, FedSimCLI.setup_parser, {}
 
 
@@ -54,19 +59,43 @@ def _begin(cli, args):
         _init(cli, args)
 
 
-def _filter(actions):
-    """What the library looks up three thousand times for a command line; of a list of hundreds it is kept."""
-    if not isinstance(actions, list) or len(actions) < _MANY:
-        return _filter_anew(actions)
-    of, number, found = _filtered.get(id(actions), (None, 0, None))
+def _find(parser, dest, exclude=None):
+    """The option of a name, which the library looks for among hundreds, a thousand times for a command line."""
+    actions = parser._actions
+    if len(actions) < _MANY:
+        return _find_anew(parser, dest, exclude)
+    key = id(actions), dest, exclude
+    of, number, found = _found.get(key, (None, 0, None))
     if of is not actions or number != len(actions):
-        found = _filter_anew(actions)
-        _filtered[id(actions)] = actions, len(actions), found
+        found = _find_anew(parser, dest, exclude)
+        _found[key] = actions, len(actions), found
     return found
+
+
+def _parse_key(namespace, key):
+    """The parts of a name; most have one."""
+    if isinstance(key, str) and key.isidentifier():
+        return _mark(key), namespace, ""
+    return _parse_anew(namespace, key)
 
 
 @contextmanager
 def parsers():
     """Take the parser that this process has built already, until the end of the block."""
-    with mock.patch.object(FedSimCLI, "__init__", _begin), mock.patch.object(_library, _NAME, _filter):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(FedSimCLI, "__init__", _begin))
+        stack.enter_context(mock.patch.object(Namespace, "_parse_key", _parse_key))
+        for module in (_core, _subcommands):
+            stack.enter_context(mock.patch.object(module, "find_action_and_subcommand", _find))
         yield
+
+
+@cache
+def _folder():
+    return TemporaryDirectory(prefix="fedsim-tests-standins-")
+
+
+def standins():
+    """Take the stand-ins of data sets that this process has written already, until the end of the block."""
+    kept = SimpleNamespace(name=_folder().name)  # which nobody removes
+    return mock.patch.object(datamodule, "TemporaryDirectory", return_value=kept)

@@ -164,21 +164,30 @@ def test_a_round_without_any_answer_changes_nothing():
     assert torch.equal(vector(model), before)
 
 
-def test_stragglers_do_part_of_their_batches():
+def steps_of_stragglers(work, epochs):
+    """Steps that clients take in a round, and the batches of an epoch, by client."""
     seen = {}
 
     class Counting(FedPav):
         def take_step(self, client, loss):
             seen[client.client_name] = seen.get(client.client_name, 0) + client.step(loss)
 
-    slow = Availability(straggle=1.0, straggler_work=0.5)
-    model = fit(
-        make_model(Counting(), availability=slow, client=LocalTraining(batch_size=8, local_epochs=3, optimizer=sgd)),
-        rounds=1,
-    )
-    for c in model.parts.federated.clients:
-        batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
-        assert seen[c.name] == batches + int(0.5 * batches)
+    slow = Availability(straggle=1.0, straggler_work=work)
+    settings = LocalTraining(batch_size=8, local_epochs=epochs, optimizer=sgd)
+    model = fit(make_model(Counting(), availability=slow, client=settings), rounds=1)
+    clients = model.parts.federated.clients
+    return seen, {c.name: len(shuffled_batches(c.num_images, 8, torch.Generator())) for c in clients}
+
+
+def test_stragglers_do_part_of_their_batches():
+    seen, batches = steps_of_stragglers(0.5, epochs=3)
+    assert seen == {name: count + int(0.5 * count) for name, count in batches.items()}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_straggler_takes_one_step_at_least(epochs):
+    seen, batches = steps_of_stragglers(0.01, epochs)
+    assert seen == dict.fromkeys(batches, 1)
 
 
 def test_clients_of_different_architectures_are_averaged_apart():

@@ -49,7 +49,8 @@ def reference(initial, target, every, lam, steps):
 
 
 @pytest.mark.parametrize(
-    ("initial", "target", "every", "lam"), [(0.0, 0.7, 1, 0.0), (0.3, 0.8, 2, 0.05), (0.5, 0.9, 1, 0.0)]
+    ("initial", "target", "every", "lam"),
+    [(0.0, 0.7, 1, 0.0), (0.3, 0.8, 2, 0.05), (0.3, 0.8, 2, 4.0), (0.5, 0.9, 1, 0.0)],  # 4.0: a weight of 1 at first
 )
 def test_algorithm_1(initial, target, every, lam):
     federation, masks = reference(initial, target, every, lam, steps=4)
