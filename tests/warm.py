@@ -107,14 +107,13 @@ def _work(code, cwd, variables, files, has_server):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
-    os.dup2(files[2], 2)
-    os.dup2(1, 0)  # neither of the two is the worker's yet
+    for descriptor in (0, 2):  # not the worker's yet: Python tells of semaphores that killed ranks have left
+        os.dup2(1, descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if has_server:
         _begin_server()
-    for descriptor, file in enumerate(files[:2]):
+    for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
-    for file in files:
         os.close(file)
     sys.argv = ["-c"]
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - open to the end

@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.cli.fit import FedSimCLI
 from small import refuse
 
-FAST, ALL = 20, 500
+FAST, SOME, ALL = 20, 100, 500
 PATIENCE = 60  # seconds for one config on a busy machine: a fault must not make fedsim count to a huge number
 NOISE = ("Namespace(", "<class", "Got value", "class this", "class {", "class [{", "Subtypes", "NestedArg")
 
@@ -66,7 +66,11 @@ def test_without_a_fault_training_would_start(bases, tmp_path, name):
     reaches_training("--config", path, "--run_dir", tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [*range(FAST), *(pytest.param(n, marks=pytest.mark.slow) for n in range(FAST, ALL))])
+def marks(number):
+    return [mark for mark, first in ((pytest.mark.slow, FAST), (pytest.mark.every, SOME)) if number >= first]
+
+
+@pytest.mark.parametrize("number", [pytest.param(number, marks=marks(number)) for number in range(ALL)])
 def test_a_drawn_fault_is_one_line(bases, tmp_path, capsys, number):
     fault = draw(number, bases)
     config, run_dir = tmp_path / "config.yaml", tmp_path / "run"

@@ -84,6 +84,7 @@ def test_describe_promises_what_is_counted_with_nothing_pruned():
     assert round(bound, 4) == 3.4787
 
 
+@pytest.mark.every
 @pytest.mark.slow  # 40 masks of whole networks
 def test_feddip_sends_what_the_tables_print():
     """Table III: 2.64 GB at 70.52 %, where the row has the text's target, 70 %. Table IV: 2.40 GB at 69.99 %."""

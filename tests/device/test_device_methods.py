@@ -7,6 +7,7 @@ import functools
 
 import pytest
 
+import every
 import pretend
 from budgets import counted_waits
 from failing import run_on_ranks
@@ -49,7 +50,12 @@ MORE_WAITS = {
 """Config -> further waits of a visit, of clustering and of CRR; no more waits come with further batches"""
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+def marks(name):
+    slow, every_one = name not in FAST, name not in every.METHODS
+    return [*[pytest.mark.slow] * slow, *[pytest.mark.every] * every_one]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in METHODS])
 def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
     graph = [] if name in REFUSED else [GRAPH]
     with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
@@ -77,7 +83,7 @@ def test_bf16_gives_the_bits_of_the_cpu(name, tmp_path):
 def on_two_gpus(folder):
     """What each of two ranks does."""
     with pretend.cuda(2, board=folder / "board") as gpu:
-        for name in SEVERAL:
+        for name in (folder / "names").read_text().split():
             with counted_waits(gpu) as waits:
                 fit(folder / name, name, *BATCHES, gpus=2, scored=name in SCORED, deterministic=True)
             assert waits.between_batches == 0, name
@@ -86,16 +92,17 @@ def on_two_gpus(folder):
 
 
 @pytest.fixture(scope="module")
-def two_gpus(tmp_path_factory):
-    """All configs, on two ranks with a pretended GPU each."""
+def two_gpus(tmp_path_factory, request):
+    """The configs whose tests are run, on two ranks with a pretended GPU each."""
     folder = tmp_path_factory.mktemp("two-gpus")
+    (folder / "names").write_text(" ".join(every.names_in(request, "test_two_gpus_give_the_bits_of_the_cpu")))
     run_on_ranks(on_two_gpus, folder, timeout=1200)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", every.some(SEVERAL, every.METHODS))
 def test_two_gpus_give_the_bits_of_the_cpu(name, two_gpus, on_the_cpu):
     found, wanted = left_by(two_gpus / name), on_the_cpu(name)
     if name not in SCORED:

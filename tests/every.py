@@ -1,0 +1,33 @@
+"""Cases of which ``make test`` takes some of each kind, and ``make test-every`` the others."""
+
+import pytest
+
+METHODS = (
+    "ditto", "feature_concatenation", "fedavg_d", "fedcapr", "feddip", "fedklpr", "fedpav", "fedpav_kd_cdw", "fedreid",
+    "ifca", "pfedme", "scaffold", "ska", "subfedavg",
+)  # fmt: skip
+"""Configs, one for each kind of what clients and server exchange and keep"""
+
+
+def some(cases, chosen):
+    """The cases as parameters of a test: those that are not chosen are for ``make test-every``."""
+    return [case if case in chosen else pytest.param(case, marks=pytest.mark.every) for case in cases]
+
+
+def each_third(cases):
+    """As :func:`some`, where any case is as good as its neighbours."""
+    return some(cases, [*cases][::3])
+
+
+def first_of_each_table(rows):
+    """As :func:`some`: of names as ``003/table4_batch_32``, the first of each table."""
+    first = {}
+    for row in rows:
+        first.setdefault(row.partition("_")[0], row)
+    return some(rows, first.values())
+
+
+def names_in(request, test):
+    """The values of ``name`` with which this run has a test of the module; ``request``: of the module's fixture."""
+    begin = f"{request.node.nodeid}::{test}["
+    return [item.callspec.params["name"] for item in request.session.items if item.nodeid.startswith(begin)]
