@@ -9,9 +9,14 @@ METHODS = (
 """Configs, one for each kind of what clients and server exchange and keep"""
 
 
+def unless(is_chosen):
+    """The marks of a case."""
+    return [] if is_chosen else [pytest.mark.every]
+
+
 def some(cases, chosen):
     """The cases as parameters of a test: those that are not chosen are for ``make test-every``."""
-    return [case if case in chosen else pytest.param(case, marks=pytest.mark.every) for case in cases]
+    return [pytest.param(case, marks=unless(case in chosen)) for case in cases]
 
 
 def each_third(cases):

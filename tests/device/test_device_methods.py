@@ -51,8 +51,7 @@ MORE_WAITS = {
 
 
 def marks(name):
-    slow, every_one = name not in FAST, name not in every.METHODS
-    return [*[pytest.mark.slow] * slow, *[pytest.mark.every] * every_one]
+    return [*every.unless(name in every.METHODS), *([] if name in FAST else [pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in METHODS])
