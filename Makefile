@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
-test test-fast test-every coverage: export OMP_NUM_THREADS ?= 1
+test test-fast test-others coverage: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-every test-cluster coverage acceptance check format docs clean
+.PHONY: help setup quickstart test test-fast test-others test-cluster coverage acceptance check format docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -34,22 +34,22 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## run the tests of all that fedsim claims, in four processes (JOBS=8: in eight)
-	$(BIN)/python -m $(PYTEST) -m "not every and not cluster"
+test: $(STAMP)  ## test each part of fedsim on some configs, rows and draws, in four processes (JOBS=8: in eight)
+	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
 
-test-every: $(STAMP)  ## run the same claims for every config, row and draw of which `make test` has some of each kind
-	$(BIN)/python -m $(PYTEST) -m "every and not cluster"
+test-others: $(STAMP)  ## test it on the other configs, rows and draws
+	$(BIN)/python -m $(PYTEST) -m "others and not cluster"
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
 
 test-fast: JOBS = 2
 test-fast: $(STAMP)  ## run the tests that take less than a minute together, in two processes
-	$(BIN)/python -m $(PYTEST) -m "not slow and not dist and not every"
+	$(BIN)/python -m $(PYTEST) -m "not slow and not dist and not others"
 
 coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m $(PYTEST) -m "not every and not cluster"
+	$(BIN)/python -m coverage run -m $(PYTEST) -m "not others and not cluster"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

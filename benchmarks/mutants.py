@@ -42,7 +42,7 @@ AREAS = {
 }
 PER_AREA = 10
 LIMIT = 2400  # seconds for all tests of one mutant: one that hangs is killed, too
-STAGES = (("fast", "not (slow or dist or every or cluster)"), ("slow", "(slow or dist) and not (every or cluster)"))
+STAGES = (("fast", "not (slow or dist or others or cluster)"), ("slow", "(slow or dist) and not (others or cluster)"))
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 EQUAL = ("max", "min")  # the order of their arguments changes nothing
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}

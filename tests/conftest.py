@@ -13,6 +13,7 @@ from environment import is_of_a_launcher
 from seen_by import measure_for
 from warm import WarmWorkers
 
+collect_ignore = ["frozen.py"]  # to import it changes what a process draws and parses
 SLOW = set((Path(__file__).parent / "slow.txt").read_text().split())
 
 
@@ -30,7 +31,8 @@ def pytest_configure(config):
         config.pluginmanager.register(import_module("shared_fixtures"))
     else:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # else the threads of one process wait for cores of another
-        if "coverage" not in sys.modules:  # which measures processes that Python starts
+        # coverage does not measure such forks, and what has asked for a GPU cannot be forked
+        if "coverage" not in sys.modules and not Path("/dev/nvidiactl").exists():
             config.pluginmanager.register(WarmWorkers())
 
 

@@ -1,12 +1,14 @@
 """Imported last by the server of forked processes: what forks find made, and a collector that leaves it alone."""
 
 import gc
+from contextlib import ExitStack
 
 import once
 from prepared import prepare
 
 prepare()
-for kept in (once.parsers(), once.people()):
-    kept.__enter__()  # and in all forks until they end
+_kept = ExitStack()  # in all forks until they end
+_kept.enter_context(once.parsers())
+_kept.enter_context(once.people())
 gc.freeze()
 gc.set_threshold(20_000, 20, 20)

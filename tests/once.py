@@ -97,5 +97,5 @@ def _folder():
 
 def standins():
     """Take the stand-ins of data sets that this process has written already, until the end of the block."""
-    kept = SimpleNamespace(name=_folder().name)  # which nobody removes
+    kept = SimpleNamespace(name=_folder().name)  # removed at the end of the process
     return mock.patch.object(datamodule, "TemporaryDirectory", return_value=kept)

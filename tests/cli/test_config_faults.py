@@ -8,7 +8,7 @@ import pytest
 import yaml
 from faults import BASES, draw
 
-import every
+import others
 from fedsim.__main__ import main
 from fedsim.cli.fit import FedSimCLI
 from small import refuse
@@ -68,7 +68,7 @@ def test_without_a_fault_training_would_start(bases, tmp_path, name):
 
 
 def marks(number):
-    return [*every.unless(number < SOME), *([] if number < FAST else [pytest.mark.slow])]
+    return [*others.unless(number < SOME), *([] if number < FAST else [pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("number", [pytest.param(number, marks=marks(number)) for number in range(ALL)])

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-import every
+import others
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.cli import describe
@@ -185,7 +185,7 @@ def assert_resolves_to(args, key, difference):
     assert extra == set()
 
 
-@pytest.mark.parametrize("row", every.first_of_each_table(RESOLVED["rows"]))
+@pytest.mark.parametrize("row", others.first_of_each_table(RESOLVED["rows"]))
 def test_every_row_resolves_to_what_it_always_was(row):
     """``papers_resolved.json``: what ``fedsim fit ... --print_config`` printed for the commands of single files.
 
@@ -215,7 +215,7 @@ def test_every_row_has_an_expectation():
     assert {row[4:] for row in since} <= used
 
 
-@pytest.mark.parametrize("name", every.each_third(SWEEPS))
+@pytest.mark.parametrize("name", others.each_third(SWEEPS))
 def test_every_draw_of_a_sweep_resolves_to_what_it_always_was(name):
     sweep = sweep_of(sweep_of_paper(name, []), name)
     assert (sweep.metric, sweep.maximize) == ("oracle/rank1", True)
@@ -452,7 +452,7 @@ def kinds_of_models(model):
     return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
 
 
-@pytest.mark.parametrize("row", every.first_of_each_table(ROWS))
+@pytest.mark.parametrize("row", others.first_of_each_table(ROWS))
 def test_every_row_fits_the_data_and_gives_the_kind_of_model_that_it_is_compared_with(
     row, tmp_path, capsys, monkeypatch
 ):
@@ -494,7 +494,7 @@ def test_every_sweep_is_tested():
     assert found == set(SWEEPS)
 
 
-@pytest.mark.parametrize("name", every.each_third(SWEEPS))
+@pytest.mark.parametrize("name", others.each_third(SWEEPS))
 def test_every_draw_of_a_sweep_fits_the_data(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep = sweep_of(sweep_of_paper(name, []), name)
@@ -617,7 +617,7 @@ def in_small(content):
     return small or {name: in_small(part) for name, part in content.items()}
 
 
-@pytest.mark.parametrize("row", every.each_third([row for row in OWN_BACKBONES if row.startswith("002")]))
+@pytest.mark.parametrize("row", others.each_third([row for row in OWN_BACKBONES if row.startswith("002")]))
 def test_rows_with_backbones_of_single_clients_run_dry_without_a_network(row, tmp_path, monkeypatch, capsys):
     """With the row's own clients, ladder and caps; ``ResNet`` still asks for weights, which nobody downloads."""
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_network)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-import every
+import others
 from fedsim.__main__ import main
 from fedsim.cli.config_files import normalise
 from fedsim.cli.sweep.file import command_of, draws, sweep_of
@@ -246,7 +246,7 @@ def with_every_value(sweep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", every.each_third(METHODS))
+@pytest.mark.parametrize("name", others.each_third(METHODS))
 def test_every_value_of_a_method_s_sweep_parses(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = sweep_of(sweep_of_method(name, []), name)

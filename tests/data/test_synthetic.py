@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+import once
 from fedsim.core.errors import ConfigError
 from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
-from fedsim.data.synthetic import GENERATOR_VERSION, SyntheticReID, content_hash
+from fedsim.data.synthetic import GENERATOR_VERSION, SyntheticImages, SyntheticReID, content_hash
 from fedsim.evaluation.ranker import rank_features
 from fedsim.evaluation.ranking import RetrievalLabels
 
@@ -21,6 +22,11 @@ FROZEN_HASH = "4312eff704339ab0adc24132a0980b5d2551ff294ed6e94ae78098877180319a"
 @pytest.fixture(scope="module")
 def default():
     return SyntheticReID().domains()
+
+
+def test_these_tests_draw():
+    """Others take pictures that were drawn before."""
+    assert SyntheticImages.decode is once._draw
 
 
 def pairs(split):

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-import every
+import others
 import pretend
 from budgets import counted_waits
 from failing import run_on_ranks
@@ -51,7 +51,7 @@ MORE_WAITS = {
 
 
 def marks(name):
-    return [*every.unless(name in every.METHODS), *([] if name in FAST else [pytest.mark.slow])]
+    return [*others.unless(name in others.METHODS), *([] if name in FAST else [pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in METHODS])
@@ -94,14 +94,14 @@ def on_two_gpus(folder):
 def two_gpus(tmp_path_factory, request):
     """The configs whose tests are run, on two ranks with a pretended GPU each."""
     folder = tmp_path_factory.mktemp("two-gpus")
-    (folder / "names").write_text(" ".join(every.names_in(request, "test_two_gpus_give_the_bits_of_the_cpu")))
+    (folder / "names").write_text(" ".join(others.names_in(request, "test_two_gpus_give_the_bits_of_the_cpu")))
     run_on_ranks(on_two_gpus, folder, timeout=1200)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", every.some(SEVERAL, every.METHODS))
+@pytest.mark.parametrize("name", others.some(SEVERAL, others.METHODS))
 def test_two_gpus_give_the_bits_of_the_cpu(name, two_gpus, on_the_cpu):
     found, wanted = left_by(two_gpus / name), on_the_cpu(name)
     if name not in SCORED:

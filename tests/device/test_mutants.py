@@ -2,7 +2,7 @@
 
 import pytest
 
-import every
+import others
 from mutants import MUTANTS, ON_RANKS, RUNS, play
 
 FOUND = ("PretendError", "waits of visits", "steps stay plain", "other bits")
@@ -16,12 +16,19 @@ def test_there_are_many_and_all_of_them_apply():
         compile(mutant.texts()[1], mutant.file, "exec")
 
 
-def marks(run, number):
-    dist = [pytest.mark.dist] if run in ON_RANKS else []
-    return [pytest.mark.slow, *dist, *every.unless(number % 3 == 0)]
+FIRST = {mutant.run: mutant for mutant in reversed(MUTANTS)}
+"""Run -> the first mistake that it is to find"""
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, marks=marks(m.run, i), id=str(m)) for i, m in enumerate(MUTANTS)])
+def marks(run):
+    return [pytest.mark.slow, pytest.mark.dist] if run in ON_RANKS else [pytest.mark.slow]
+
+
+def case(mutant):
+    return pytest.param(mutant, marks=[*marks(mutant.run), *others.unless(mutant is FIRST[mutant.run])], id=str(mutant))
+
+
+@pytest.mark.parametrize("mutant", [case(mutant) for mutant in MUTANTS])
 def test_a_mistake_is_found(mutant, tmp_path):
     with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever the mistake leads to
         play(tmp_path, mutant.run, mutant)
@@ -29,7 +36,7 @@ def test_a_mistake_is_found(mutant, tmp_path):
     assert any(word in said for word in FOUND), said
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run, i)) for i, run in enumerate([*RUNS, *ON_RANKS])])
+@pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run)) for run in (*RUNS, *ON_RANKS)])
 def test_without_a_mistake_every_run_ends_well(run, tmp_path):
     """After all mistakes, so that none of them has left anything that fails by itself."""
     play(tmp_path, run)

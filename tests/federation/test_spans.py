@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-import every
+import others
 from failing import run_on_ranks
 from fedsim import methods
 from fedsim.core.errors import PeerError
@@ -166,14 +166,14 @@ def train_with_spans(folder):
 def with_spans(tmp_path_factory, request):
     """The folder with every rank's results, of the methods whose tests are run."""
     folder = tmp_path_factory.mktemp("spans")
-    (folder / "names").write_text(" ".join(every.names_in(request, "test_spans_change_no_bit")))
+    (folder / "names").write_text(" ".join(others.names_in(request, "test_spans_change_no_bit")))
     run_on_ranks(train_with_spans, folder, ranks=RANKS, timeout=600)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", every.some(CUT, KINDS))
+@pytest.mark.parametrize("name", others.some(CUT, KINDS))
 def test_spans_change_no_bit(with_spans, name):
     expected, _ = train(name, 1)
     for rank in range(RANKS):

@@ -1,21 +1,22 @@
-"""Cases of which ``make test`` takes some of each kind, and ``make test-every`` the others."""
+"""Cases of which ``make test`` takes some of each kind, and ``make test-others`` the others."""
 
 import pytest
 
 METHODS = (
-    "ditto", "feature_concatenation", "fedavg_d", "fedcapr", "feddip", "fedklpr", "fedpav", "fedpav_kd_cdw", "fedreid",
-    "ifca", "pfedme", "scaffold", "ska", "subfedavg",
+    "ditto", "feature_concatenation", "fedavg_d", "fedbn", "fedcapr", "feddip", "fedklpr", "fedpav", "fedpav_kd_cdw",
+    "fedreid", "fedureid", "ifca", "pfedme", "scaffold", "ska", "subfedavg",
 )  # fmt: skip
 """Configs, one for each kind of what clients and server exchange and keep"""
 
 
 def unless(is_chosen):
     """The marks of a case."""
-    return [] if is_chosen else [pytest.mark.every]
+    return [] if is_chosen else [pytest.mark.others]
 
 
 def some(cases, chosen):
-    """The cases as parameters of a test: those that are not chosen are for ``make test-every``."""
+    """The cases as parameters of a test: those that are not chosen are for ``make test-others``."""
+    assert {*chosen} <= {*cases}, "a case has another name now"
     return [pytest.param(case, marks=unless(case in chosen)) for case in cases]
 
 
