@@ -1,4 +1,4 @@
-"""Cases of which ``make test`` takes some of each kind, and ``make test-others`` the others."""
+"""Cases of which ``make test`` takes some, and ``make test-others`` the others."""
 
 import pytest
 
@@ -6,7 +6,7 @@ METHODS = (
     "ditto", "feature_concatenation", "fedavg_d", "fedbn", "fedcapr", "feddip", "fedklpr", "fedpav", "fedpav_kd_cdw",
     "fedreid", "fedureid", "ifca", "pfedme", "scaffold", "ska", "subfedavg",
 )  # fmt: skip
-"""Configs, one for each kind of what clients and server exchange and keep"""
+"""Configs that differ in what clients and server exchange and keep"""
 
 
 def unless(is_chosen):
@@ -21,7 +21,7 @@ def some(cases, chosen):
 
 
 def each_third(cases):
-    """As :func:`some`, where any case is as good as its neighbours."""
+    """As :func:`some`: of many files, every third."""
     return some(cases, [*cases][::3])
 
 

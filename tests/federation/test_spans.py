@@ -105,10 +105,10 @@ CLUSTERING = {"FedUReID"}
 """methods of clients that cluster, whose batches are never cut"""
 METHODS["performance"] = partial(methods.WeightedPav, weighting="performance")
 CUT = [name for name in METHODS if name not in WHOLE | CLUSTERING]
-KINDS = {
+SOME = {
     "Ditto", "FedBN", "FedDIP", "FedKLPR", "FedPav", "FedReID", "IFCA", "SKA", "Scaffold", "SubFedAvg", "performance",
 }  # fmt: skip
-"""one for each kind of what is exchanged, kept and measured"""
+"""methods that differ in what is exchanged, kept and measured"""
 
 
 OPTIONS = {"MOON": {"mu": 0.1}}
@@ -173,7 +173,7 @@ def with_spans(tmp_path_factory, request):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", others.some(CUT, KINDS))
+@pytest.mark.parametrize("name", others.some(CUT, SOME))
 def test_spans_change_no_bit(with_spans, name):
     expected, _ = train(name, 1)
     for rank in range(RANKS):
