@@ -10,6 +10,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
 from fedsim.methods import FedPav, Local
+from fedsim.models import ResNet
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import ELEMENTWISE, ClientOverride, LocalTraining
 from small import Some, fit, make_data, make_model, vector
@@ -103,6 +104,26 @@ def test_who_goes_on_by_default(method, towns, state):
     keeps = state == "keep" or (state is None and towns is not None)
     for client in model.parts.clients.values():
         assert ("kept.optimizer.momentum_buffer" in client.private_state()) == keeps
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_flat"),
+    [
+        ([2**14, 2**14], True),
+        ([2**14, 2**14 + 1], False),
+        ([2, 2, 2**15 + 2**14 - 4], True),  # the mean counts: three parameters of 2**14
+        ([p.numel() for p in ResNet(18).parameters()], False),  # 180,000 a parameter
+    ],
+)
+def test_large_parameters_step_one_by_one(sizes, is_flat):
+    """A flat buffer of gradients costs an addition and a clearing of each element; ``benchmarks/flat_steps.py``."""
+    parameters = nn.ParameterList(torch.zeros(size) for size in sizes)
+    flat = FlatParameters(parameters, lambda _: True)
+    optimizer = LocalOptimizer(LocalTraining(), flat, [list(parameters.named_parameters()), []])
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert optimizer.is_flat == is_flat
 
 
 def test_flat_steps_with_accumulated_gradients_give_the_same_bits():

@@ -22,6 +22,10 @@ _NUMBERS = ("step", "mu_product")
 _WORTHWHILE = 2
 """Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
 
+_SMALL = 2**14
+"""Elements that parameters have on average, at most, where a flat step is faster: larger ones gain less by one call for
+all than they lose by the addition of each gradient to a flat buffer, and by its clearing."""
+
 _BETTER_FUSED = (Adam, AdamW)
 """Optimizers whose many operations on lists of tensors are one on GPUs, if they are fused."""
 
@@ -37,8 +41,8 @@ class LocalOptimizer:
     parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
     batch; a network that leaves layers out at random needs ``flat_step: false``.
 
-    On GPUs the plain one takes fewer launches, by kernels on lists of tensors, and is the default: a flat buffer of
-    gradients costs one addition for each parameter. There Adam and AdamW are fused.
+    Flat steps pay where parameters are many and small: they save calls, and cost an addition of each gradient to the
+    buffer. On GPUs plain steps take fewer launches, by kernels on lists of tensors; there Adam and AdamW are fused.
 
     ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
     heads in its reserve.
@@ -52,7 +56,7 @@ class LocalOptimizer:
         self._segments = _segments(flat, self.groups)
         self._flat_optimizer: _Resettable | None = None
         joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
-        flat_step = flat.buffer.is_cpu if settings.flat_step == "auto" else settings.flat_step
+        flat_step = self._is_faster_flat if settings.flat_step == "auto" else settings.flat_step
         if flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
             vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
@@ -164,6 +168,12 @@ class LocalOptimizer:
     def configured(self) -> Optimizer:
         """The torch optimizer as the settings make it: to look at its class and options, not to step."""
         return self._plain.optimizer
+
+    @property
+    def _is_faster_flat(self) -> bool:
+        """Whether flat steps take less time than plain ones, as far as one can tell before."""
+        is_small = sum(p.numel() for p in self.parameters) <= _SMALL * len(self.parameters)
+        return self.flat.buffer.is_cpu and is_small
 
     @property
     def is_flat(self) -> bool:
