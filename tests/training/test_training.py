@@ -1,6 +1,7 @@
 """Local training, and what of Lightning keeps working."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -96,11 +97,18 @@ def test_values_beyond_the_exact_range_are_refused_by_client():
 
 
 def test_bf16_keeps_float32_weights():
-    model = fit(make_model(FedPav()), precision="bf16-mixed", rounds=1)
-    exact = fit(make_model(FedPav()), rounds=1)
-    assert vector(model).dtype == torch.float32
-    assert not torch.equal(vector(model), vector(exact))
-    torch.testing.assert_close(vector(model), vector(exact), rtol=0.5, atol=0.1)
+    """One step of each client: later ones drift apart, on each CPU in its own way.
+
+    The distance is 0.20 of the step, with a standard deviation of 0.02 over twelve seeds and of 0.0003 over the
+    instructions that oneDNN can take (SSE 4.1, AVX2, AVX-512, AVX-512 with bf16, AMX).
+    """
+    still = LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.0))
+    start, half, exact = make_model(FedPav(), client=still), make_model(FedPav()), make_model(FedPav())
+    for model, precision in ((start, "32-true"), (half, "bf16-mixed"), (exact, "32-true")):
+        fit(model, make_data(limit_client_batches=1), precision=precision, rounds=1)
+    assert vector(half).dtype == torch.float32
+    distance, step = (vector(half) - vector(exact)).norm(), (vector(exact) - vector(start)).norm()
+    assert 0 < distance < 0.5 * step
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------
