@@ -121,17 +121,22 @@ def test_methods_declare_what_they_need():
 
 slow_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # with so few images in a piece some methods diverge
 CLIENTS = {
-    "town1": ClientOverride(accumulate=2),
-    "town2": ClientOverride(micro_batch=8),
-    "town3": ClientOverride(batch_size=9),  # its last batch is a single piece, of more than one image
+    "town1": ClientOverride(batch_size=12, accumulate=2),
+    "town2": ClientOverride(micro_batch=11),
+    "town3": ClientOverride(batch_size=8),  # its last batch is a single piece, and on three ranks one has none
 }
 
 
 def train(name, devices):
-    """Batches of 8 in pieces of 3, dropout, a shorter last batch, a client that accumulates, and one left whole."""
+    """Batches of 11 in pieces of 4 or 3, dropout, a shorter last batch, a client that accumulates, and one left whole.
+
+    Of all methods, five seeds and two kinds of CPU, the largest gradient of a piece is 0.05 of the largest that is
+    exact, and less than 0.6 within four standard deviations of its logarithm. Pieces of 3 and a triplet loss of more
+    weight come too close to it: which step exceeds it depends on rounding.
+    """
     model = make_model(
-        METHODS[name](**OPTIONS.get(name, {})), neck=Neck(kind="bnneck", dropout=0.3), objective=Objective(triplet=0.5),
-        client=LocalTraining(batch_size=8, micro_batch=3, local_epochs=2, optimizer=slow_sgd),
+        METHODS[name](**OPTIONS.get(name, {})), neck=Neck(kind="bnneck", dropout=0.3), objective=Objective(triplet=0.1),
+        client=LocalTraining(batch_size=11, micro_batch=4, local_epochs=2, optimizer=slow_sgd),
         clients=CLIENTS,
         bn_stats="local" if name == "FedBN" else "mean",
         hardware=Hardware(down_mbit=8, up_mbit=8, images_per_second=9) if name == "performance" else None,

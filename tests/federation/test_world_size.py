@@ -41,10 +41,11 @@ def settings_by_name():
             "objective": Objective(triplet=1.0),
             "client": training(sampler="identity"),
         },
-        # town3 has more to do than all others together
+        # town3 has more to do than all others together; of six seeds on two kinds of CPU, the largest gradient of a
+        # piece is 0.07 of the largest that is exact, and less than 0.5 within four standard deviations of its logarithm
         "spans": {
-            "client": training(micro_batch=3),
-            "clients": {"town3": ClientOverride(local_epochs=10, batch_size=8)},
+            "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
+            "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
         },
     }
 
