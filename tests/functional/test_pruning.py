@@ -75,6 +75,15 @@ def test_global_masks_are_those_of_a_loop(fraction, floor, ties):
             assert pruned_fraction(found, LAYERS) == math.floor(fraction * 127) / 127
 
 
+@pytest.mark.parametrize("fraction", [0.3, 0.6, 0.9])
+def test_global_masks_of_mostly_zeros_are_those_of_a_loop(fraction):
+    for seed in SEEDS:
+        weights, mask = case(seed)
+        weights[torch.rand(len(weights), generator=torch.Generator().manual_seed(seed)) < 0.7] = 0.0
+        found = global_magnitude_mask(weights, mask, LAYERS, fraction, 0.0)
+        assert found.tolist() == loop_global(weights, mask, LAYERS, fraction, 0.0)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.9, 1.0])
 def test_layerwise_masks_are_those_of_a_loop(share, ties):
