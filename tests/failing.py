@@ -91,8 +91,9 @@ class Forked(_server.Process):
         self._test, self._room = os.environ.get("PYTEST_CURRENT_TEST"), room().name
 
     def start(self):
-        """Start; the server finds the tests' own modules, too."""
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path])):
+        """Start; the server finds the tests' own modules, too, and has no OpenMP threads: forks would wait for them."""
+        path = os.pathsep.join([str(TESTS), *sys.path])
+        with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
             multiprocessing.forkserver.ensure_running()
         super().start()
 
