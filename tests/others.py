@@ -25,6 +25,11 @@ def each_third(cases):
     return some(cases, [*cases][::3])
 
 
+def each_second(cases):
+    """As :func:`some`: of settings that are alike, every second."""
+    return some(cases, [*cases][::2])
+
+
 def first_of_each_table(rows):
     """As :func:`some`: of names as ``003/table4_batch_32``, the first of each table."""
     first = {}

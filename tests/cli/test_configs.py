@@ -9,6 +9,7 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
+import others
 from fedsim.__main__ import main
 from fedsim.data import datamodule
 from fedsim.data.datamodule import FederatedDataModule
@@ -45,7 +46,7 @@ def _one_folder(standins, monkeypatch):
     monkeypatch.setattr(datamodule, "TemporaryDirectory", lambda prefix: SimpleNamespace(name=str(standins)))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT / "configs")))
+@pytest.mark.parametrize("path", others.each_third(CONFIGS), ids=lambda p: str(p.relative_to(ROOT / "configs")))
 def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = yaml.safe_load(path.read_text())

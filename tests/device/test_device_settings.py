@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import others
 import pretend
 from fedsim.core.transfer import ahead, send
 from runs import differences, fit
@@ -69,7 +70,7 @@ def on_the_cpu(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("memory", others.each_second(MEMORY))
 def test_stores_and_caches(memory, on_the_cpu, tmp_path):
     with pretend.cuda(1):
         found = fit(tmp_path / "gpu", "scaffold", *MEMORY[memory], gpus=1)
@@ -77,7 +78,7 @@ def test_stores_and_caches(memory, on_the_cpu, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", others.each_second(AXES))
 def test_axes(axis, tmp_path):
     assert compare(tmp_path, *AXES[axis]) == []
 

@@ -18,17 +18,18 @@ def test_there_are_many_and_all_of_them_apply():
 
 FIRST = {mutant.run: mutant for mutant in reversed(MUTANTS)}
 """Run -> the first mistake that it is to find"""
+CHOSEN = {*[*RUNS][::3], *ON_RANKS}
+"""The runs of ``make test``"""
 
 
-def marks(run):
-    return [pytest.mark.slow, pytest.mark.dist] if run in ON_RANKS else [pytest.mark.slow]
+def case(value, run, is_chosen=True):
+    marks = others.unless(is_chosen and run in CHOSEN)
+    if run in ON_RANKS:
+        marks.append(pytest.mark.dist)
+    return pytest.param(value, marks=[pytest.mark.slow, *marks], id=str(value))
 
 
-def case(mutant):
-    return pytest.param(mutant, marks=[*marks(mutant.run), *others.unless(mutant is FIRST[mutant.run])], id=str(mutant))
-
-
-@pytest.mark.parametrize("mutant", [case(mutant) for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", [case(mutant, mutant.run, mutant is FIRST[mutant.run]) for mutant in MUTANTS])
 def test_a_mistake_is_found(mutant, tmp_path):
     with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever the mistake leads to
         play(tmp_path, mutant.run, mutant)
@@ -36,7 +37,7 @@ def test_a_mistake_is_found(mutant, tmp_path):
     assert any(word in said for word in FOUND), said
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run)) for run in (*RUNS, *ON_RANKS)])
+@pytest.mark.parametrize("run", [case(run, run) for run in (*RUNS, *ON_RANKS)])
 def test_without_a_mistake_every_run_ends_well(run, tmp_path):
     """After all mistakes, so that none of them has left anything that fails by itself."""
     play(tmp_path, run)

@@ -9,6 +9,7 @@ import yaml
 from torch import nn
 
 import fedsim.methods
+import others
 from failing import run_on_ranks
 from fedsim.cli.describe import describe_federation
 from fedsim.data import Augmentation, SyntheticReID
@@ -107,6 +108,9 @@ METHODS |= {
     for cls in _final_methods()
     if cls not in BOUNDS | {type(method) for method in METHODS.values()}
 }
+FIRST = [*{type(method): name for name, method in reversed(METHODS.items())}.values()]
+"""Of each method's settings, the first"""
+WITH_MASKS = [name for name, method in METHODS.items() if "masks" in method.requires]
 EPOCHS = {"SubFedAvg": 2}
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2, replicate=2)
 
@@ -151,23 +155,24 @@ def everything(model):
     return {"global": vector(model)} | kept | private
 
 
-def play_two_rounds(folder):
+def play_two_rounds(folder, names):
     """What each of two ranks does."""
-    for name in METHODS:
+    for name in names:
         play(name, devices=2, rounds=2).trainer.save_checkpoint(folder / f"{name}.ckpt")
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Two rounds of every method on two ranks."""
+def checkpoints(tmp_path_factory, request):
+    """Two rounds on two ranks, of every method that is asked for."""
     folder = tmp_path_factory.mktemp("two-ranks")
-    run_on_ranks(play_two_rounds, folder)
+    names = others.names_in(request, "test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one")
+    run_on_ranks(partial(play_two_rounds, names=names), folder)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others.some(METHODS, FIRST))
 def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoints, name):
     whole, continued = three_rounds(name), play(name, 1, 3, ckpt_path=checkpoints / f"{name}.ckpt")
     a, b = everything(whole), everything(continued)
@@ -180,7 +185,7 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "masks" in method.requires])
+@pytest.mark.parametrize("name", others.some(WITH_MASKS, {*WITH_MASKS} & {*FIRST}))
 def test_what_is_tried_with_masks_prunes(name):
     masks = [client.private_state()["kept.mask"] for client in three_rounds(name).parts.clients.values()]
     pruned = {mask.numpy().tobytes() for mask in masks if not mask.all()}
@@ -189,7 +194,7 @@ def test_what_is_tried_with_masks_prunes(name):
         assert len(pruned) == sum(not bool(mask.all()) for mask in masks)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others.some(METHODS, FIRST))
 def test_models_that_are_declared_beside_the_resident_one_are_those_that_are_made(name):
     """What fedsim describe counts: four times a model's bytes for one that trains, once for one that is frozen."""
     model, method = three_rounds(name), METHODS[name]
