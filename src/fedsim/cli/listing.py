@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -15,6 +15,8 @@ from fedsim.cli.config_files import shipped_configs
 from fedsim.core.errors import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
+_STATEMENT = re.compile(r"^class (\w+)([^:]*):", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 KINDS = {  # kind -> base class, setting
     "methods": ("Method", "model.method"),
     "backbones": ("Backbone", "model.backbone"),
@@ -76,26 +78,45 @@ def _table(kind: str) -> str:
 def classes_of(base: str) -> list[Entry]:
     """Return the classes derived from ``base`` that can be named, by name."""
     roots = {base, "SGD"} if base == "Optimizer" else {base}  # SGD is torch's, whose source is not read here
-    names = set(roots)
-    for _ in range(4):  # generations
-        names |= {entry.name for entry in _all_classes() if names & set(entry.bases)}
-    found = [entry for entry in _all_classes() if entry.name in names - roots and not entry.is_abstract]
+    statements = _statements()
+    near = _derived(roots, [one for of_file in statements.values() for one in of_file])
+    paths = [path for path, of_file in statements.items() if any(name in near for name, _ in of_file)]
+    entries = [entry for path in paths for entry in _classes_in(path)]
+    names = _derived(roots, [(entry.name, {*entry.bases}) for entry in entries]) - roots
+    found = [entry for entry in entries if entry.name in names and not entry.is_abstract]
     return sorted(found, key=lambda entry: entry.name.lower())
 
 
+def _derived(roots: set[str], classes: list[tuple[str, set[str]]]) -> set[str]:
+    """Return the names of ``roots`` and of classes derived from them; ``classes``: name and bases of each."""
+    names = set(roots)
+    for _ in range(4):  # generations
+        names |= {name for name, bases in classes if names & bases}
+    return names
+
+
 @cache
-def _all_classes() -> tuple[Entry, ...]:
-    return tuple(entry for path in sorted(_PACKAGE.rglob("*.py")) for entry in _classes_in(path))
+def _statements() -> dict[Path, list[tuple[str, set[str]]]]:
+    """Return the classes of each file, with the words behind their names: among them are the bases.
+
+    To parse all files would take more than a quarter of a sweep's dry run.
+    """
+    return {
+        path: [(name, {*_WORD.findall(rest)}) for name, rest in _STATEMENT.findall(path.read_text(encoding="utf-8"))]
+        for path in sorted(_PACKAGE.rglob("*.py"))
+    }
 
 
-def _classes_in(path: Path) -> Iterator[Entry]:
-    """Yield the classes of a file; one with an underscore, or with abstract hooks, is not to be named."""
-    text = path.read_text(encoding="utf-8")
-    for node in ast.parse(text).body if "class " in text else ():
+@cache
+def _classes_in(path: Path) -> tuple[Entry, ...]:
+    """Return the classes of a file; one with an underscore, or with abstract hooks, is not to be named."""
+    entries = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef):
             continue
         bases = tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
         hooks = [item for item in node.body if isinstance(item, ast.FunctionDef)]
         abstract = any("abstract" in ast.unparse(mark) for hook in hooks for mark in hook.decorator_list)
         line = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-        yield Entry(node.name, bases, line, abstract or "ABC" in bases or node.name.startswith("_"))
+        entries.append(Entry(node.name, bases, line, abstract or "ABC" in bases or node.name.startswith("_")))
+    return tuple(entries)
