@@ -69,16 +69,24 @@ def test_spares_are_dismissed():
 @pytest.mark.parametrize(
     ("program", "environ", "may"),
     [
-        ("/usr/bin/fedsim", {}, True),
-        ("/lib/python3/fedsim/__main__.py", {"HOME": "/"}, True),
-        ("/usr/bin/pytest", {}, False),
+        ("bin/fedsim", {}, True),
+        ("fedsim/__main__.py", {"HOME": "/"}, True),
+        ("bin/pytest", {}, False),
         ("train.py", {}, False),
         ("", {}, False),
-        ("/usr/bin/fedsim", {"LOCAL_RANK": "1"}, False),
-        ("/usr/bin/fedsim", {"SLURM_NTASKS": "4"}, False),
-        ("/usr/bin/fedsim", {"TORCHELASTIC_RUN_ID": "a"}, False),
+        ("-c", {}, False),
+        (".", {}, False),
+        ("missing/fedsim", {}, False),
+        ("bin/fedsim", {"LOCAL_RANK": "1"}, False),
+        ("bin/fedsim", {"SLURM_NTASKS": "4"}, False),
+        ("bin/fedsim", {"TORCHELASTIC_RUN_ID": "a"}, False),
     ],
 )
-def test_only_the_command_itself_starts_spares_and_no_launcher_s_process(monkeypatch, program, environ, may):
+def test_only_the_command_itself_starts_spares_and_no_launcher_s_process(monkeypatch, tmp_path, program, environ, may):
+    home = tmp_path / "a clone" / "fedsim"  # the name that git clone gives it
+    for name in ("bin/fedsim", "bin/pytest", "fedsim/__main__.py", "train.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "argv", [program])
     assert spares.may_start(environ) is may

@@ -27,6 +27,8 @@ _spares: list[Process] = []
 
 def may_start(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is the command ``fedsim`` itself, and the one that starts the others."""
+    if not os.path.isfile(sys.argv[0]):  # empty in an interactive Python, whose working directory may be fedsim's
+        return False
     program = os.path.realpath(sys.argv[0])
     is_fedsim = os.path.basename(program) == "fedsim" or program.endswith(os.path.join("fedsim", "__main__.py"))
     return is_fedsim and not any(name in environ for name in _LAUNCHERS)
