@@ -1,17 +1,20 @@
 """The start of a command: wrong options are answered at once, and nothing is imported that a command does not need."""
 
+import ast
 import gc
 import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 from lightning import Trainer
 
 from fedsim import data
-from fedsim.cli.class_arguments import _files, arguments_of_class, defaults_of_class
+from fedsim.cli.class_arguments import arguments_of_class, defaults_of_class
+from fedsim.cli.class_files import class_files, parsed_classes
 from fedsim.cli.listing import KINDS, classes_of
 from fedsim.cli.options import _SECTIONS, _names, check_options
 from fedsim.core.collector import imports_without_collection
@@ -28,9 +31,20 @@ def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
 
 
 def class_called(name):
-    [file] = _files()[name]
+    [file] = [found.path for found in class_files() if found.name == name]
     parts = file.with_suffix("").parts
     return getattr(import_module(".".join(parts[len(parts) - 1 - parts[::-1].index("fedsim") :])), name)
+
+
+def test_classes_that_are_read_off_their_first_lines_are_those_of_the_whole_source():
+    parsed = [
+        (path, node)
+        for path in sorted(Path(data.__file__).parents[1].rglob("*.py"))
+        for node in parsed_classes(path).values()
+    ]
+    bases = [tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases) for _, node in parsed]
+    expected = [(node.name, of_node, path) for (path, node), of_node in zip(parsed, bases, strict=True)]
+    assert [*class_files()] == expected
 
 
 def test_arguments_and_defaults_that_are_read_off_the_source_are_those_of_the_classes():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-_PACKAGE = Path(__file__).parents[1]
+from fedsim.cli.class_files import class_files, parsed_classes
+
 _WITHOUT_ARGUMENTS = ("ABC", "object")
 _UNKNOWN = object()
 """In the place of a default that is missing, or that only Python can work out."""
@@ -70,23 +69,10 @@ def _arguments_of(name: str) -> dict[str, Argument] | None:
     return _parameters(own[0].args) if own else _with_inherited(node, {})
 
 
-@cache
-def _files() -> dict[str, list[Path]]:
-    """Return name of a class -> the files that hold one of this name: parsing all of them takes half a second."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            found.setdefault(name, []).append(path)
-    return found
-
-
 def _class_called(name: str) -> ast.ClassDef | None:
     """Parse the one class of this name."""
-    files = _files().get(name, [])
-    if len(files) != 1:
-        return None
-    body = ast.parse(files[0].read_text(encoding="utf-8")).body
-    return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+    paths = [found.path for found in class_files() if found.name == name]
+    return parsed_classes(paths[0])[name] if len(paths) == 1 else None
 
 
 def _with_inherited(node: ast.ClassDef, own: dict[str, Argument]) -> dict[str, Argument] | None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 import shutil
 import textwrap
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 
+from fedsim.cli.class_files import class_files, parsed_classes
 from fedsim.cli.config_files import shipped_configs
 from fedsim.core.errors import ConfigError
 
-_PACKAGE = Path(__file__).parents[1]
-_STATEMENT = re.compile(r"^class (\w+)([^:]*):", re.MULTILINE)
-_WORD = re.compile(r"\w+")
 KINDS = {  # kind -> base class, setting
     "methods": ("Method", "model.method"),
     "backbones": ("Backbone", "model.backbone"),
@@ -33,10 +28,8 @@ class Entry:
     """A class of fedsim."""
 
     name: str
-    bases: tuple[str, ...]
     line: str
     """the first sentence of its docstring"""
-    is_abstract: bool
 
 
 def run(args: list[str]) -> str:
@@ -78,45 +71,21 @@ def _table(kind: str) -> str:
 def classes_of(base: str) -> list[Entry]:
     """Return the classes derived from ``base`` that can be named, by name."""
     roots = {base, "SGD"} if base == "Optimizer" else {base}  # SGD is torch's, whose source is not read here
-    statements = _statements()
-    near = _derived(roots, [one for of_file in statements.values() for one in of_file])
-    paths = [path for path, of_file in statements.items() if any(name in near for name, _ in of_file)]
-    entries = [entry for path in paths for entry in _classes_in(path)]
-    names = _derived(roots, [(entry.name, {*entry.bases}) for entry in entries]) - roots
-    found = [entry for entry in entries if entry.name in names and not entry.is_abstract]
-    return sorted(found, key=lambda entry: entry.name.lower())
-
-
-def _derived(roots: set[str], classes: list[tuple[str, set[str]]]) -> set[str]:
-    """Return the names of ``roots`` and of classes derived from them; ``classes``: name and bases of each."""
     names = set(roots)
     for _ in range(4):  # generations
-        names |= {name for name, bases in classes if names & bases}
-    return names
+        names |= {found.name for found in class_files() if names & {*found.bases}}
+    derived = [found for found in class_files() if found.name in names - roots]
+    nodes = [parsed_classes(found.path)[found.name] for found in derived if "ABC" not in found.bases]
+    entries = [Entry(node.name, _line_of(node)) for node in nodes if not _is_abstract(node)]
+    return sorted(entries, key=lambda entry: entry.name.lower())
 
 
-@cache
-def _statements() -> dict[Path, list[tuple[str, set[str]]]]:
-    """Return the classes of each file, with the words behind their names: among them are the bases.
-
-    To parse all files would take more than a quarter of a sweep's dry run.
-    """
-    return {
-        path: [(name, {*_WORD.findall(rest)}) for name, rest in _STATEMENT.findall(path.read_text(encoding="utf-8"))]
-        for path in sorted(_PACKAGE.rglob("*.py"))
-    }
+def _line_of(node: ast.ClassDef) -> str:
+    return " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
 
 
-@cache
-def _classes_in(path: Path) -> tuple[Entry, ...]:
-    """Return the classes of a file; one with an underscore, or with abstract hooks, is not to be named."""
-    entries = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        bases = tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
-        hooks = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-        abstract = any("abstract" in ast.unparse(mark) for hook in hooks for mark in hook.decorator_list)
-        line = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-        entries.append(Entry(node.name, bases, line, abstract or "ABC" in bases or node.name.startswith("_")))
-    return tuple(entries)
+def _is_abstract(node: ast.ClassDef) -> bool:
+    """Return whether a class has an underscore or abstract hooks, so that it is not to be named."""
+    hooks = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    marked = any("abstract" in ast.unparse(mark) for hook in hooks for mark in hook.decorator_list)
+    return marked or node.name.startswith("_")
