@@ -41,11 +41,11 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from fedsim.__main__ import main as run_fedsim
-from fedsim.cli.report import Run, read_run
 from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
 from fedsim.evaluation.ranker import rank_features
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.models import SmallCNN
+from fedsim.report import Run, read_run
 from seeded_runs import ROOT, SEEDS, score, show
 
 METRICS = ("mAP", "rank1")

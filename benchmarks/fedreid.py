@@ -36,8 +36,8 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from fedsim.cli.papers.files import read_paper
-from fedsim.cli.report import Run
+from fedsim.papers.files import read_paper
+from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 Options = tuple[str, ...]

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import spearmanr
 from tabulate import tabulate
 
-from fedsim.cli.report import Run
 from fedsim.data import FederatedDataModule, MarketFolders, SyntheticReID
+from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fit, score, show
 
 COMMON = ("--data.val", "none", "--trainer.devices", "2", "--trainer.accelerator", "cpu")

@@ -37,12 +37,12 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from fedsim.cli.augment.checks import open_data
-from fedsim.cli.report import Run
 from fedsim.data import write_generated
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Images
 from fedsim.data.synthetic import SyntheticImages
 from fedsim.generation.swaps import draw_pairs
+from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 CONFIG = ROOT / "configs" / "quickstart.yaml"

@@ -29,8 +29,8 @@ from fedsim.core.store import Place
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
-from fedsim.federation.selection import RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.settings import LocalTraining

@@ -30,10 +30,10 @@ import torch
 from tabulate import tabulate
 
 from fedsim.__main__ import main as fedsim
-from fedsim.cli.report import read_run
 from fedsim.core.seeding import torch_generator
 from fedsim.methods.base import Method, weigh
 from fedsim.models import BODY
+from fedsim.report import read_run
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
 from seeded_runs import ROOT, SEEDS, score, show

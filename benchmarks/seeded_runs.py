@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.cli.report import Run, read_run
+from fedsim.report import Run, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from fedsim.cli.report import Run
+from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fit, score, show
 
 ROUNDS = 12

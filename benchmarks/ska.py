@@ -41,11 +41,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from tabulate import tabulate
 
-from fedsim.cli.papers.files import read_paper
 from fedsim.cli.rank import rank
-from fedsim.cli.report import Run
 from fedsim.data import SyntheticReID
 from fedsim.data.images import Split
+from fedsim.papers.files import read_paper
+from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
 Scores = NDArray[np.float64]

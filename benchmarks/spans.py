@@ -35,7 +35,7 @@ from fedsim.data import Augmentation, FederatedDataModule, SyntheticReID
 from fedsim.data.images import Domain, ReIDSource, Split
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
-from fedsim.federation.spans import Task, make_plan
+from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.methods import FedPav
 from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy

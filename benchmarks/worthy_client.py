@@ -29,8 +29,8 @@ from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.data.images import Domain
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.components.selection import UCB, AllClients, RandomFraction, Selection
 from fedsim.federation.federation import Federation
-from fedsim.federation.selection import UCB, AllClients, RandomFraction, Selection
 from fedsim.methods import WeightedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy

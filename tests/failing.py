@@ -33,8 +33,8 @@ from safetensors.torch import save_file
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core.versions import current_version
+from fedsim.federation.components.selection import Selection
 from fedsim.federation.events import RoundCallback
-from fedsim.federation.selection import Selection
 from fedsim.methods import FedPav
 from fedsim.strategy import channel
 from fedsim.strategy import checkpoint_files as checkpoints

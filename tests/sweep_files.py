@@ -1,6 +1,6 @@
 """Sweep files, read."""
 
-from fedsim.cli.sweep.file import read_content, sweep_of
+from fedsim.sweep.file import read_content, sweep_of
 
 
 def read_sweep(path):

@@ -14,9 +14,9 @@ import pytest
 import fedsim.methods
 from failing import PATIENCE
 from fedsim.__main__ import COMMANDS, main
-from fedsim.cli.papers.files import list_papers, read_paper
-from fedsim.cli.sweep import seeds
 from fedsim.data.standins import write_standin
+from fedsim.papers.files import list_papers, read_paper
+from fedsim.sweep import seeds
 from quick_start import QuickPython
 
 ROOT = Path(__file__).parents[1]

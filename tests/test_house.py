@@ -1,4 +1,4 @@
-"""The plan of the house: eleven rooms, each of which knows only rooms below it; no circle, a light door."""
+"""The plan of the house: two towers of rooms, each of which knows only rooms below it; no circle, a light door."""
 
 import ast
 import subprocess
@@ -11,15 +11,17 @@ import fedsim
 SOURCE = Path(fedsim.__file__).parent
 FLOORS = [  # from the ground up; rooms of one floor do not know each other
     {"core", "_version"},
-    {"functional", "strategy"},
-    {"data", "models"},
-    {"training", "generation"},
-    {"methods"},
+    {"functional", "strategy", "parsing"},
+    {"data", "models", "papers"},
+    {"training", "generation", "report"},
+    {"methods", "sweep"},
     {"evaluation"},
     {"federation"},
     {"cli"},
     {"__main__"},
 ]
+RESULTS = {"parsing", "papers", "report", "sweep"}
+"""The tower of results; all other rooms but ``core`` and ``cli`` are the tower of learning."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 OF_SEVERAL_METHODS = ("base", "pruned", "reference")
 
@@ -65,8 +67,23 @@ def circle(graph, faces=()):
     return []
 
 
-def test_there_are_eleven_rooms():
-    assert {room(name) for name in KNOWN} - {""} == set(FLOOR_OF)
+def between_towers(graph):
+    """Imports from one tower to the other: only commands stand on both, and both stand on ``core``."""
+    common = {"", "__main__", "_version", "cli", "core"}
+    pairs = [(a, b) for a, names in graph.items() for b in names if not {room(a), room(b)} & common]
+    return [f"{a} imports {b}" for a, b in pairs if (room(a) in RESULTS) != (room(b) in RESULTS)]
+
+
+def out_of_parts(graph, package):
+    """Imports of a part of a room (a folder in it) from the room's own files: parts are below these."""
+    parts = {path.name for path in (SOURCE / package).iterdir() if (path / "__init__.py").is_file()} - {"callbacks"}
+    place = {name: name.split(".") for name in graph if name.startswith(f"fedsim.{package}.")}
+    below = [name for name, words in place.items() if words[2] in parts]
+    return [f"{a} imports {b}" for a in below for b in graph[a] if b in place and place[b][2] not in parts]
+
+
+def test_rooms_are_known():
+    assert {room(name) for name in KNOWN} - {""} <= set(FLOOR_OF)
     assert sorted(path.name for path in SOURCE.glob("*.py")) == ["__init__.py", "__main__.py", "_version.py"]
 
 
@@ -78,10 +95,23 @@ def test_no_files_import_each_other_in_a_circle():
     assert circle(GRAPH, {name for name, path in KNOWN.items() if path.name == "__init__.py"}) == []
 
 
+def test_the_towers_of_learning_and_of_results_do_not_know_each_other():
+    assert between_towers(GRAPH) == []
+
+
+def test_parts_of_the_federation_do_not_look_back_into_it():
+    assert out_of_parts(GRAPH, "federation") == []
+
+
 def test_a_climb_and_a_circle_are_found():
     assert upward({"fedsim.core.flat": {"fedsim.models.reid"}}) == ["fedsim.core.flat imports fedsim.models.reid"]
     assert upward({"fedsim.data.images": {"fedsim.models.reid"}}), "rooms of one floor do not know each other"
     assert circle({"fedsim.core.a": {"fedsim.core.b"}, "fedsim.core.b": {"fedsim.core.a"}})
+    assert between_towers(
+        {"fedsim.report.runs": {"fedsim.models.reid"}, "fedsim.data.images": {"fedsim.parsing.values"}}
+    )
+    part, file = "fedsim.federation.scheduling.plan", "fedsim.federation.round"
+    assert out_of_parts({part: {file}, file: {part}}, "federation") == [f"{part} imports {file}"]
 
 
 def test_only_faces_know_single_methods():

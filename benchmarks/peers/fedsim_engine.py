@@ -17,8 +17,8 @@ from fedsim.data import Augmentation, Domain, FederatedDataModule, Images, ReIDS
 from fedsim.data.images import Size
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.callbacks import Preemption
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
-from fedsim.federation.selection import RandomFraction
 from fedsim.methods import FedAvg
 from fedsim.models import Backbone, Neck
 from fedsim.strategy.strategy import FederatedStrategy

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedsim.core.seeding import torch_generator
 from fedsim.data.batches import shuffled_batches
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.components.selection import RandomFraction
 
 
 def draw_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -31,7 +31,7 @@ _PLACES = {
     "SyntheticReID": "fedsim.data",
     "Trainer": "fedsim.federation.trainer",
 }
-_FACES = ("data", "methods", "models")  # packages that need no import of their own: fedsim.methods.FedPav
+_FACES = ("data", "methods", "models", "report")  # packages that need no import of their own: fedsim.methods.FedPav
 
 __all__ = [
     "Augmentation",

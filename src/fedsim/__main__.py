@@ -75,7 +75,7 @@ def main(args: list[str] | None = None) -> int:
     if os.getcwd() not in map(os.path.abspath, sys.path):  # own classes are found by the console script, too
         sys.path.insert(0, os.getcwd())
     if args[0] == "papers":
-        from fedsim.cli.papers.command import run_papers_command
+        from fedsim.cli.papers import run_papers_command
 
         return run_papers_command(args[1:])
     helps = any(word in ("-h", "--help") for word in args[1:]) and args[-1] != "all"

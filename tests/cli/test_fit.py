@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
-from fedsim.cli.report.runs import metrics_files
 from fedsim.cli.run_directory import prepare_for_fit
+from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY

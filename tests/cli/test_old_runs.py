@@ -1,7 +1,9 @@
-"""A run directory that version 0.1 wrote, whose modules stood elsewhere: LotteryFL, UCB, FedAdam and white noise."""
+"""Run directories of earlier versions, in which classes have other addresses: LotteryFL, UCB, FedAdam, white noise."""
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,24 +13,42 @@ from safetensors.torch import load_file
 from fedsim.__main__ import main
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 
-OLD = Path(__file__).parent / "old_runs" / "0_1"
+RUNS = Path(__file__).parent / "old_runs"
+ADDRESSES = {
+    "0_1": ("fedsim.selection.UCB", "fedsim.privacy.WhiteNoise", "fedsim.server.FedAdam"),
+    "0_2_development": (
+        "fedsim.federation.selection.UCB", "fedsim.federation.privacy.WhiteNoise",
+        "fedsim.training.server_optimizers.FedAdam",
+    ),
+}  # fmt: skip
 
 
-@pytest.fixture
-def old(tmp_path):
+@pytest.fixture(params=ADDRESSES)
+def old(request, tmp_path):
     """A copy: commands write into it."""
-    return shutil.copytree(OLD, tmp_path / "old")
+    return shutil.copytree(RUNS / request.param, tmp_path / request.param)
 
 
 def call(*args):
     assert main([str(arg) for arg in args]) == 0
 
 
-def test_its_config_names_the_old_modules():
-    text = (OLD / "config.yaml").read_text()
-    for address in ("fedsim.selection.UCB", "fedsim.privacy.WhiteNoise", "fedsim.server.FedAdam"):
+def test_its_config_names_the_old_modules(old):
+    text = (old / "config.yaml").read_text()
+    for address in ADDRESSES[old.name]:
         assert f"class_path: {address}\n" in text
     assert "class_path: fedsim.strategy.FederatedStrategy\n" in text
+
+
+def test_every_old_address_leads_to_the_module_that_is_listed():
+    code = "; ".join(
+        [
+            "import sys", "from fedsim.cli.fit import _MOVED, give_old_addresses", "give_old_addresses()",
+            "from importlib import import_module as load",
+            "assert all(load(old) is load(new) for old, new in _MOVED.items())",
+        ]
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_it_is_scored(old, capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from fedsim.cli.describe import describe_federation
 from fedsim.data import SyntheticReID
-from fedsim.federation.spans import Task, make_plan
+from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.methods import FedPav
 from fedsim.training.settings import ClientOverride, LocalTraining
 from small import make_data, make_model, sgd

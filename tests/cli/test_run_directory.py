@@ -12,7 +12,7 @@ from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint, rounds_
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
 from fedsim.federation.callbacks import RoundProgress
-from fedsim.federation.compatibility import warn_of_idle_ranks
+from fedsim.federation.checks.compatibility import warn_of_idle_ranks
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY
@@ -104,7 +104,7 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
 
 @pytest.mark.parametrize(("precision", "has_bf16"), [("32-true", False), ("bf16-mixed", True), ("bf16-mixed", False)])
 def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch, precision, has_bf16):
-    monkeypatch.setattr("fedsim.federation.compatibility.cpu_computes_bf16", lambda: has_bf16)
+    monkeypatch.setattr("fedsim.federation.checks.compatibility.cpu_computes_bf16", lambda: has_bf16)
     options = ("--trainer.accelerator=cpu", f"--trainer.precision={precision}")
     refuse(capsys, "fit", "--config", run.parent / "config.yaml", "--run_dir", run, *options)  # there is a run already
     slow = "trainer.precision: this CPU lacks instructions for bf16-mixed; 32-true is several times as fast"

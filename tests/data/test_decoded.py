@@ -16,7 +16,6 @@ from PIL import Image
 
 from failing import PATIENCE
 from fedsim.cli.data.command import run as run_data_command
-from fedsim.cli.verdicts import verdict_on
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, decoded
 from fedsim.data.decoded import DecodedImages, Wanted
@@ -25,6 +24,7 @@ from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.pixels import HeldPixels, ReadPixels, read_batches
 from fedsim.data.standins import write_standin
 from fedsim.methods import FedPav
+from fedsim.parsing.error_lines import verdict_on
 from small import fit, make_data, make_model, vector
 
 SIZE = (8, 4)

@@ -15,7 +15,7 @@ from fedsim.data import FederatedDataModule
 from fedsim.data.check import check_data
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
-from fedsim.federation.requirements import check_batches
+from fedsim.federation.checks.requirements import check_batches
 from fedsim.methods import FedAvg
 from fedsim.training.settings import LocalTraining
 from small import make_data, make_model

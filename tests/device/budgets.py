@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from fedsim.federation.host import Host
+from fedsim.federation.rank_worker import Host
 from small import make_data, make_model
 
 

@@ -12,11 +12,11 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from failing import last, read_result
-from fedsim.cli.config_files import with_clients
 from fedsim.cli.fit import FederatedDataModule, Federation
-from fedsim.federation import robust
+from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import told_apart
+from fedsim.parsing.config_files import with_clients
 from fedsim.training import server_optimizers
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "methods"

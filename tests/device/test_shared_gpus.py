@@ -11,8 +11,8 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 import pretend
 from failing import run_on_ranks
 from fedsim.__main__ import main
-from fedsim.federation import schedule
-from fedsim.federation.spans import Plan
+from fedsim.federation.scheduling import scheduler
+from fedsim.federation.scheduling.plan import Plan
 from fedsim.strategy import FederatedStrategy
 from runs import differences, fit, left_by, options
 from small import refuse
@@ -44,7 +44,7 @@ def together(tasks, num_ranks):
 
 def fit_all(folder, names, ranks, share):
     """What each rank does: the fits of these names."""
-    with mock.patch.object(schedule, "make_plan", together):
+    with mock.patch.object(scheduler, "make_plan", together):
         for name in names:
             strategy = FederatedStrategy(ranks_per_device=share)
             how = {"gpus": ranks, "scored": name in SCORED, "strategy": strategy}

@@ -13,7 +13,6 @@ from PIL import Image
 from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.export import global_tensors
-from fedsim.cli.report import read_run
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
@@ -27,6 +26,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, Row, summarise
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
+from fedsim.report import read_run
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.features import extract_features, shard_of
 from small import fit, make_data, make_model, receive, refuse

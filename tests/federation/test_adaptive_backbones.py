@@ -10,13 +10,13 @@ from lightning.pytorch.callbacks import Callback
 
 from failing import run_on_ranks
 from fedsim.__main__ import main
-from fedsim.cli.papers.files import read_paper
 from fedsim.core.errors import ConfigError
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones, BackboneLadder, next_rungs
-from fedsim.federation.axis import RoundRecord
-from fedsim.federation.selection import UCB
+from fedsim.federation.components.listener import RoundRecord
+from fedsim.federation.components.selection import UCB
 from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
 from fedsim.models import Neck, SmallCNN
+from fedsim.papers.files import read_paper
 from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride
 from small import fit, make_data, make_model, receive, vector

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsim.federation.aggregation import Aggregator
+from fedsim.federation.aggregation.sums import Aggregator
 from fedsim.methods.base import Weights
 
 MOST = 2**20 // 8  # numbers of float64 in 1 MiB

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from failing import run_on_ranks
-from fedsim.federation.selection import UCB, Selection
+from fedsim.federation.components.selection import UCB, Selection
 from fedsim.methods import FedPav, WeightedPav
 from fedsim.models import CifarResNet, ConvNeXt, Neck, ResNet
 from fedsim.training.settings import ClientOverride, LocalTraining

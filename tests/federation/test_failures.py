@@ -28,9 +28,9 @@ from failing import (
     resume,
 )
 from fedsim.__main__ import main
-from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import TrainingError
 from fedsim.methods import FedPav
+from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit as fit_here
 from small import make_data, make_model, refuse, vector

@@ -11,8 +11,8 @@ from fedsim.core.errors import TrainingError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.plan import Plan
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.events import RoundCallback
-from fedsim.federation.hardware import Hardware
 from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload, has_server_step, message_to
 from fedsim.training.messages import Measured

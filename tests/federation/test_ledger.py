@@ -14,22 +14,22 @@ from lightning import Callback
 
 from failing import finish, fit, resume
 from fedsim.cli.describe import describe_federation
-from fedsim.cli.report import Group as RunGroup
-from fedsim.cli.report import Run, traffic
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.availability import Availability
-from fedsim.federation.axis import RoundRecord
-from fedsim.federation.hardware import ClientHardware, Hardware
-from fedsim.federation.ledger import Ledger, Traffic
-from fedsim.federation.masked import Accounting
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.aggregation.masked import Accounting
+from fedsim.federation.components.availability import Availability
+from fedsim.federation.components.hardware import ClientHardware, Hardware
+from fedsim.federation.components.ledger import Ledger, Traffic
+from fedsim.federation.components.listener import RoundRecord
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload
 from fedsim.models import Neck, ResNet
 from fedsim.models.groups import TRUNK, Group
+from fedsim.report import Group as RunGroup
+from fedsim.report import Run, traffic
 from fedsim.training.messages import Report, Upload
 from fedsim.training.settings import ClientOverride
 from small import fit as fit_here

@@ -10,7 +10,7 @@ from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError
-from fedsim.federation.ledger import Traffic
+from fedsim.federation.components.ledger import Traffic
 from fedsim.methods import FedAvg, FedBN, FedPav, Scaffold
 from fedsim.models import Group, LoRA, SmallCNN, TimmBackbone
 from fedsim.strategy.checkpoint_files import read_checkpoint

@@ -9,9 +9,9 @@ from torch import nn
 
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
-from fedsim.federation.aggregation import Aggregator
-from fedsim.federation.masked import MaskedAggregator
-from fedsim.federation.privacy import DifferentialPrivacy, WhiteNoise
+from fedsim.federation.aggregation.masked import MaskedAggregator
+from fedsim.federation.aggregation.sums import Aggregator
+from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.weighting import klpwa_weights
 from fedsim.methods import FedAvg, FedDIP, LotteryFL, SubFedAvg

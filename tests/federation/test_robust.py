@@ -9,8 +9,8 @@ import torch
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
-from fedsim.federation.privacy import DifferentialPrivacy
-from fedsim.federation.robust import Krum, Median, TrimmedMean
+from fedsim.federation.components.privacy import DifferentialPrivacy
+from fedsim.federation.components.robust import Krum, Median, TrimmedMean
 from fedsim.methods import IFCA, SKA, FedAtt, FedAvg, FedNova, FedPav, LotteryFL, Scaffold
 from fedsim.methods.base import Method
 from fedsim.models import BODY, SmallCNN

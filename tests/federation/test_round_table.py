@@ -7,7 +7,7 @@ import torch
 
 from fedsim.core.errors import BadUpdateError, NoClustersError
 from fedsim.federation.round_table import Columns, RoundTable
-from fedsim.training.visit import Outcome
+from fedsim.training.session import Outcome
 
 CLIENTS = ["a", "b", "c", "d"]
 COLUMNS = Columns(facts=("clusters",), signals=("cosine",), traffic=("nonzero",), tensors=("norms",))

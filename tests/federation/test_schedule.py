@@ -13,10 +13,10 @@ import torch
 
 from failing import PATIENCE, Jitter, run_on_ranks
 from fedsim.data import SyntheticReID
-from fedsim.federation.axis import RoundRecord
 from fedsim.federation.callbacks import Preemption
+from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.events import RoundCallback
-from fedsim.federation.schedule import Schedule
+from fedsim.federation.scheduling.scheduler import Schedule
 from fedsim.methods import Ditto, FedBN, FedPav
 from fedsim.strategy.machine import Machine
 from fedsim.training.messages import Report

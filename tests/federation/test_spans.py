@@ -14,9 +14,9 @@ from failing import run_on_ranks
 from fedsim import methods
 from fedsim.core.errors import PeerError
 from fedsim.data import Augmentation, SyntheticReID
-from fedsim.federation import schedule
-from fedsim.federation.hardware import Hardware
-from fedsim.federation.spans import GAIN, Plan, Task, blocks, make_plan
+from fedsim.federation.components.hardware import Hardware
+from fedsim.federation.scheduling import scheduler
+from fedsim.federation.scheduling.plan import GAIN, Plan, Task, blocks, make_plan
 from fedsim.methods import FedPav
 from fedsim.methods.base import Method
 from fedsim.models import Neck
@@ -161,7 +161,7 @@ RANKS = 3  # spans of two ranks and of three
 
 def train_with_spans(folder):
     """What each rank does: all methods, one after another."""
-    with mock.patch.object(schedule, "make_plan", all_but_one):
+    with mock.patch.object(scheduler, "make_plan", all_but_one):
         for name in (folder / "names").read_text().split():
             state, rank = train(name, RANKS)
             torch.save(state, folder / f"{name}-{rank}.pt")
@@ -202,7 +202,7 @@ def fail_on_one(folder):
     """What each of two ranks does."""
     client = LocalTraining(batch_size=8, micro_batch=4, optimizer=sgd)
     expected = ZeroDivisionError if os.environ["RANK"] == "1" else PeerError
-    with mock.patch.object(schedule, "make_plan", all_but_one), pytest.raises(expected) as caught:
+    with mock.patch.object(scheduler, "make_plan", all_but_one), pytest.raises(expected) as caught:
         fit(make_model(FailsOnOne(), client=client), devices=2)
     (folder / os.environ["RANK"]).write_text(str(caught.value))
 

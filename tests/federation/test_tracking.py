@@ -23,9 +23,10 @@ from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
 from fedsim.evaluation.ranking import MAX_RANK
 from fedsim.evaluation.summary import METRICS, few_names
-from fedsim.federation import ledger, round, round_table
+from fedsim.federation import round, round_table
 from fedsim.federation.callbacks import Tracking, tracking
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
+from fedsim.federation.components import ledger
 from fedsim.methods import FedPav
 from small import fit, make_data, make_model
 from tiny_run import TINY

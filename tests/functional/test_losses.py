@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedsim.cli.papers.files import read_paper
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
@@ -17,9 +16,10 @@ from fedsim.functional.weighting import normalise, size_weights, uniform_weights
 from fedsim.methods import FedPav
 from fedsim.models import Neck
 from fedsim.models.reid import ReIDModel, make_head
+from fedsim.papers.files import read_paper
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import Output
-from fedsim.training.labels.source import LabelSource
+from fedsim.training.labels.labeller import LabelSource
 from fedsim.training.settings import LocalTraining, Objective
 from small import fit, make_model, vector
 

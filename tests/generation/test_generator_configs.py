@@ -14,9 +14,9 @@ from fedsim.__main__ import main
 from fedsim.cli.augment import settings as augment_settings
 from fedsim.cli.augment.fit import built, fit_parser
 from fedsim.cli.augment.images import preview, write
-from fedsim.cli.config_files import join_configs
-from fedsim.cli.papers.files import read_paper, with_paper
 from fedsim.generation.networks import Discriminator, Generator, check_size
+from fedsim.papers.files import read_paper, with_paper
+from fedsim.parsing.config_files import join_configs
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "generators"

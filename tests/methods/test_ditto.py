@@ -46,7 +46,7 @@ def test_personal_models_train_near_the_global_one(momentum):
 
 
 def test_clients_that_never_took_part_are_scored_with_the_global_model():
-    from fedsim.federation.selection import RandomFraction
+    from fedsim.federation.components.selection import RandomFraction
 
     model = play(Ditto(), 1, selection=RandomFraction(0.3))
     absent = next(client for name, client in model.parts.clients.items() if name not in list(model.reports))

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
-from fedsim.federation.privacy import WhiteNoise
-from fedsim.federation.selection import AllClients, RandomFraction
+from fedsim.federation.components.privacy import WhiteNoise
+from fedsim.federation.components.selection import AllClients, RandomFraction
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.methods import FedAvg, FedReID, FedReIDFineTune
 from fedsim.models import Neck

@@ -13,7 +13,7 @@ import others
 from failing import run_on_ranks
 from fedsim.cli.describe import describe_federation
 from fedsim.data import Augmentation, SyntheticReID
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import (
     MOON,
     SKA,

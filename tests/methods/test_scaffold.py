@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import Scaffold
 from fedsim.methods.base import Payload
 from fedsim.training.settings import LocalTraining

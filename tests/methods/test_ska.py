@@ -11,7 +11,7 @@ from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.selection import RandomFraction
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import SKA, FedAvg, FedBN
 from fedsim.models import Neck, SmallCNN
 from fedsim.models.groups import TRUNK, Group

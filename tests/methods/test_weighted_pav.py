@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedsim.core.errors import ConfigError
-from fedsim.federation.hardware import ClientHardware, Hardware
+from fedsim.federation.components.hardware import ClientHardware, Hardware
 from fedsim.functional.distances import cosine_distance_of_parameters
 from fedsim.methods import WeightedPav
 from fedsim.models import Neck, SmallCNN

@@ -9,7 +9,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import center_loss, moved_centers
 from fedsim.methods import FedPav, Local
 from fedsim.methods.ditto import Ditto
-from fedsim.training.labels.source import CENTERS
+from fedsim.training.labels.labeller import CENTERS
 from fedsim.training.settings import CenterLoss, LocalTraining, Objective
 from small import fit, make_model, sgd
 

@@ -13,7 +13,7 @@ from fedsim.methods import FedCAPR, FedPav, Local, PFedMe
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.batch import Batch
 from fedsim.training.labels import Clustering
-from fedsim.training.pieces import LARGEST_GRADIENT, Pieces, cut
+from fedsim.training.micro_batches import LARGEST_GRADIENT, Pieces, cut
 from fedsim.training.settings import ClientOverride, LocalTraining, Objective
 from small import LR, fit, make_data, make_model, sgd, vector
 

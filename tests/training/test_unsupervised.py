@@ -233,15 +233,15 @@ def test_a_round_in_which_nobody_has_clusters_moves_nothing():
 
 
 def test_a_client_that_has_clusters_in_one_epoch_counts(monkeypatch):
-    import fedsim.training.labels.source
+    import fedsim.training.labels.labeller
 
-    real, calls = fedsim.training.labels.source.find_clusters, []
+    real, calls = fedsim.training.labels.labeller.find_clusters, []
 
     def first_none(features, **options):
         calls.append(options)
         return real(features, **options | ({"min_samples": 100} if len(calls) % 2 else {}))
 
-    monkeypatch.setattr(fedsim.training.labels.source, "find_clusters", first_none)
+    monkeypatch.setattr(fedsim.training.labels.labeller, "find_clusters", first_none)
     model = play(rounds=1, client=training(local_epochs=2))
     assert len(calls) == 6
     assert model.round_metrics["train/clients"] == 3

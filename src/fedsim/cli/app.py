@@ -9,13 +9,13 @@ import sys
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
-from fedsim.cli.options import WITH_TRAINER, asks_for_several, check_options
-from fedsim.cli.output import rank_of_this_process, say
-from fedsim.cli.ranks import start_ranks
-from fedsim.cli.verdicts import Verdict, one_line, verdict_on
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
+from fedsim.parsing.error_lines import Verdict, one_line, verdict_on
+from fedsim.parsing.options import WITH_TRAINER, asks_for_several, check_options
+from fedsim.parsing.output import rank_of_this_process, say
+from fedsim.parsing.ranks import start_ranks
 
 
 def run_command(args: list[str]) -> int:
@@ -60,7 +60,7 @@ def _run(command: str, words: list[str]) -> None:
     helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     if asks_for_several(words, command) and not helps:
-        from fedsim.cli.sweep.seeds import run as run_seeds
+        from fedsim.sweep.seeds import run as run_seeds
 
         _set_up_messages()
         say(run_seeds(words))

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from lightning import Trainer
 
-from fedsim.cli.values import check_values
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
-from fedsim.federation.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
+from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.memory import check_memory
 from fedsim.federation.wiring import axes_of
+from fedsim.parsing.values import check_values
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedsim.cli.config_files import join_configs, with_shipped
-from fedsim.cli.papers.files import with_paper
-from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError
+from fedsim.papers.files import with_paper
+from fedsim.parsing.config_files import join_configs, with_shipped
+from fedsim.parsing.error_lines import parsed
 
 _MODULES = {
     "augment": "fedsim.cli.augment.command",
@@ -24,8 +24,8 @@ _MODULES = {
     "export": "fedsim.cli.export",
     "init": "fedsim.cli.init",
     "rank": "fedsim.cli.rank",
-    "report": "fedsim.cli.report.command",
-    "sweep": "fedsim.cli.sweep.command",
+    "report": "fedsim.cli.report",
+    "sweep": "fedsim.cli.sweep",
 }
 _FOLDERS, _CONFIGS = "fedsim.cli.data.folders", "fedsim.cli.data.configs"
 GROUPS = {

@@ -15,13 +15,13 @@ from fedsim.core.placement import Placement, by_device, place
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.aggregation.masked import clients_prune
+from fedsim.federation.components.ledger import Traffic
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
-from fedsim.federation.ledger import Traffic
-from fedsim.federation.masked import clients_prune
 from fedsim.federation.memory import DeviceMemory, device_memory
 from fedsim.federation.parts import Parts
-from fedsim.federation.spans import Task, make_plan
+from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
 from fedsim.training.flat_model import FlatModel

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedsim._version import __version__
 from fedsim.cli.commands import call
-from fedsim.cli.onnx_file import PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
+from fedsim.models.onnx_file import PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)

@@ -21,11 +21,8 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
-from fedsim.cli.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
 from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import end_fit, say_scores
-from fedsim.cli.output import rank_of_this_process, say
-from fedsim.cli.papers.files import OfAPaper, with_paper
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_draw,
@@ -35,7 +32,6 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.cli.verdicts import understood
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
@@ -49,9 +45,13 @@ from fedsim.federation.callbacks import (
     join_run,
     reach_mlflow,
 )
-from fedsim.federation.compatibility import naming_the_field
+from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
+from fedsim.papers.files import OfAPaper, with_paper
+from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
+from fedsim.parsing.error_lines import understood
+from fedsim.parsing.output import rank_of_this_process, say
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
@@ -62,22 +62,29 @@ _DEFAULTS = {  # of arguments that Lightning's constructors need, or with which 
     TensorBoardLogger: ("save_dir", _RUN_DIR),
     MLFlowLogger: ("tracking_uri", os.getenv("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"),
 }
-_MOVED = {  # since version 0.2
-    "fedsim.selection": "fedsim.federation.selection",
-    "fedsim.privacy": "fedsim.federation.privacy",
-    "fedsim.server": "fedsim.training.server_optimizers",
+_MOVED = {  # address in configs of earlier versions -> the module today
     "fedsim.callbacks": "fedsim.federation.callbacks",
+    "fedsim.federation.privacy": "fedsim.federation.components.privacy",
+    "fedsim.federation.robust": "fedsim.federation.components.robust",
+    "fedsim.federation.selection": "fedsim.federation.components.selection",
     "fedsim.method": "fedsim.methods.base",
+    "fedsim.privacy": "fedsim.federation.components.privacy",
+    "fedsim.selection": "fedsim.federation.components.selection",
+    "fedsim.server": "fedsim.training.server_optimizers",
 }
 
 
 def run(command: str, args: list[str]) -> None:
     """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe``."""
-    # configs of older runs name classes where they were; and the parser knows short names of loaded classes
-    for old, new in _MOVED.items():
-        sys.modules.setdefault(old, import_module(new))
+    give_old_addresses()
     _let_loggers_stand_alone()
     FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
+
+
+def give_old_addresses() -> None:
+    """Let configs of older runs name modules as they were called; the parser knows short names of loaded classes."""
+    for old, new in _MOVED.items():
+        sys.modules.setdefault(old, import_module(new))
 
 
 def _let_loggers_stand_alone() -> None:

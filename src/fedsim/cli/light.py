@@ -7,11 +7,11 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 
 from fedsim.cli.commands import GROUPS
-from fedsim.cli.listing import KINDS, classes_of
-from fedsim.cli.listing import run as run_list
-from fedsim.cli.options import WITH_TRAINER, all_options
-from fedsim.cli.short_help import short_help
 from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.parsing.listing import KINDS, classes_of
+from fedsim.parsing.listing import run as run_list
+from fedsim.parsing.options import WITH_TRAINER, all_options
+from fedsim.parsing.short_help import short_help
 
 _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = ("config", "run_dir", "ckpt_path")

@@ -9,11 +9,11 @@ from typing import Any
 
 from lightning import Trainer
 
-from fedsim.cli.output import say
-from fedsim.cli.report import group_runs, report, score_table, traffic
 from fedsim.core.errors import RunStoppedError
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.events import strategy_of, was_stopped
+from fedsim.parsing.output import say
+from fedsim.report import group_runs, report, score_table, traffic
 
 
 def end_fit(trainer: Trainer, run_dir: Path) -> None:

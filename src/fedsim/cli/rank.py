@@ -14,7 +14,6 @@ from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
-from fedsim.cli.verdicts import parsed
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
@@ -24,6 +23,7 @@ from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.summary import METRICS
 from fedsim.functional.similarity import Distance, Similarity, query_blocks
+from fedsim.parsing.error_lines import parsed
 
 T = TypeVar("T")
 

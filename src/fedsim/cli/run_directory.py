@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.cli.report.runs import metrics_files
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder, replacing
 from fedsim.core.versions import current_version
@@ -22,6 +21,7 @@ from fedsim.federation.callbacks.mlflow_run import MLFLOW_ID_FILE
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE
 from fedsim.federation.federation import Federation
+from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)

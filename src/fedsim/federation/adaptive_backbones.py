@@ -13,9 +13,9 @@ from torch import nn
 from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.federation.axis import Axis
+from fedsim.federation.components.listener import Axis
+from fedsim.federation.components.selection import Selection
 from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.selection import Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.training.client import Client

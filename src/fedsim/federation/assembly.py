@@ -11,10 +11,7 @@ from torch import nn
 
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
-from fedsim.federation.hosting import make_hosting
-from fedsim.federation.ledger import Ledger
-from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.requirements import (
+from fedsim.federation.checks.requirements import (
     check_batches,
     check_compiler,
     check_graphs,
@@ -23,6 +20,9 @@ from fedsim.federation.requirements import (
     check_settings,
     settings_of,
 )
+from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.parts import Parts, layout_of
+from fedsim.federation.scheduling.rank_share import make_hosting
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel

@@ -11,8 +11,8 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry
 from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
-from fedsim.federation.axis import Axis
-from fedsim.federation.ledger import Ledger
+from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.components.listener import Axis
 from fedsim.federation.parts import Parts
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import FlatModel

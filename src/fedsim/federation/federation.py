@@ -15,9 +15,9 @@ from fedsim.core.allocator import prepare_memory
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
-from fedsim.federation.compatibility import check_trainer, data_of
+from fedsim.federation.checks.compatibility import check_trainer, data_of
+from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks, strategy_of
-from fedsim.federation.requirements import check_equal_start
 from fedsim.federation.settings import (
     Accounting,
     AdaptiveBackbones,

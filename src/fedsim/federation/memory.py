@@ -13,9 +13,9 @@ from torch.func import functional_call
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.federation.checks.requirements import settings_of
 from fedsim.federation.events import strategy_of
 from fedsim.federation.parts import Parts
-from fedsim.federation.requirements import settings_of
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import HoldsModels
 from fedsim.models.reid import KeyedDropout

@@ -11,13 +11,13 @@ from torch import nn
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.federation.hosting import Hosting
-from fedsim.federation.ledger import Ledger
+from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.scheduling.rank_share import Hosting
 from fedsim.methods.base import Method
 from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
-from fedsim.training.labels.source import FACTS
+from fedsim.training.labels.labeller import FACTS
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 from fedsim.training.settings import Objective

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.aggregation import Aggregator, aggregation_weights
-from fedsim.federation.axis import Axis, RoundRecord
-from fedsim.federation.host import Host
+from fedsim.federation.aggregation.sums import Aggregator, aggregation_weights
+from fedsim.federation.components.listener import Axis, RoundRecord
 from fedsim.federation.parts import Parts
+from fedsim.federation.rank_worker import Host
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.server_step import work_on_server
 from fedsim.federation.settings import Settings

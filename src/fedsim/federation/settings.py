@@ -13,12 +13,12 @@ from fedsim.core.checks import at_least, within
 from fedsim.core.store import Place
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
-from fedsim.federation.availability import Availability
-from fedsim.federation.hardware import Hardware
-from fedsim.federation.masked import Accounting
-from fedsim.federation.privacy import Privacy
-from fedsim.federation.robust import Aggregation
-from fedsim.federation.selection import AllClients, Selection
+from fedsim.federation.aggregation.masked import Accounting
+from fedsim.federation.components.availability import Availability
+from fedsim.federation.components.hardware import Hardware
+from fedsim.federation.components.privacy import Privacy
+from fedsim.federation.components.robust import Aggregation
+from fedsim.federation.components.selection import AllClients, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck

@@ -11,13 +11,13 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import evaluator_for
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
-from fedsim.federation.aggregation import Aggregator
-from fedsim.federation.axis import Axis
+from fedsim.federation.aggregation.gathered import GatheringAggregator
+from fedsim.federation.aggregation.masked import MaskedAggregator, clients_prune
+from fedsim.federation.aggregation.sums import Aggregator
+from fedsim.federation.components.listener import Axis
 from fedsim.federation.events import round_callbacks, strategy_of
-from fedsim.federation.gathered import GatheringAggregator
-from fedsim.federation.host import Host
-from fedsim.federation.masked import MaskedAggregator, clients_prune
 from fedsim.federation.parts import Parts
+from fedsim.federation.rank_worker import Host
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.strategy.strategy import FederatedStrategy

@@ -17,8 +17,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import first_above, zero_pruned_
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
+from fedsim.training.labels.labeller import Clusters, PseudoLabels
 from fedsim.training.labels.proxies import make_proxies
-from fedsim.training.labels.source import Clusters, PseudoLabels
 from fedsim.training.messages import Report, Signals, Upload
 
 if TYPE_CHECKING:

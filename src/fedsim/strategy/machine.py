@@ -13,7 +13,7 @@ import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
-from fedsim.strategy.span import Span
+from fedsim.strategy.rank_group import Span
 from fedsim.strategy.strategy import FederatedStrategy
 
 T = TypeVar("T")

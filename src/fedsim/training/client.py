@@ -19,15 +19,15 @@ from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
-from fedsim.strategy.span import Span
+from fedsim.strategy.rank_group import Span
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
-from fedsim.training.labels.source import source_of
+from fedsim.training.labels.labeller import source_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.session import BatchReport, Outcome, Visit
 from fedsim.training.settings import LocalTraining, Objective
-from fedsim.training.visit import BatchReport, Outcome, Visit
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 

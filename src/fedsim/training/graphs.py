@@ -23,8 +23,8 @@ from torch import Tensor
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.running_metrics import Tally
 from fedsim.training.settings import ELEMENTWISE, LocalTraining
-from fedsim.training.tally import Tally
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ _TIDY = 20_000
 
 
 def site(depth: int = 2) -> str:
-    """Return the innermost lines of fedsim on the stack, such as ``training/client.py:120 < federation/host.py:90``."""
+    """Return the innermost lines of fedsim on the stack,
+    such as ``training/client.py:120 < federation/round.py:90``."""
     found: list[str] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < depth:

@@ -8,10 +8,10 @@ from fedsim.cli.augment.fit import built, fit, fit_parser
 from fedsim.cli.augment.processes import ending_on_signals
 from fedsim.cli.augment.settings import check_settings_files
 from fedsim.cli.commands import run_subcommand
-from fedsim.cli.config_files import join_configs, with_shipped
-from fedsim.cli.papers.files import with_paper
-from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import ConfigError
+from fedsim.papers.files import with_paper
+from fedsim.parsing.config_files import join_configs, with_shipped
+from fedsim.parsing.error_lines import parsed
 from fedsim.strategy.launch import find_launch, leave_launcher
 
 

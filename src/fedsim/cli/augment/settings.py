@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from fedsim.cli.config_files import read_config
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.generation.saved import is_begun
+from fedsim.parsing.config_files import read_config
 
 _FILE = "settings.yaml"
 _OPTIONS = ("appearance", "networks", "losses", "training", "size", "pretrain", "seed")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from fedsim.cli.config_files import read_config
-from fedsim.cli.values import check_values
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.manifest import hash_rows, write_manifest
@@ -15,6 +13,8 @@ from fedsim.data.market import MarketFolders
 from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
+from fedsim.parsing.config_files import read_config
+from fedsim.parsing.values import check_values
 
 
 def manifest(config: str | list[str], output: str = "federation.csv") -> str:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
-from fedsim.cli.config_files import join_configs, read_config
 from fedsim.cli.doctor.checkup import Checkup, examine
 from fedsim.cli.doctor.facts import Facts, Wish
 from fedsim.cli.doctor.trials import gather
-from fedsim.cli.output import say
-from fedsim.cli.papers.files import with_paper
-from fedsim.cli.verdicts import parsed
 from fedsim.core.errors import NotReadyError
+from fedsim.papers.files import with_paper
+from fedsim.parsing.config_files import join_configs, read_config
+from fedsim.parsing.error_lines import parsed
+from fedsim.parsing.output import say
 
 _SECTIONS = ("trainer", "model")
 _DESCRIPTION = """\

@@ -76,7 +76,7 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
 
         from fedsim.core.errors import FedSimError
         from fedsim.core.shared import memory_folder
-        from fedsim.federation.compatibility import naming_the_field
+        from fedsim.federation.checks.compatibility import naming_the_field
         from fedsim.strategy.launch import find_launch, follow_launcher
         from fedsim.strategy.sharing import gpus_for
         from fedsim.strategy.strategy import FederatedStrategy

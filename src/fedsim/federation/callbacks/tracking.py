@@ -27,7 +27,7 @@ from fedsim.core.files import replacing
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
 from fedsim.federation.callbacks.watched import federation_of
-from fedsim.federation.compatibility import data_of
+from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.federation.federation import Federation
 

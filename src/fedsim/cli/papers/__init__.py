@@ -1,1 +1,0 @@
-"""Papers as data: what ``fedsim/papers/*.yaml`` holds. Nothing here imports torch: a list must not take seconds."""

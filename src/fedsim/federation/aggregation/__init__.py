@@ -1,0 +1,1 @@
+"""From uploads to their means."""

@@ -1,0 +1,1 @@
+"""Refusals: settings, data and trainer must fit together."""

@@ -1,0 +1,217 @@
+"""Settings and data must fit together: each check refuses with one line."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.core.checks import known
+from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federated import ClientData, FederatedData
+from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
+from fedsim.federation.components.hardware import Hardware
+from fedsim.methods.base import Method
+from fedsim.models.groups import Group
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.graphs import why_plain
+from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.statistics import StatisticsPolicy
+
+log = logging.getLogger(__name__)
+
+
+def check_settings(
+    federated: FederatedData,
+    overrides: Mapping[str, ClientOverride],
+    bn_stats: StatisticsPolicy,
+    method: Method,
+    hardware: Hardware | None,
+) -> None:
+    """Raise ConfigError if settings need data that are not there."""
+    names, configured = [c.name for c in federated.clients], f"{type(method).__name__}, as it is configured"
+    known("model.clients", overrides, names)
+    known("model.hardware.clients", hardware.clients if hardware else (), names)
+    _check_identities(federated, method)
+    if bn_stats == "recalibrate" and federated.public is None:
+        raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
+    if "public_images" in method.requires and federated.public is None:
+        raise ConfigError(f"model.method: {configured}, needs public images; set data.public to an unseen data set")
+    if "uploads" in method.requires:
+        check_statistics_of_uploads(bn_stats, f"model.method: {type(method).__name__}")
+    if "speeds" in method.requires:
+        if hardware is None:
+            raise ConfigError(f"model.hardware: {configured}, weighs by images_per_second; set it")
+        if endless := [client for client in names if hardware.speed(client) == math.inf]:
+            raise ConfigError(
+                f"model.hardware.images_per_second: client {endless[0]}'s is infinite, and {configured}, weighs by it; "
+                "give a number"
+            )
+
+
+def _check_identities(federated: FederatedData, method: Method) -> None:
+    """Refuse methods and data that need identities if clients have none."""
+    unlabelled = [client.name for client in federated.clients if not client.knows_identities]
+    if not unlabelled:
+        return
+    if given := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
+        raise ConfigError(
+            f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
+            "remove its folder or leave model.client.cluster out"
+        )
+    if "identities" in method.requires:
+        raise ConfigError(
+            f"model.method: {type(method).__name__}, as it is configured, needs identities, and client {unlabelled[0]} "
+            "clusters its images instead; leave model.client.cluster out or choose another method"
+        )
+    if Group.HEAD in method.shared_groups and len(unlabelled) < len(federated.clients):
+        raise ConfigError(
+            f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
+        )
+
+
+def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
+    """Return a client's settings: the common ones with its own in their place.
+
+    Raises:
+        ConfigError: if they are wrong.
+    """
+    settings, name = common, data.name
+    if name in overrides:
+        settings = overrides[name].apply(common)
+        settings.check(f"model.clients.{name}")
+    if not settings.clusters and not data.knows_identities:
+        raise ConfigError(
+            f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
+        )
+    return settings
+
+
+def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTraining], says: bool) -> None:
+    """Log in one line, if this rank ``says`` it, which clients have fewer images than a batch is meant to have.
+
+    Raises:
+        ConfigError: if a client has fewer than two images, which batch normalisation needs.
+    """
+    small = [(c.name, c.num_images) for c in clients if c.num_images < (settings[c.name].batch_size or 2)]
+    for name, num_images in small:
+        if num_images < 2:
+            raise ConfigError(f"data: client {name} has fewer than the two training images of a batch; leave it out")
+    if says and (alone := [c.name for c in clients if c.num_classes == 1 and not settings[c.name].clusters]):
+        log.warning("%s: only one identity to train on, so nothing can be told apart", ", ".join(alone[:MAX_NAMES]))
+    if small and says:
+        names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
+        more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
+        log.info("fewer images than model.client.batch_size, so all in one batch: %s%s", names, more)
+
+
+def check_pieces(
+    settings: Mapping[str, LocalTraining],
+    models: Mapping[str, FlatModel],
+    method: Method,
+    objective: Objective,
+    reduction: str,
+) -> None:
+    """Raise ConfigError if the batches of a client cannot be cut into pieces as its ``settings`` ask for."""
+    sizes = {(s.micro_batch, s.batch_size) for s in settings.values() if s.micro_batch not in (None, s.batch_size)}
+    if not sizes:
+        return
+    field = "model.client.micro_batch"
+    if "whole_batches" in method.requires:
+        raise ConfigError(f"{field}: {type(method).__name__} needs whole batches; set it to null")
+    if objective.center is not None:
+        raise ConfigError(
+            f"{field}: center loss moves its centers with whole batches; set it or model.objective.center to null"
+        )
+    if reduction == "fp32":
+        raise ConfigError(f"{field}: the sums of pieces are exact; set model.reduction to exact, or it to null")
+    normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]
+    if any(layer.momentum is None for layer in normalised):
+        raise ConfigError(f"{field}: batch normalisation without a momentum needs whole batches; set it to null")
+    for size, batch in sizes:
+        assert size is not None  # see above
+        if normalised and (size == 1 or (batch is not None and batch % size == 1)):
+            raise ConfigError(
+                f"{field}: pieces of {size} leave one image of a batch{'' if batch is None else f' of {batch}'} alone, "
+                "which batch normalisation cannot train on; choose another size"
+            )
+
+
+def check_graphs(
+    clients: Sequence[ClientData],
+    settings: Mapping[str, LocalTraining],
+    method: Method,
+    device: torch.device,
+    says: bool,
+) -> None:
+    """Log in a line for each reason, if this rank ``says`` it, which clients' steps will not be replayed as graphs.
+
+    Raises:
+        ConfigError: if graphs are asked for, and the method's steps cannot be any.
+    """
+    asked = [client for client in clients if settings[client.name].graph]
+    if asked and "plain_steps" in method.requires:
+        raise ConfigError(
+            f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps: the host waits or "
+            "decides within them; set it to false"
+        )
+    reasons: dict[str, list[str]] = {}
+    for client in asked:
+        if (why := why_plain(settings[client.name], client.num_images, device)) is not None:
+            reasons.setdefault(why, []).append(client.name)
+    for why, names in reasons.items():
+        if says:
+            listed = "all clients" if len(names) == len(clients) else ", ".join(names[:MAX_NAMES])
+            log.warning("model.client.graph: steps of %s stay plain: %s", listed, why)
+
+
+def check_compiler(settings: Mapping[str, LocalTraining], device: torch.device) -> None:
+    """Raise ConfigError if a client's network is to be compiled and this machine cannot do so."""
+    if not any(training.compile for training in settings.values()):
+        return
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError("model.client.compile: needs the package triton, which is not installed; set it to false")
+    # on GPUs triton needs a C compiler, for the code that starts its kernels
+    variable, *names = ("CXX", "g++", "clang++") if device.type == "cpu" else ("CC", "gcc", "clang")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, ""), *names)):
+        raise ConfigError(f"model.client.compile: no compiler is found ({', '.join(names)}); set it to false")
+
+
+def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule) -> None:
+    """Raise ConfigError if a model cannot process images in the sizes of training and of tests."""
+    crop = data.augmentation.crop
+    sizes = {"augmentation.crop" if crop else "size": crop or data.size, "test_size": data.test_size}
+    for (name, size), (arch, model) in itertools.product(sizes.items(), models.items()):
+        backbone = model.network.eval().backbone
+        try:
+            with torch.no_grad():
+                maps = backbone(torch.zeros(2, 3, *size, device=model.flat.buffer.device))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"data.{name}: {arch} cannot process images of {list(size)} pixels ({error})") from error
+        if maps.dim() not in (2, 4) or maps.shape[1] != backbone.out_channels:
+            raise ConfigError(
+                f"model.backbone: {arch} returns {list(maps.shape)} for 2 images; it must be [2, C, h, w] or [2, C] "
+                f"with C = out_channels = {backbone.out_channels}"
+            )
+        if maps.dim() == 2 and model.network.pooling is not None:
+            raise ConfigError(f"model.neck.pooling: {arch} returns vectors, with nothing to pool; set it to average")
+
+
+def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:
+    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
+    checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
+    mine = [model.checksum for model in models.values()]
+    checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
+    strategy.exchange([checksums])
+    if len(checksums.unique(dim=0)) > 1:
+        raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")

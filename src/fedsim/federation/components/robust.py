@@ -1,0 +1,119 @@
+"""Robust aggregation: rules that take the place of the weighted mean, usable with every method whose mean is plain.
+
+A mean follows any client that sends numbers that are large enough. These rules bound what a minority of bad uploads can
+do. They see single uploads; see :class:`~fedsim.federation.aggregation.gathered.GatheringAggregator` for their price.
+Clients count alike: aggregation weights are not used. Running statistics are treated like parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedsim.core.checks import at_least, within
+from fedsim.core.errors import ConfigError
+from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
+from fedsim.federation.aggregation.masked import clients_prune
+from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
+from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
+from fedsim.methods.base import Method
+from fedsim.training.messages import Report
+from fedsim.training.server import Server
+from fedsim.training.statistics import StatisticsPolicy
+from fedsim.training.uploads import Uploads
+
+_FIELD = "model.aggregation"
+
+
+class Aggregation(ABC):
+    """Makes one vector of the uploads of an architecture, alike on every rank."""
+
+    def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy, privacy: Privacy) -> None:
+        """Raise ConfigError if method, statistics or privacy need more than a plain mean of uploads."""
+        name = type(method).__name__
+        if isinstance(privacy, DifferentialPrivacy):
+            raise ConfigError(f"{_FIELD}: differential privacy accounts for noise on a mean only; leave it out")
+        check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
+        if method.measures:
+            raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
+        if clients_prune(method) or "uploads" in method.requires:
+            raise ConfigError(f"{_FIELD}: {name} has an aggregation of its own; leave it out")
+        rounds = range(max(method.server_every, 1))  # some upload more in some rounds only
+        if any(method.payload(server, arch, round_).up for arch in server.models for round_ in rounds):
+            raise ConfigError(f"{_FIELD}: {name} also uploads tensors whose mean no robust rule protects; leave it out")
+
+    @abstractmethod
+    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the vector [num_shared] float32 on the CPU that takes the place of an architecture's mean.
+
+        ``uploads`` and ``reports`` are of the same clients.
+
+        Raises:
+            ConfigError: if there are too few clients for the rule.
+        """
+
+
+class Median(Aggregation):
+    """The median of each coordinate (Yin et al., ICML 2018, Definition 1); of an even number the middle two's mean."""
+
+    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the median."""
+        return uploads.combine(coordinate_median)
+
+
+class TrimmedMean(Aggregation):
+    """The mean of each coordinate without its largest and smallest values (Yin et al., ICML 2018, Definition 2).
+
+    Args:
+        trim: beta in [0, 0.5), share of the clients that is cut at either end, rounded up. It should be at least the
+            share of bad clients.
+    """
+
+    def __init__(self, trim: float = 0.2) -> None:
+        within(_FIELD, "[0, 0.5)", trim=trim)
+        self.trim = trim
+
+    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the trimmed mean."""
+        cut = math.ceil(self.trim * len(reports) - 1e-9)  # 0.28 * 25 is 7.000000000000001
+        if 2 * cut >= len(reports):
+            raise ConfigError(f"{_FIELD}.trim: {self.trim} of {len(reports)} clients of {arch} leaves nobody; lower it")
+        return uploads.combine(lambda piece: trimmed_mean(piece, cut))
+
+
+class Krum(Aggregation):
+    """The uploads with the closest neighbours (Blanchard et al., NeurIPS 2017); several are averaged (Multi-Krum).
+
+    The score of an upload is the sum of squared distances to its K - f - 2 nearest others, over parameters and running
+    statistics. Ties go to the client that comes first.
+
+    Args:
+        bad: f, bad clients that may be among those of a round; there must be at least f + 3.
+        keep: m, uploads with the smallest scores that are averaged; 1 is Krum.
+    """
+
+    def __init__(self, bad: int = 1, keep: int = 1) -> None:
+        at_least(_FIELD, 0, bad=bad)
+        at_least(_FIELD, 1, keep=keep)
+        self.bad, self.keep = bad, keep
+
+    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the mean of the chosen uploads."""
+        if len(reports) < self.bad + 3:
+            raise ConfigError(
+                f"{_FIELD}.bad: {self.bad} of {len(reports)} clients of {arch} is too many, Krum needs {self.bad + 3} "
+                "clients; lower it, or select more"
+            )
+        # pieces share their differences in float64: no square of a large norm cancels
+        distances = torch.zeros(len(reports), len(reports), dtype=torch.float64)
+        for _, piece in uploads.pieces():
+            exact = piece.double()
+            for i, row in enumerate(exact):
+                distances[i] += (exact - row).square().sum(1)
+        scores = krum_scores(distances, self.bad)
+        chosen = scores.argsort(stable=True)[: self.keep].sort().values
+        return uploads.combine(lambda piece: piece[chosen].double().mean(0).float())

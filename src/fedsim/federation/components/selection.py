@@ -1,0 +1,283 @@
+"""Which clients take part in a round: an axis of its own, usable with every method."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsim.core.checks import at_least, within
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
+from fedsim.federation.components.listener import Axis, RoundRecord
+
+log = logging.getLogger(__name__)
+
+
+class Selection(Axis, ABC):
+    """The server's choice of clients. Every rank makes it, and all come to the same."""
+
+    key = "selection"
+
+    learns: ClassVar[bool] = False
+    """whether the choice depends on the rounds before"""
+    has_rewards: ClassVar[bool] = False
+    """whether :meth:`mean_rewards` has any"""
+
+    @abstractmethod
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the members of ``clients``, in their order, that take part in round ``round_``, from 0.
+
+        ``seed`` is the run's; with the round, it is the only source of randomness.
+        """
+
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Learn client -> number of its training images, before the first round."""
+
+    def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
+        """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
+
+        None: it may depend on them. Differential privacy needs to know.
+        """
+        return None
+
+    @property
+    def probability(self) -> float | None:
+        """With which a round selects each client, independently of other clients and rounds; None: not so."""
+        return None
+
+    def mean_rewards(self) -> dict[str, float]:
+        """Return client -> mean reward, of those that have been selected."""
+        return {}
+
+
+class AllClients(Selection):
+    """Every client, every round."""
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:  # noqa: ARG002 - needs neither
+        """Return all clients."""
+        return list(clients)
+
+    def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
+        """Return 1."""
+        return 1.0
+
+
+class RandomFraction(Selection):
+    """A random ceil(S * N) of the N clients, without replacement (McMahan et al., AISTATS 2017, Algorithm 1).
+
+    Args:
+        fraction: S in (0, 1].
+    """
+
+    def __init__(self, fraction: float = 0.5) -> None:
+        within("model.selection", "(0, 1]", fraction=fraction)
+        self.fraction = fraction
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the round's sample."""
+        chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[: self._count(len(clients))]
+        return [clients[i] for i in sorted(chosen)]
+
+    def expected_share(self, num_clients: int) -> float:
+        """Return ceil(S * N) / N."""
+        return self._count(num_clients) / num_clients
+
+    def _count(self, num_clients: int) -> int:
+        # without the margin, 0.28 * 25 = 7.000000000000001 would select 8 of 25 clients
+        return math.ceil(self.fraction * num_clients - 1e-9)
+
+
+class PoissonSampling(Selection):
+    """Each client with the same probability, independently: how many take part differs, and may be none.
+
+    The sampling of which differential privacy is amplified.
+
+    Args:
+        rate: the probability, in (0, 1].
+    """
+
+    def __init__(self, rate: float = 0.5) -> None:
+        within("model.selection", "(0, 1]", rate=rate)
+        self.rate = rate
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the round's sample."""
+        draws = numpy_generator(seed, round_, "Poisson selection").random(len(clients))
+        return [client for client, draw in zip(clients, draws, strict=True) if draw < self.rate]
+
+    def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
+        """Return the probability."""
+        return self.rate
+
+    @property
+    def probability(self) -> float:
+        """The rate."""
+        return self.rate
+
+
+class PowerOfChoice(Selection):
+    """The clients with the largest losses among random candidates (Cho, Wang, Joshi, arXiv:2010.01243, rpow-d).
+
+    In each round d candidates are drawn without replacement, with probabilities in proportion to their numbers of
+    images; the m of them with the largest losses take part. The loss is the mean training loss of the client's last
+    visit, infinite before the first; the paper's pow-d asks all candidates for their loss on the current model, which
+    costs a download each. Among equal losses the order of the draw decides.
+
+    Args:
+        count: m, clients per round; all clients, if there are no more.
+        candidates: d, at least m. With d = m the choice is random.
+    """
+
+    learns = True
+
+    def __init__(self, count: int = 5, candidates: int = 10) -> None:
+        at_least("model.selection", 1, count=count)
+        at_least("model.selection", count, hint=", the clients that are chosen among them", candidates=candidates)
+        self.count, self.candidates = count, candidates
+        self.losses: dict[str, float] = {}
+        """client -> mean training loss of its last visit"""
+        self._num_images: Mapping[str, int] = {}
+
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Learn how likely each client is to be a candidate."""
+        self._num_images = num_images
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the candidates with the largest losses."""
+        sizes = np.array([self._num_images.get(client, 1) for client in clients], dtype=np.float64)
+        drawn = numpy_generator(seed, round_, "power of choice").choice(
+            len(clients), min(self.candidates, len(clients)), replace=False, p=sizes / sizes.sum()
+        )
+        worst = sorted(drawn, key=lambda i: -self.losses.get(clients[i], math.inf))[: self.count]
+        return [clients[i] for i in sorted(worst)]
+
+    def observe(self, record: RoundRecord) -> None:
+        """Remember the losses; a client that did not answer keeps its last one."""
+        self.losses |= {client: report.loss for client, report in record.reports.items()}
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return the losses by which the next round chooses, of ``clients`` that have taken part."""
+        return {f"selection/{client}/loss": self.losses[client] for client in clients if client in self.losses}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses."""
+        return {"loss": dict(self.losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the losses; after a checkpoint of another selection everybody is new."""
+        self.losses = dict(state.get("loss", {}))
+
+
+class UCB(Selection):
+    r"""The K clients with the largest upper confidence bounds (Waref et al. 2025, paper 002, Fig. 8 and Eq. (11)).
+
+    $A_i = H_i / N_i + \rho \sqrt{\ln t / N_i}$, the form of UCB1 (Auer et al., Machine Learning 2002): client i has
+    been selected N_i times, was rewarded with H_i in all, and t is the round, from 1. Clients that have not been
+    selected yet come first, in random order, so that nobody is selected twice before everybody was selected once. The
+    seed decides ties.
+
+    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), normalised
+    over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as if all
+    clients had one architecture. Distances of parameters depend on the architecture more than on the data: one may win
+    all rewards. ``among: architecture`` divides a weight by the mean of the selected clients of its architecture, so
+    that a client alone in its own has 1. With the paper's weights the literal rule rewards the client that moves most,
+    and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global
+    model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+
+    Args:
+        count: K; all clients, if there are no more.
+        rho: weight of the exploration.
+        reward: ``argmax``: 1 for the client with the largest aggregation weight, 0 for the others; ``argmin``: 1 for
+            that with the smallest; ``soft``: the weight itself.
+        among: clients whose weights are compared: ``all``, or ``architecture``, relative to those of the same one.
+    """
+
+    learns = has_rewards = True
+
+    def __init__(
+        self,
+        count: int = 5,
+        rho: float = 1.0,
+        reward: Literal["argmax", "argmin", "soft"] = "argmax",
+        among: Literal["all", "architecture"] = "all",
+    ) -> None:
+        at_least("model.selection", 1, count=count)
+        if not 0 <= rho < math.inf:
+            raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
+        self.count, self.rho, self.reward, self.among = count, rho, reward, among
+        self._has_warned = False
+        self.rewards: dict[str, float] = {}
+        """client -> H_i, of those that have been selected"""
+        self.num_selected: dict[str, int] = {}
+        """client -> N_i, of the same"""
+
+    def bound(self, client: str, round_: int) -> float:
+        """Return A_i in round ``round_``, from 0; infinite for a client that has not been selected yet."""
+        times = self.num_selected.get(client, 0)
+        if times == 0:
+            return math.inf
+        return self.rewards[client] / times + self.rho * math.sqrt(math.log(round_ + 1) / times)  # Fig. 8
+
+    def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
+        """Return the K clients with the largest bounds."""
+        lots = numpy_generator(seed, round_, "UCB selection").permutation(len(clients))
+        best = sorted(range(len(clients)), key=lambda i: (-self.bound(clients[i], round_), lots[i]))[: self.count]
+        return [clients[i] for i in sorted(best)]
+
+    def observe(self, record: RoundRecord) -> None:
+        """Count who was selected, and reward by aggregation weights."""
+        for client in record.selected:
+            self.num_selected[client] = self.num_selected.get(client, 0) + 1
+            self.rewards.setdefault(client, 0.0)
+        for client, reward in self._rewards(record.round_, self._compared(record), record.seed).items():
+            self.rewards[client] += reward
+
+    def _compared(self, record: RoundRecord) -> Mapping[str, float]:
+        """Return the weights that compete for the reward."""
+        groups: dict[str, list[float]] = {}
+        for client, weight in record.weights.items():
+            groups.setdefault(record.archs.get(client, ""), []).append(weight)
+        if self.among == "all":
+            if len(groups) > 1 and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "rewards compare clients of several architectures, whose distances differ in scale; "
+                    "model.selection.among: architecture compares each with its own"
+                )
+            return record.weights
+        means = {arch: sum(weights) / len(weights) or 1.0 for arch, weights in groups.items()}  # all 0: compare zeros
+        return {client: weight / means[record.archs.get(client, "")] for client, weight in record.weights.items()}
+
+    def _rewards(self, round_: int, weights: Mapping[str, float], seed: int) -> dict[str, float]:
+        if self.reward == "soft" or not weights:
+            return dict(weights)
+        best = (max if self.reward == "argmax" else min)(weights.values())
+        winners = [client for client, weight in weights.items() if weight == best]
+        return {winners[numpy_generator(seed, round_, "UCB reward").integers(len(winners))]: 1.0}  # Eq. (11)
+
+    def mean_rewards(self) -> dict[str, float]:
+        """Return H_i / N_i."""
+        return {client: self.rewards[client] / times for client, times in self.num_selected.items()}
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:
+        """Return H, N, and the A with which the next round selects, of ``clients`` that have been selected."""
+        found: dict[str, float] = {}
+        for client in (client for client in clients if client in self.num_selected):
+            numbers = {"H": self.rewards[client], "N": self.num_selected[client], "A": self.bound(client, round_ + 1)}
+            found |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return H and N."""
+        return {"H": dict(self.rewards), "N": dict(self.num_selected)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore H and N; after a checkpoint without them everybody is new."""
+        if not state:
+            log.warning("the checkpoint is of another selection: every client counts as never selected")
+        self.rewards, self.num_selected = dict(state.get("H", {})), dict(state.get("N", {}))

@@ -1,0 +1,125 @@
+"""The share of one rank in a round: clients visit its resident models, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.core.errors import BadUpdateError, LeftOutError
+from fedsim.federation.aggregation.sums import Aggregator
+from fedsim.federation.events import RoundCallback
+from fedsim.federation.parts import Parts
+from fedsim.federation.round_table import RoundTable
+from fedsim.federation.settings import Settings
+from fedsim.methods.base import message_to
+from fedsim.strategy.rank_group import Span
+from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.client import BatchReport, Client, Outcome
+from fedsim.training.messages import Upload
+
+
+@dataclass(frozen=True)
+class Host:
+    """A rank, and what clients need to train on it."""
+
+    how: Settings
+    """the federation as configured"""
+    parts: Parts
+    """the federation, assembled"""
+    aggregator: Aggregator
+    """takes the uploads"""
+    strategy: FederatedStrategy
+    """tells when to leave"""
+    precision: str
+    """of forward passes, Lightning's name"""
+    callbacks: Sequence[RoundCallback]
+    """told about rounds and batches"""
+
+    def train(
+        self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
+    ) -> Exception | None:
+        """Train those of the clients ``called`` that this rank is dealt, and fill their rows of ``table``.
+
+        ``work``: client -> share of its work that gets done. ``keep_snapshots`` keeps local models for an evaluation.
+        Returns the error, if there was one: the other ranks must hear of it.
+        """
+        schedule = self.parts.hosting.schedule
+        orders = schedule.orders(called, work)
+        if keep_snapshots:
+            self.parts.hosting.snapshots.begin(orders.all)
+        try:
+            for callback in self.callbacks:
+                callback.on_round_start(round_, orders.all)
+            for name, span in schedule.turns(orders):
+                self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
+                self._visit(self.parts.clients[name], round_, work[name], span, table, keep_snapshots)
+        except Exception as error:  # whatever it is
+            return error
+        self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
+        if self.strategy.stop_signal is not None:
+            table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
+        return None
+
+    def _visit(
+        self, client: Client, round_: int, work: float, span: Span | None, table: RoundTable, keep_snapshot: bool
+    ) -> None:
+        """Train one client and write its row of the table; an update that does not count is left out.
+
+        The ranks of a ``span`` do the same visit, each with pieces of its batches; the first sends the results.
+        """
+        try:
+            client.model.flat.check()
+            client.begin_round(round_, work, self.precision, self._on_batch, span)
+            try:
+                self._do_round(client, table, keep_snapshot)
+            finally:
+                client.leave()
+        except LeftOutError as error:
+            if isinstance(error, BadUpdateError) and self.how.on_bad_update == "stop":
+                raise
+            if span is None or span.is_first:
+                table.skip(client.client_name, error)
+        except (RuntimeError, MemoryError) as error:
+            if (explained := client.out_of_memory(error)) is not None:
+                raise explained from error
+            raise
+
+    def _do_round(self, client: Client, table: RoundTable, keep_snapshot: bool) -> None:
+        """Download, train, measure, upload."""
+        method, server, privacy = self.how.method, self.parts.server, self.how.privacy
+        client.received = privacy.received(client, server, message_to(method, server, client.model.arch))
+        method.download(client)
+        method.train(client)
+        client.end_training()
+        upload = method.upload(client)
+        sent = privacy.uploaded(client, server, upload)
+        contribution = self.aggregator.encode(client.client_name, sent)
+        parts = (contribution.vector, *contribution.extras.values())
+        signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
+        outcome = client.end_round(parts, self.aggregator.limit, signals)
+        numbers, of_tensors = self._sorted(outcome, upload)
+        table.busy(self.strategy.global_rank, outcome.seconds)
+        if not client.visit.is_first:
+            return
+        if keep_snapshot:
+            self.parts.hosting.snapshots.keep(client.client_name, client.model.flat.buffer)
+        self.aggregator.add(client.client_name, contribution)
+        table.fill(client.client_name, outcome, {**outcome.facts, **numbers}, of_tensors)
+
+    def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+        """Return the numbers of a visit: those of the client, and those of its tensors; undeclared ones are refused."""
+        numbers: dict[str, float] = {}
+        of_tensors: dict[str, Sequence[float]] = {}
+        for name, value in outcome.signals.items():
+            if isinstance(value, int | float):
+                numbers[name] = value
+            else:
+                of_tensors[name] = value
+        kinds = {name: "tensor" if name in of_tensors else "client" for name in upload.signals}
+        assert kinds == self.how.method.measures, "upload must have the signals that measures names"
+        return numbers, of_tensors
+
+    def _on_batch(self, report: BatchReport) -> None:
+        self.strategy.poll()
+        for callback in self.callbacks:
+            callback.on_client_batch(report)

@@ -1,0 +1,1 @@
+"""Which rank trains which client."""

@@ -1,0 +1,1 @@
+"""The papers: one file each, with the rows of their tables."""

@@ -1,0 +1,155 @@
+"""Numbers that papers print, and what a run must be to stand beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Status = Literal["ok", "impossible", "not comparable", "figure only"]
+Scores = Mapping[str, Mapping[str, float]]
+"""Test set -> metric, as the paper names it: mAP, rank1, rank5, rank10 -> percent."""
+
+_METHOD = "model.method.class_path"
+
+
+class Run(Protocol):
+    """The part of a run that a row is compared with."""
+
+    @property
+    def seen(self) -> list[str]:
+        """Test sets of the clients."""
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by its dotted name, classes by their last name; None where it is not set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSet:
+    """What a paper says of a test set."""
+
+    name: str
+    """the paper's"""
+    status: Status = "ok"
+    note: str = ""
+    gallery: float = float("inf")
+    """number of images"""
+    one_match: bool = False
+    """whether every query has exactly one match"""
+    digits: int | None = None
+    """decimals of its numbers; None: as many as the paper's others"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method, or one setting, of a table."""
+
+    name: str
+    scores: Scores
+    model: str = "global"
+    """whose scores: of the global, local or personalised models, or of their ensemble"""
+    client: str = ""
+    """whose own model alone; none: the mean over clients"""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """test set -> the spread that is printed beside its first number"""
+    status: Status = "ok"
+    note: str = ""
+    costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """test set -> percent of its client's weights that are pruned in the end, and maybe the GiB that it got and sent"""
+    settings: Mapping[str, Any]
+    """dotted name -> value, as the paper, or its authors' code, has it"""
+    alternative: Mapping[str, Any] | None = None
+    """settings of other runs that are this row as well"""
+    clients: tuple[frozenset[str], ...]
+    """the data sets that had clients, or several choices; none: it does not matter"""
+
+    def distance(self, run: Run) -> tuple[bool, int]:
+        """Return how far a run's settings are from this row's: another method, then the number of differences."""
+        is_other, differences = self._nearest(run)
+        return is_other, len(differences)
+
+    def differences(self, run: Run) -> list[str]:
+        """Say in what a run's settings differ from this row's."""
+        return self._nearest(run)[1]
+
+    def _nearest(self, run: Run) -> tuple[bool, list[str]]:
+        """Return whether the method is another one, and the differences, for the nearest of the alternatives."""
+        choices = [self.settings] if self.alternative is None else [self.settings, self.alternative]
+        methods = (None, run.setting(_METHOD))
+        found = [(own.get(_METHOD) not in methods, self._differences(own, run)) for own in choices]
+        return min(found, key=lambda choice: (choice[0], len(choice[1])))
+
+    def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
+        wrong = [name for name, value in settings.items() if run.setting(name) != value]
+        found = [
+            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
+            for name in wrong
+            if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
+        ]
+        if self.clients and frozenset(run.seen) not in self.clients:
+            wanted = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
+            missing, extra = sorted(wanted - set(run.seen)), sorted(set(run.seen) - wanted)
+            found += [f"no client {', '.join(missing)}"] if missing else []
+            found += [f"clients beside the published ones: {', '.join(extra)}"] if extra else []
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table of a paper."""
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    digits: int
+    """after the point, as printed"""
+
+    @property
+    def test_sets(self) -> list[str]:
+        """In their order."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.scores))
+
+    @property
+    def metrics(self) -> set[str]:
+        """That some row has."""
+        return {metric for row in self.rows for scores in row.scores.values() for metric in scores}
+
+
+def table_of(name: str, content: Mapping[str, Any]) -> Table:
+    """Read a table from the content of a paper's file."""
+    table = content["tables"][name]
+    columns = table.get("columns", content["columns"])
+    base: Scores = {}
+    if "add" in table:
+        of = content["tables"][table["add"]["table"]]
+        row = next(row for row in of["rows"] if row["name"] == table["add"]["row"])
+        base = _scores(row, of.get("columns", content["columns"]), {})
+    common = {**content["settings"], **table.get("settings", {})}
+    rows = []
+    for row in table["rows"]:
+        clients = row.get("clients", table.get("clients", content["clients"]))
+        read = {
+            "scores": _scores(row, columns, base),
+            "settings": {**common, **row.get("settings", {})},
+            "alternative": {**common, **row["alternative"]} if "alternative" in row else None,
+            "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
+        }
+        rows.append(Row(**row | read))
+    digits = table.get("digits", content["digits"])
+    return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows), digits=digits)
+
+
+def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
+    return {
+        name: {
+            m: value + base.get(name, {}).get(m, 0.0)
+            for m, value in zip(columns, values, strict=True)
+            if value is not None
+        }
+        for name, values in row.get("scores", {}).items()
+    }
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)

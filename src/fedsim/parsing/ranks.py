@@ -1,0 +1,80 @@
+"""How many ranks a command line asks for, before anything is imported that could read it properly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsim.core import spares
+from fedsim.core.errors import FedSimError
+from fedsim.parsing.config_files import config_at, normalise, read_config, with_shipped
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""with a folder domain:bus:device.function for each, says the README of NVIDIA's driver"""
+
+_FEW = 8
+"""ranks that are started early on any machine; more than two per core may be a slip, which would fill the memory"""
+
+_PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from fedsim.core.collector import imports_without_collection
+from fedsim.core.spares import become_rank
+with imports_without_collection():
+    import fedsim.cli.fit
+become_rank()
+from fedsim.__main__ import main
+sys.exit(main())
+"""
+
+
+def start_ranks(words: Sequence[str]) -> None:
+    """Let the other ranks of this machine import what this one is about to, and say so."""
+    if not spares.may_start():
+        return
+    ranks = ranks_asked_for(words)
+    if 1 < ranks <= max(2 * (os.cpu_count() or 1), _FEW):
+        spares.start(ranks - 1, _PROGRAM)
+        sys.stderr.write(f"starting {ranks} ranks\n")
+        sys.stderr.flush()
+
+
+def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS) -> int:
+    """Return the number of ranks that ``trainer.devices`` of a command line and its config files asks for.
+
+    1 stands for whatever cannot be known yet, and for mistakes, which are the parser's. A number that turns out to be
+    too small does no harm: then ranks are started later.
+
+    Args:
+        words: of the command line, without the command.
+        environ: with the GPUs that the process may see.
+        gpus: the folder with one folder per GPU.
+    """
+    trainer: dict[str, object] = {"devices": "auto", "accelerator": "auto"}
+    try:
+        given = with_shipped(normalise(list(words)))
+        for here, following in itertools.zip_longest(given, given[1:], fillvalue=""):
+            if path := config_at(here, following):
+                section = read_config(path).get("trainer")
+                trainer |= section if isinstance(section, dict) else {}
+            elif here.startswith("--trainer."):
+                name, _, value = here.removeprefix("--trainer.").partition("=")
+                trainer[name] = value or following
+    except FedSimError:
+        return 1
+    devices = str(trainer["devices"]).strip()
+    if devices in ("auto", "-1") and trainer["accelerator"] in ("auto", "gpu", "cuda"):
+        return max(_visible_gpus(environ, gpus), 1)
+    return int(devices) if devices.isdigit() else 1
+
+
+def _visible_gpus(environ: Mapping[str, str], gpus: Path) -> int:
+    """Number of GPUs, without asking CUDA; it may be another one where they are divided."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(list(gpus.glob("*")))
+    names = (name.strip() for name in visible.split(","))
+    return len(list(itertools.takewhile(lambda name: name and not name.startswith("-"), names)))  # as CUDA counts

@@ -1,0 +1,143 @@
+"""How fast a run reaches a score, at what cost of communication, and how evenly clients are served.
+
+Paper 002 asks for both (Table 9: rank-1, rounds until convergence) and defines neither; here they are defined below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.report.groups import Group
+from fedsim.report.layout import Block, mean_and_spread
+from fedsim.report.rules import Rule
+from fedsim.report.runs import METRICS, Run
+
+
+class Reached(NamedTuple):
+    """When a score was reached for the first time."""
+
+    round_: int
+    """from 1"""
+    num_bytes: float
+    """sent to clients and back, in this round and all before it"""
+
+
+class Spread(NamedTuple):
+    """How scores of several test sets lie."""
+
+    mean: float
+    deviation: float
+    """population standard deviation: these are all clients' test sets, not a sample"""
+    worst: float
+    worst_set: str
+
+
+def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: float) -> Reached | None:
+    """Return when the score ``key`` was at least ``target``, in its unit; None if it never was.
+
+    ``log`` is every round, from 1, in order, with its ``comm/down_bytes`` and ``comm/up_bytes``.
+
+    >>> log = {r: {"comm/down_bytes": 10.0, "comm/up_bytes": 5.0, "mAP": 0.1 * r} for r in (1, 2, 3)}
+    >>> first_reaching(log, "mAP", 0.2)
+    Reached(round_=2, num_bytes=30.0)
+    """
+    num_bytes = 0.0
+    for round_, row in log.items():
+        num_bytes += row["comm/down_bytes"] + row["comm/up_bytes"]
+        if row.get(key, -np.inf) >= target:
+            return Reached(round_, num_bytes)
+    return None
+
+
+def convergence_table(groups: Sequence[Group], target: str) -> Block:
+    """Return a table: rounds and bytes until the delivered model reaches a score for the first time.
+
+    Args:
+        groups: the runs.
+        target: ``METRIC=PERCENT``, the mean over clients' test sets, or ``SET/METRIC=PERCENT``.
+
+    Raises:
+        ConfigError: if ``target`` is written otherwise, or a run has no such score.
+        DataError: if logs are incomplete.
+    """
+    name, metric, percent = _parse(target)
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            key = f"test/{run.primary}/{name}/{metric}"
+            scores = [row[key] for row in _complete_log(run).values() if key in row]
+            if not scores:
+                choices = ", ".join(f"{test_set}/{'top1' if run.classifies else 'rank1'}" for test_set in run.test_sets)
+                raise ConfigError(f"--target: {run.folder} has no {key} in its logs; choose from {choices}")
+            reached = first_reaching(run.log, key, percent / 100)
+            when = [f"not in {max(run.log)}", "-"]
+            if reached is not None:
+                when = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
+            rows.append([group.label, str(run.summary["seed"]), run.primary, *when, f"{100 * max(scores):.1f}"])
+    headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
+    what = "mean over clients' test sets" if name == "seen" else name
+    note = f"first evaluated round with {metric} of at least {percent:g} %, {what}; 1 GB is 10^9 bytes"
+    return Block(headers, rows, (note,))
+
+
+def _parse(target: str) -> tuple[str, str, float]:
+    found = re.fullmatch(r"(?:(.+)/)?([^/=]+)=([^=]+)", target)
+    if found is None:
+        raise ConfigError(f"--target: {target} is not METRIC=PERCENT or SET/METRIC=PERCENT, such as rank1=60")
+    name, metric, number = found.groups()
+    if metric not in METRICS:
+        raise ConfigError(f"--target: {metric} is unknown; choose from {', '.join(METRICS)}")
+    try:
+        percent = float(number)
+    except ValueError as error:
+        raise ConfigError(f"--target: {number} is not a number of percent") from error
+    if not 1 < percent <= 100:  # 0.6 is meant as a share
+        raise ConfigError(
+            f"--target: {number} is not above 1 and at most 100; scores are percentages, as in the tables"
+        )
+    return name or "seen", metric, percent
+
+
+def _complete_log(run: Run) -> dict[int, dict[str, float]]:
+    for round_ in range(1, max(run.log, default=0) + 1):
+        if "comm/up_bytes" not in run.log.get(round_, {}):
+            raise DataError(
+                f"{run.folder}: its logs lack round {round_}, so bytes until a later round are unknown; "
+                "was the run continued from another run's checkpoint?"
+            )
+    return run.log
+
+
+def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+    """Return a table: how a score is spread over the test sets of clients, per model; seeds are averaged."""
+    rows = []
+    for group in groups:
+        for kind in group.kinds(rule):
+            spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
+            if spreads:
+                numbers = 100 * np.array([spread[:3] for spread in spreads]).T
+                worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
+                rows.append([group.label, kind, *map(mean_and_spread, numbers), worst])
+    headers = ["run", "model", "mean", "deviation", "worst", "worst set"]
+    note = (
+        f"{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
+        "lowest; clients of one test set count as one"
+    )
+    if not rows:
+        note = "fairness: there are not two test sets that clients train for, so nothing can be spread over them"
+    return Block(headers, rows, (note,), num_left=2)
+
+
+def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
+    """Return mean, spread and the worst of a run's scores; of equals the first."""
+    found = rule.scores(run)
+    scores = {name: found[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in found}
+    if len(scores) < 2:
+        return None
+    values, worst = np.array(list(scores.values())), min(scores, key=lambda name: scores[name])
+    return Spread(float(values.mean()), float(values.std()), scores[worst], worst)

@@ -1,0 +1,245 @@
+"""Pictures for papers, by matplotlib: scores over rounds and per test set, CMC curves, scores over what was sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import replacing
+from fedsim.report import series
+from fedsim.report.groups import Group
+from fedsim.report.rules import Rule
+from fedsim.report.series import Series
+from fedsim.report.style import style_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 7.2
+"""Inches: two columns of a paper."""
+_LETTER = 0.065
+"""Inches: a letter of a legend, about."""
+_LINE = 0.17
+"""Inches: a line of a legend."""
+_MANY = 40
+"""Points of a line above which only some have a marker."""
+_RANKS = 20
+"""Of a CMC curve."""
+
+
+def draw(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
+    """Draw the delivered models' means over rounds, seen and unseen, above bars of all models per test set.
+
+    ``names``: test set -> how it is written; ``rule``: of the bars. Bands and error bars are standard deviations over
+    seeds.
+
+    Raises:
+        DataError: if the image file cannot be written.
+    """
+    columns = series.bars(groups, list(names), metric, rule)
+    titles = {"seen": "mean over clients' data sets", "unseen": "mean over unseen data sets"}
+    means = {
+        title: lines for name, title in titles.items() if name in names and (lines := _curves(groups, name, metric))
+    }
+    width = min(20.0, max(_WIDTH, 0.07 * len(columns) * len(names)))
+    with new_figure(width, 4.8 if means else 2.8) as figure:
+        pictures = figure.subplot_mosaic(
+            [list(means), ["bars"] * len(means)] if means else [["bars"]],
+            height_ratios=(4, 5) if means else None,
+        )
+        for title, lines in means.items():
+            _draw_lines(pictures[title], lines)
+            _name_axes(pictures[title], title, "round", metric)
+        _draw_bars(pictures["bars"], columns, list(names.values()))
+        title = "per data set" + ("" if rule.name == "last" else f", rule {rule.name}")
+        _name_axes(pictures["bars"], title, "", metric)
+        _add_legend(figure, [line for lines in means.values() for line in lines], columns)
+        save_figure(figure, path, "--figure")
+
+
+def draw_curves(groups: Sequence[Group], names: Mapping[str, str], metric: str, path: Path) -> None:
+    """Draw a picture per test set: a model's score over rounds, means and bands over seeds, see :func:`series.curves`.
+
+    ``names``: test set -> how it is written.
+
+    Raises:
+        DataError: if no run has logged the score, or the image file cannot be written.
+    """
+    found = {title: _curves(groups, name, metric) for name, title in names.items()}
+    if not any(found.values()):
+        raise DataError(
+            f"{groups[0].runs[0].folder}: the run has no {metric} over rounds; wait for its first evaluation"
+        )
+    _draw_pictures(found, "round", metric, path, "--curves")
+
+
+def draw_cmc(groups: Sequence[Group], names: Mapping[str, str], path: Path) -> None:
+    """Draw CMC curves: a picture per test set, a line per group, of the last evaluation, see :func:`series.cmc`.
+
+    Raises:
+        DataError: if no run has such scores, or the image file cannot be written.
+    """
+    found = {title: series.cmc(groups, name) for name, title in names.items() if name not in ("seen", "unseen")}
+    if not any(found.values()):
+        raise DataError(f"{groups[0].runs[0].folder}: the run has no ranks to draw; classification has none")
+    _draw_pictures(found, "rank", "queries with a match", path, "--cmc")
+
+
+def draw_tradeoff(groups: Sequence[Group], names: Mapping[str, str], metric: str, path: Path) -> None:
+    """Draw scores over what was sent so far, and over simulated seconds where runs have them.
+
+    Raises:
+        DataError: if no run says what it sent, or the image file cannot be written.
+    """
+    means = [name for name in ("seen", "unseen") if name in names] or list(names)
+    found = {(names[name], unit): s for name in means for unit, s in series.tradeoffs(groups, name, metric).items()}
+    if not found:
+        raise DataError(
+            f"{groups[0].runs[0].folder}: its log does not say what was sent; --tradeoff needs comm/*_bytes"
+        )
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    with new_figure(_WIDTH, 2.6 * rows) as figure:
+        pictures = figure.subplots(rows, columns, squeeze=False).flatten()
+        for picture, ((title, unit), lines) in zip(pictures, found.items(), strict=False):
+            _draw_lines(picture, lines, whole=False)
+            _name_axes(picture, title, unit, metric)
+        for picture in pictures[len(found) :]:
+            picture.set_axis_off()
+        _add_legend(figure, [line for lines in found.values() for line in lines])
+        save_figure(figure, path, "--tradeoff")
+
+
+def _curves(groups: Sequence[Group], name: str, metric: str) -> list[Series]:
+    return series.curves(groups, name, metric)
+
+
+def _draw_pictures(found: Mapping[str, list[Series]], unit: str, metric: str, path: Path, option: str) -> None:
+    """Draw a picture per test set that has any line."""
+    shown = {title: lines for title, lines in found.items() if lines}
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    with new_figure(_WIDTH if columns > 1 else _WIDTH / 2, 2.1 * rows + 0.3) as figure:
+        pictures = figure.subplots(rows, columns, squeeze=False).flatten()
+        for place, (axes, (title, lines)) in enumerate(zip(pictures, shown.items(), strict=False)):
+            _draw_lines(axes, lines)
+            _name_axes(axes, title, unit, metric)
+            if unit == "rank":
+                axes.set(xlim=(0.5, _RANKS + 0.5), ylim=(0, 101), xticks=[1, 5, 10, 15, 20])
+            if place % columns:  # the name stands at the left
+                axes.set_ylabel("")
+        for axes in pictures[len(shown) :]:
+            axes.set_axis_off()
+        _add_legend(figure, [line for lines in shown.values() for line in lines])
+        save_figure(figure, path, option)
+
+
+def _draw_lines(axes: Axes, lines: Sequence[Series], whole: bool = True) -> None:
+    """Draw lines with markers, with a band of one deviation over seeds; ``whole``: numbers on the axis are whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    for line in lines:
+        style = style_of(line.number)
+        axes.plot(
+            line.x, line.mean, linestyle=style.line, marker=style.marker, color=style.colour, markersize=3.5,
+            markevery=max(1, len(line.x) // _MANY), linewidth=1.1, label=line.label,
+        )  # fmt: skip
+        if line.has_spread and len(line.x) > 1:
+            axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.18, linewidth=0)
+        elif line.has_spread:
+            axes.errorbar(line.x, line.mean, yerr=line.spread, color=style.colour, capsize=2, linewidth=0.9)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole))
+    if all(len(line.x) == 1 for line in lines):  # or one point gets an axis of its own thousandths
+        middle = sorted({float(line.x[0]) for line in lines})
+        margin = 1.0 if whole else 0.1 * middle[-1]
+        axes.set_xlim(middle[0] - margin, middle[-1] + margin)
+
+
+def _draw_bars(axes: Axes, columns: Sequence[Series], names: Sequence[str]) -> None:
+    """Draw bars with error bars over seeds; a missing one is named, so that it is not taken for 0."""
+    step = 0.84 / max(1, len(columns))
+    for place, column in enumerate(columns):
+        style = style_of(column.number)
+        left = column.x + (place + 0.5) * step - 0.42
+        there = np.isfinite(column.mean)
+        axes.bar(
+            left[there], column.mean[there], 0.94 * step, color=style.colour, hatch=style.hatch,
+            edgecolor="white" if style.hatch else style.colour, linewidth=0.4, label=column.label,
+        )  # fmt: skip
+        several = there & np.isfinite(column.spread)
+        axes.errorbar(
+            left[several], column.mean[several], yerr=column.spread[several], fmt="none", ecolor="#333333",
+            elinewidth=0.8, capsize=min(2.5, 15 * step),
+        )  # fmt: skip
+        for x in left[~there]:
+            axes.annotate("n/a", (x, 0), (0, 2), textcoords="offset points", rotation=90, ha="center", va="bottom",
+                          fontsize=6 if step > 0.1 else 4, color="#555555")  # fmt: skip
+    axes.set_xticks(range(len(names)), names)
+    if len(names) > 5:
+        for text in axes.get_xticklabels():
+            text.set(rotation=30, ha="right")
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(bottom=0)
+
+
+def _name_axes(axes: Axes, title: str, unit: str, metric: str) -> None:
+    axes.set(title=title, xlabel=unit, ylabel=f"{re.sub('rank(?=[0-9])', 'rank-', metric)} (%)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] = ()) -> None:
+    """Put one legend below all pictures, where it hides nothing; a series with a line and a bar stands once."""
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    drawn = {one.number for one in lines}
+    handles: dict[int, tuple[str, Any]] = {}
+    for one in (*bars, *lines):
+        style = style_of(one.number)
+        line = Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line, markersize=4)
+        patch = Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white")
+        parts = ([patch] if bars else []) + ([line] if one.number in drawn else [])
+        handles.setdefault(one.number, (one.label, tuple(parts)))
+    labels, width = [label for label, _ in handles.values()], figure.get_figwidth()
+    wide = _LETTER * max(map(len, labels)) + (0.9 if bars else 0.6)
+    columns = max(1, min(len(labels), int(width / wide)))
+    figure.set_figheight(figure.get_figheight() + _LINE * -(-len(labels) // columns))
+    figure.legend(
+        [parts for _, parts in handles.values()], labels, loc="outside lower center", frameon=False,
+        ncols=columns, handler_map={tuple: HandlerTuple(ndivide=None)},
+    )  # fmt: skip
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure; inches. Within the block, text is small, and PDFs hold letters that can be searched."""
+    import matplotlib as mpl  # slow to import
+    from matplotlib.figure import Figure
+
+    small: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
+    with mpl.rc_context({**small, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path, option: str) -> None:
+    """Write an image file, of the kind that its name says, which ``option`` of the command line has given."""
+    kind = path.suffix.removeprefix(".").lower()
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        what = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(known))}"
+        raise DataError(f"{path}: cannot write the figure ({what}); choose another {option}")
+    try:
+        with replacing(path) as partial:
+            figure.savefig(partial, format=kind, dpi=200)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot write the figure ({error}); choose another {option}") from error

@@ -1,0 +1,200 @@
+"""The page: what stands in it, from the runs; ``page.html`` says where, how it looks, and how it answers to clicks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim._version import __version__
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import replacing
+from fedsim.report.comparison import tables_beside
+from fedsim.report.groups import Group
+from fedsim.report.layout import Block
+from fedsim.report.names import differences
+from fedsim.report.rules import Rule
+from fedsim.report.runs import METRICS
+from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
+from fedsim.report.significance import differences_table, intervals_table
+
+try:
+    import jinja2
+    from plotly.offline import get_plotlyjs
+
+    from fedsim.report.html.plots import plots_of
+except ImportError as error:
+    raise ConfigError("--html: needs plotly and jinja2; pip install 'fedsim[report]'") from error
+
+_SHEETS = ("data.png", "people.png", "preview.png")
+"""Names of contact sheets, in a run directory or beside it."""
+_WIDEST = 1400
+"""Pixels of a picture in the page."""
+
+
+def write_page(
+    path: Path, groups: Sequence[Group], metric: str, rule: Rule, compare: str | None, left_out: Sequence[str]
+) -> None:
+    """Write a page about runs into one file, which needs no network.
+
+    Args:
+        path: the file.
+        groups: the runs.
+        metric: of the pictures, and the first number in the table.
+        rule: of the tables and bars.
+        compare: a paper, or one table of it, for the published numbers; None: all that have test sets of the runs.
+        left_out: lines on runs that are not shown.
+
+    Raises:
+        DataError: if the file cannot be written, or a run lacks what is asked for.
+    """
+    names = all_sets(groups)
+    sheets = list(_sheets(groups))
+    content = {
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "version": __version__,
+        "metric": metric,
+        "rule": rule.name,
+        "groups": [(group.label, describe(group), [str(run.folder) for run in group.runs]) for group in groups],
+        "left_out": left_out,
+        "scores": score_block(groups, metric, rule),
+        "all_scores": _all_scores(groups, names, rule),
+        "meaning": MEANING,
+        "plots": plots_of(groups, titles_of(names), metric, rule),
+        "tests": [
+            ("Intervals", intervals_table(groups, names, shown_metrics(metric))),
+            ("Differences between methods", differences_table(groups, names, shown_metrics(metric))),
+        ],
+        "published": tables_beside(compare, groups, metric, rule),
+        "sheets": sheets,
+        "sheet_command": "" if sheets else _sheet_command(groups),
+        "pictures": list(_pictures(groups)),
+        "differences": _differences(groups),
+        "settings": [(group.label, yaml.safe_dump(_public(group.runs[0].config), sort_keys=False)) for group in groups],
+        "versions": _versions(groups),
+        "plotly": get_plotlyjs(),
+    }
+    template = (resources.files("fedsim") / "cli" / "report" / "html" / "page.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.globals["key_of"] = sort_key
+    text = environment.from_string(template).render(content)
+    try:
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot write the page ({error}); choose another --html") from error
+
+
+def sort_key(cell: str) -> str:
+    """Return the number by which a cell is sorted: its first one, or nothing for words.
+
+    >>> sort_key("41.0+-1.4 / 30.2"), sort_key("town0"), sort_key("< 0.001")
+    ('41.0', '', '0.001')
+    """
+    word = cell.replace("<", " ").replace("+-", " ").replace("/", " ").split()
+    try:
+        return word[0] if word and abs(float(word[0])) >= 0 else ""
+    except ValueError:
+        return ""
+
+
+def _all_scores(groups: Sequence[Group], names: Sequence[str], rule: Rule) -> Block:
+    """Every model on every test set, with all metrics."""
+    metrics = [metric for metric in METRICS if any(_has(group, metric, rule) for group in groups)]
+    titles, lines = titles_of(names), []
+    for group in groups:
+        for kind in group.distinct_kinds(rule):
+            for name in names:
+                cells = [group.cell(f"test/{kind}/{name}", [metric], rule, digits=2) for metric in metrics]
+                if set(cells) != {"-"}:
+                    lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
+    return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
+
+
+def _has(group: Group, metric: str, rule: Rule) -> bool:
+    return any(key.startswith("test/") and key.endswith(f"/{metric}") for key in rule.scores(group.runs[0]))
+
+
+def _differences(groups: Sequence[Group]) -> Block:
+    """The settings in which groups differ."""
+    found = differences([group.runs[0] for group in groups])
+    lines = [[name, *values] for name, values in found.items()]
+    return Block(["setting", *(group.label for group in groups)], lines)
+
+
+def _versions(groups: Sequence[Group]) -> Block:
+    """What ran where, and when."""
+    runs = [(group.label, run.summary) for group in groups for run in group.runs]
+    packages = list(dict.fromkeys(name for _, summary in runs for name in summary.get("versions", {})))
+    others = [name for name in ("device", "ranks", "threads", "seconds", "written") if any(name in s for _, s in runs)]
+    lines = []
+    for label, summary in runs:
+        versions = summary.get("versions", {})
+        of = {name: str(summary.get(name, "-")) for name in others}
+        if "seconds" in summary:
+            of["seconds"] = f"{summary['seconds']:.0f}"
+        cells = [str(versions.get(name, "-")) for name in packages]
+        lines.append([label, str(summary["seed"]), *cells, *(of[name] for name in others)])
+    return Block(["run", "seed", *packages, *others], lines, num_left=1)
+
+
+def _pictures(groups: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
+    for group in groups:
+        folder = group.runs[0].folder
+        for kind, title in (("rankings", "ranked lists"), ("maps", "maps")):
+            files = sorted((folder / kind).glob("*.png"))
+            if files:
+                yield group.label, title, [(file.stem, _embedded(file)) for file in files]
+
+
+def _sheets(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+    """Yield contact sheets, each once."""
+    folders = dict.fromkeys(of for group in groups for run in group.runs for of in (run.folder, run.folder.parent))
+    for folder in folders:
+        for file in (folder / name for name in _SHEETS if (folder / name).is_file()):
+            yield str(file), _embedded(file)
+
+
+def _sheet_command(groups: Sequence[Group]) -> str:
+    """Return the command that draws a contact sheet; empty where runs do not say of which data.
+
+    A fit draws none by itself: it would take longer by up to half a second, and copy people's pictures unasked.
+    """
+    folder = next((run.folder for group in groups for run in group.runs if run.config), None)
+    if folder is None:
+        return ""
+    config, sheet = (shlex.quote(str(folder / name)) for name in ("config.yaml", _SHEETS[0]))
+    return f"fedsim data preview --config {config} --output {sheet}"
+
+
+def _embedded(file: Path) -> str:
+    """Return a picture as a part of the page: as JPEG, a tenth of the size of PNG."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            shown = picture.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: cannot read this picture ({error}); remove it, or write it again") from error
+    if shown.width > _WIDEST:
+        shown = shown.resize((_WIDEST, round(shown.height * _WIDEST / shown.width)))
+    content = io.BytesIO()
+    shown.save(content, "JPEG", quality=88)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def _public(value: Any) -> Any:
+    """Settings as they may leave the machine: absolute paths are shortened to their last part."""
+    if isinstance(value, Mapping):
+        return {name: _public(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_public(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

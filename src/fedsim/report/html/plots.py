@@ -1,0 +1,187 @@
+"""Pictures of the page, as plotly draws them: the same numbers as in the pictures for papers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects
+
+from fedsim.core.errors import DataError
+from fedsim.report import series
+from fedsim.report.groups import Group
+from fedsim.report.participation import blocks_of, clients_of, participation_of, rungs_of
+from fedsim.report.rules import Rule
+from fedsim.report.runs import Run
+from fedsim.report.series import Series
+from fedsim.report.style import faded, style_of
+
+_MEANS = ("seen", "unseen")
+_PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
+"""The colour below white hatches; without overlay, there is none."""
+_DELIVERED = "Delivered models; where only the global model has scores, that one, named so."
+_NAMES = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture of the page, with a choice between several contents."""
+
+    name: str
+    """of its element"""
+    title: str
+    text: str
+    """says what is drawn"""
+    choices: Mapping[str, graph_objects.Figure]
+    """what is chosen -> the picture; the first one is shown at first"""
+
+    @property
+    def json(self) -> str:
+        """Return all contents as JSON, which may stand in a page: no ``<`` in it can end a script."""
+        contents = {choice: json.loads(figure.to_json()) for choice, figure in self.choices.items()}
+        return json.dumps(contents).replace("<", "\\u003c")
+
+
+def plots_of(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
+    """Return all pictures that the runs have numbers for; ``names``: test set -> how it is written."""
+    means_first = sorted(names, key=lambda name: name not in _MEANS)
+    shown = _NAMES.get(metric, metric)
+    plots = [
+        Plot(
+            "curves", "Scores over rounds", f"{_DELIVERED} Bands are one standard deviation over seeds.",
+            _by_set(means_first, names, lambda name: series.curves(groups, name, metric), "round", shown),
+        ),
+        Plot(
+            "bars", "Scores per data set", f"All models, rule {rule.name}; a bar that is missing is marked n/a.",
+            {"": _bars(groups, names, metric, rule)},
+        ),
+        Plot(
+            "tradeoff", "Scores over cost", f"{_DELIVERED} Bytes are those of server and clients, summed.",
+            {
+                f"{names[name]}, {unit}": _lines(lines, unit, shown)
+                for name in means_first
+                for unit, lines in series.tradeoffs(groups, name, metric).items()
+            },
+        ),
+        Plot(
+            "cmc", "CMC", f"Queries with a match among the first images, last evaluation. {_DELIVERED}",
+            _by_set([name for name in names if name not in _MEANS], names, lambda name: series.cmc(groups, name),
+                    "rank", "queries with a match"),
+        ),
+        Plot("participation", "Participation", "Share of rounds in which a client's update counted.", _shares(groups)),
+        Plot("rungs", "Backbones", "The rung of the ladder on which a client's backbone stands.", _rungs(groups)),
+    ]  # fmt: skip
+    return [plot for plot in plots if plot.choices]
+
+
+def _by_set(chosen: Sequence[str], names: Mapping[str, str], draw: Any, unit: str, metric: str) -> dict[str, Any]:
+    """Return a picture per test set that has any line."""
+    return {names[name]: _lines(lines, unit, metric) for name in chosen if (lines := draw(name))}
+
+
+def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Figure:
+    figure = graph_objects.Figure(layout=_layout(unit, metric))
+    for line in lines:
+        style, x = style_of(line.number), line.x.tolist()
+        if line.has_spread and len(x) > 1:
+            figure.add_scatter(
+                x=[*x, *x[::-1]], y=[*line.high.tolist(), *line.low.tolist()[::-1]], fill="toself", mode="lines",
+                fillcolor=faded(style.colour, 0.16), line={"width": 0}, hoverinfo="skip", showlegend=False,
+                legendgroup=line.label, name=f"{line.label}, band",
+            )  # fmt: skip
+        errors = {"type": "data", "array": np.nan_to_num(line.spread).tolist(), "visible": True, "thickness": 1}
+        figure.add_scatter(
+            x=x, y=line.mean.tolist(), mode="lines+markers", name=line.label, legendgroup=line.label,
+            line={"color": style.colour, "dash": style.plotly_line, "width": 2},
+            marker={"symbol": style.plotly_marker, "size": 8, "color": style.colour},
+            error_y=errors if line.has_spread and len(x) == 1 else None, customdata=line.seeds.tolist(),
+            hovertemplate="%{y:.2f} % at %{x}, seeds: %{customdata}<extra>%{fullData.name}</extra>",
+        )  # fmt: skip
+    if unit in ("round", "rank"):
+        figure.update_xaxes(tickformat="d", **({"range": [0.5, 20.5]} if unit == "rank" else {}))
+        if all(max(line.x) - min(line.x) < 5 for line in lines):
+            figure.update_xaxes(dtick=1)
+    return figure
+
+
+def _bars(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
+    figure = graph_objects.Figure(layout=_layout("", _NAMES.get(metric, metric)))
+    for column in series.bars(groups, list(names), metric, rule):
+        style = style_of(column.number)
+        there = np.isfinite(column.mean)
+        errors = {"type": "data", "array": np.nan_to_num(column.spread).tolist(), "thickness": 1, "width": 2}
+        own = {"offsetgroup": column.label, "legendgroup": column.label}
+        figure.add_bar(
+            x=list(names.values()), y=_numbers(column.mean), name=column.label, **own,
+            marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
+            error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
+            hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
+        )  # fmt: skip
+        missing = [title for title, known in zip(names.values(), there, strict=True) if not known]
+        if missing:  # a bar that is not there has no place for a text: one of no height has
+            figure.add_bar(
+                x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
+                textfont={"size": 10, "color": "#555555"}, constraintext="none",
+                marker={"color": "rgba(0,0,0,0)"}, showlegend=False, hoverinfo="skip",
+                name=f"{column.label}, missing", **own,
+            )  # fmt: skip
+    figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35})
+    return figure
+
+
+def _shares(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
+    found = {}
+    for label, run in _single(groups).items():
+        try:
+            shares = participation_of(run)
+        except DataError:  # of very many clients the log does not say it
+            continue
+        found[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": "Blues"})
+    return found
+
+
+def _rungs(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
+    found = {label: (run, rungs_of(run)) for label, run in _single(groups).items()}
+    return {
+        label: _heat_map(run, [_numbers(row) for row in rungs], {"zmin": 1, "colorscale": "Viridis"})
+        for label, (run, rungs) in found.items()
+        if rungs is not None
+    }
+
+
+def _single(groups: Sequence[Group]) -> dict[str, Run]:
+    return {f"{group.label}, seed {run.summary['seed']}": run for group in groups for run in group.runs}
+
+
+def _heat_map(run: Run, values: list[list[Any]], how: Mapping[str, Any]) -> graph_objects.Figure:
+    """A row per client, and a column per block of rounds, which bears the number of its first round."""
+    rounds = sorted(run.log)
+    figure = graph_objects.Figure(layout=_layout("round", ""))
+    figure.add_heatmap(
+        z=values, y=clients_of(run), x=[rounds[block[0]] for block in blocks_of(len(rounds))], xgap=1, ygap=1,
+        colorbar={"thickness": 12}, **how,
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", title=None, ticksuffix=" ")
+    figure.update_xaxes(tickformat="d", tick0=rounds[0], dtick=max(1, len(rounds) // 8))
+    figure.update_layout(meta={"rows": len(values)})
+    return figure
+
+
+def _layout(unit: str, metric: str) -> dict[str, Any]:
+    """What all pictures share; the page adds sizes, which depend on its width."""
+    grid = {"gridcolor": "#e5e5e5", "zerolinecolor": "#999999", "automargin": True}
+    return {
+        "template": "none",
+        "font": {"size": 13, "family": "system-ui, sans-serif"},
+        "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": "#333333", "ticks": "outside", **grid},
+        "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, **grid},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "hovermode": "closest",
+    }
+
+
+def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]

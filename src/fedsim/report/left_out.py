@@ -1,0 +1,74 @@
+"""``fedsim report --left_out``: leave-one-data-set-out, all rotations in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+from fedsim.report.groups import Group
+from fedsim.report.layout import Block
+from fedsim.report.names import name_variants, settings_of
+from fedsim.report.rules import Rule
+from fedsim.report.runs import KINDS
+from fedsim.report.scores import MEANING, describe, shown_metrics
+
+_SETTING = "data.unseen"
+
+
+def left_out_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+    """Return a row per method and kind of model, a column per data set that was left out, and the mean over these.
+
+    Cells are scores on the data set that nobody trained on, ``metric / rank-1`` in percent; ``-`` where a rotation is
+    missing, and then there is no mean.
+
+    Raises:
+        ConfigError: if a run leaves out no data set by ``data.unseen``, or several.
+    """
+    methods = _rotations(groups)
+    names = sorted({name for rotations in methods for name in rotations})
+    firsts = [next(rotations[name] for name in names if name in rotations).runs[0] for rotations in methods]
+    shown, lines, kinds = shown_metrics(metric), [], []
+    for label, rotations in zip(name_variants(firsts), methods, strict=True):
+        for kind in KINDS:
+            cells = [_cell(rotations.get(name), kind, name, shown, rule) for name in names]
+            if any(cell != "-" for cell in cells):
+                lines.append([label, kind, *cells, _mean(rotations, kind, names, shown, rule)])
+                kinds.append(kind)
+    first = groups[0]
+    numbers = " / ".join("rank-1" if name == "rank1" else name for name in shown)
+    notes = [
+        f"{numbers} in percent on the data set that nobody trained on; mean over the data sets",
+        *(MEANING[kind] for kind in dict.fromkeys(kinds)),
+        f"each cell: {describe(first)}" if len({describe(group) for group in groups}) == 1 else "",
+    ]
+    return Block(["method", "model", *names, "mean"], lines, notes, num_left=2)
+
+
+def _rotations(groups: Sequence[Group]) -> list[dict[str, Group]]:
+    """Put runs together that differ in the data set that is left out: its name -> the runs without it."""
+    found: dict[str, dict[str, Group]] = {}
+    for group in groups:
+        run = group.runs[0]
+        unseen = run.setting(_SETTING)
+        if not isinstance(unseen, list) or len(unseen) != 1:
+            raise ConfigError(f"--left_out: {run.folder} does not leave one data set out by {_SETTING}; leave it out")
+        rest = {name: value for name, value in settings_of(run).items() if name != _SETTING}
+        found.setdefault(repr(sorted(rest.items())), {})[str(unseen[0])] = group
+    return list(found.values())
+
+
+def _cell(group: Group | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
+    return "-" if group is None else group.cell(f"test/{kind}/{name}", shown, rule)
+
+
+def _mean(rotations: Mapping[str, Group], kind: str, names: Sequence[str], shown: Sequence[str], rule: Rule) -> str:
+    """Return the mean over data sets of the means over seeds."""
+    texts = []
+    for metric in shown:
+        values = [rotations[name].values(f"test/{kind}/{name}/{metric}", rule) for name in names if name in rotations]
+        if len(values) < len(names) or not all(len(of_set) for of_set in values):
+            return "-"
+        texts.append(f"{100 * np.mean([of_set.mean() for of_set in values]):.1f}")
+    return " / ".join(texts)

@@ -1,0 +1,91 @@
+"""Who took part in which rounds, and with which backbone (paper 002, Fig. 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.report.figure import new_figure, save_figure
+from fedsim.report.groups import Group
+from fedsim.report.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLUMNS = 50
+"""Blocks of rounds that a picture shows at most."""
+
+Shares = NDArray[np.float64]
+"""[clients, blocks of rounds]"""
+
+
+def participation_of(run: Run) -> Shares:
+    """Return in which share of a block's rounds each client's update counted; DataError if the log does not say it."""
+    clients, rounds = clients_of(run), sorted(run.log)
+    trained = np.array([[f"train/{name}/loss" in run.log[r] for r in rounds] for name in clients], dtype=np.float64)
+    if not trained.any():
+        raise DataError(f"{run.folder}: its log does not say who trained; runs of more than 50 clients do not")
+    return np.stack([trained[:, block].mean(axis=1) for block in blocks_of(len(rounds))], axis=1)
+
+
+def rungs_of(run: Run) -> Shares | None:
+    """Return each client's rung of the ladder at the end of each block; None: backbones do not follow rewards."""
+    clients, rounds = clients_of(run), sorted(run.log)
+    if not any(f"backbone/{name}" in row for name in clients for row in run.log.values()):
+        return None
+    rungs = np.array([[run.log[r].get(f"backbone/{name}", np.nan) for r in rounds] for name in clients])
+    return np.stack([rungs[:, block[-1]] for block in blocks_of(len(rounds))], axis=1)
+
+
+def draw_participation(groups: Sequence[Group], path: Path) -> None:
+    """Draw a row of pictures for each run into a file: who took part, and the rungs if backbones follow rewards.
+
+    Raises:
+        DataError: if a log does not say who trained, or the file cannot be written.
+        ConfigError: if there is more than a picture can show.
+    """
+    runs = [(f"{group.label}, seed {run.summary['seed']}", run) for group in groups for run in group.runs]
+    if len(runs) > 8:
+        raise ConfigError(f"--participation: {len(runs)} runs are too many for a picture; give at most 8")
+    shares, rungs = [participation_of(run) for _, run in runs], [rungs_of(run) for _, run in runs]
+    columns = 1 + any(found is not None for found in rungs)
+    height = sum(1.2 + 0.22 * len(found) for found in shares)
+    with new_figure(3.6 * columns + 0.8, height) as figure:
+        axes = figure.subplots(len(runs), columns, squeeze=False)
+        for row, (label, run), share, rung in zip(axes, runs, shares, rungs, strict=True):
+            _heat_map(row[0], share, run, f"{label}: share of rounds with training", vmin=0, vmax=1, cmap="Blues")
+            if rung is not None:
+                _heat_map(row[1], rung, run, "backbone: rung of the ladder", vmin=1, cmap="viridis")
+            elif columns > 1:
+                row[1].set_axis_off()
+        save_figure(figure, path, "--participation")
+
+
+def _heat_map(axes: Axes, values: Shares, run: Run, title: str, **how: Any) -> None:
+    """Draw a row per client, and a column per block of rounds."""
+    from matplotlib.ticker import MaxNLocator  # slow to import
+
+    rounds, clients = sorted(run.log), clients_of(run)
+    # blocks differ by a round in length
+    edges = [*(rounds[block[0]] - 0.5 for block in blocks_of(len(rounds))), rounds[-1] + 0.5]
+    image = axes.pcolormesh(edges, np.arange(len(clients) + 1) - 0.5, values, **how)
+    axes.set_yticks(range(len(clients)), clients)
+    axes.invert_yaxis()
+    axes.set(xlabel="round", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def clients_of(run: Run) -> list[str]:
+    """Return the names of all clients."""
+    return [str(name) for name in run.summary["clients"]]
+
+
+def blocks_of(num_rounds: int) -> list[NDArray[np.int64]]:
+    """Cut rounds 0, 1, ... into at most so many blocks as a picture can show."""
+    return [block for block in np.array_split(np.arange(num_rounds), min(num_rounds, _COLUMNS)) if len(block)]

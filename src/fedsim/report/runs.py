@@ -1,0 +1,133 @@
+"""What ``fedsim fit`` has left in its run directories, and runs that differ in the seed only."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import DataError
+from fedsim.parsing.config_files import read_config
+from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
+
+METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
+KINDS = ("global", "local", "personalised", "ensemble")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory. Files are read on first use."""
+
+    folder: Path
+    summary: dict[str, Any]
+    """content of summary.json"""
+
+    @cached_property
+    def log(self) -> dict[int, dict[str, float]]:
+        """Round, from 1 -> what was logged in it: training, bytes, and scores (fractions of 1) where it was evaluated.
+
+        A round that a continued run did again counts once, as it was done last.
+
+        Raises:
+            DataError: if there is no log, or it cannot be read.
+        """
+        paths = metrics_files(self.folder)
+        if not paths:
+            raise DataError(f"{self.folder}: holds no metrics.csv; was the run started with another logger only?")
+        rounds: dict[int, dict[str, float]] = {}
+        for path in paths:
+            try:
+                with path.open(newline="") as file:
+                    for row in csv.DictReader(file):
+                        numbers = {name: float(value) for name, value in row.items() if value}
+                        rounds.setdefault(int(row["epoch"]) + 1, {}).update(numbers)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}: is no log of fedsim fit ({error}); was it edited?") from error
+        return dict(sorted(rounds.items()))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved settings; empty for runs that were not started by the command line."""
+        path = self.folder / "config.yaml"
+        return read_config(str(path)) if path.is_file() else {}
+
+    @cached_property
+    def queries(self) -> QueryFile | None:
+        """Scores of single queries at the last evaluation; None: the run has kept none."""
+        return read_queries(self.folder / QUERIES_FILE)
+
+    @cached_property
+    def tested(self) -> dict[str, Any] | None:
+        """The newest scores that ``fedsim test`` has left: checkpoint, round, metrics; None: there are none."""
+        paths = sorted((self.folder / "tests").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        return read_json(paths[-1]) if paths else None
+
+    @property
+    def primary(self) -> str:
+        """The kind of model that the method delivers."""
+        return str(self.summary["primary"])
+
+    @property
+    def unseen(self) -> set[str]:
+        """Test sets on which nobody trained."""
+        return set(self.summary["unseen"])
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Names of all test sets of the last evaluation, and ``seen`` and ``unseen``, the means over them.
+
+        Of a run that scored none while it trained, those of ``fedsim test``.
+        """
+        keys = _test_scores(self.summary["final"]) or _test_scores(self.tested)
+        return list(dict.fromkeys(key.split("/")[2] for key in keys if key.count("/") == 3))
+
+    @property
+    def seen(self) -> list[str]:
+        """Test sets of those who trained."""
+        return [name for name in self.test_sets if name not in (*self.unseen, "seen", "unseen")]
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the run was scored by top-1 accuracy, not by retrieval."""
+        return any(key.endswith("/top1") for key in (self.summary["final"] or {}).get("metrics", {}))
+
+    def setting(self, name: str) -> Any:
+        """Return a setting by its dotted name, classes by their last name; None where it is not set."""
+        found: Any = self.config
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found.rpartition(".")[2] if name.endswith("class_path") and isinstance(found, str) else found
+
+
+def read_run(folder: Path) -> Run:
+    """Open a run directory; raise DataError if it is none."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
+    return Run(folder, read_json(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that fedsim has written; raise DataError if it cannot be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is no JSON ({error}); was it edited?") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds no fields; was it edited?")
+    return content
+
+
+def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
+    metrics = (evaluation or {}).get("metrics", {})
+    return {name: value for name, value in metrics.items() if name.startswith("test/")}
+
+
+def metrics_files(folder: Path) -> list[Path]:
+    """Return the metrics files of a run: those of resumed parts in their order, then ``metrics.csv``."""
+    parts = sorted(folder.glob("metrics-*.csv"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [*parts, *folder.glob("metrics.csv")]

@@ -1,0 +1,119 @@
+"""The main table of a report: all models on all test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from fedsim.core.errors import DataError
+from fedsim.report.groups import Group, traffic
+from fedsim.report.layout import Block
+from fedsim.report.rules import Rule
+
+MEANING = {
+    "global": "global: the server's model",
+    "local": "local: a client's own after training, before averaging",
+    "personalised": "personalised: the client's private parts with what it shares",
+    "ensemble": "ensemble: all personalised models, their features side by side",
+}
+
+
+def score_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+    """Return a row per test set and a column per group and kind of model; cells ``metric / rank-1`` in percent.
+
+    Raises:
+        DataError: if no run has a score under the rule.
+    """
+    rules = [Rule(), rule] if rule.name in ("best3", "oracle") else [rule]
+    columns = [(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
+    if not columns:
+        folder = groups[0].runs[0].folder
+        if rule.name == "best":
+            raise DataError(
+                f"{folder}: --rule best needs val/mAP or val/top1, which a run with data.val: none has not; "
+                "use --rule last"
+            )
+        raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
+    names, shown = all_sets(groups), shown_metrics(metric)
+    titles = titles_of(names, {name for group in groups for run in group.runs for name in run.unseen})
+    cells = [[group.cell(f"test/{kind}/{name}", shown, r) for name in names] for group, kind, r in columns]
+    lines = [[titles[name], *(column[row] for column in cells)] for row, name in enumerate(names)]
+    has_seeds = any(len(group.runs) > 1 for group in groups)
+    headers = [
+        "\n".join(
+            [
+                group.label,
+                kind,
+                *([f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []),
+                *([r.name] if len(rules) > 1 else []),
+            ]
+        )
+        for group, kind, r in columns
+    ]
+    tidy = list(tidy_lines(groups, names, shown, rules))
+    headers_of_tidy = ["run", "model", "rule", "data set", "score", "mean", "standard deviation", "seeds"]
+    notes = tuple(_legend(groups, {kind for _, kind, _ in columns}, shown, rule))
+    return Block(["data set", *headers], lines, notes, is_cut=True, tidy=(headers_of_tidy, tidy))
+
+
+def tidy_lines(
+    groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str], rules: Sequence[Rule]
+) -> Iterator[list[str]]:
+    """Yield a line per number: its group, model, rule, test set and metric, mean and deviation over seeds, percent."""
+    for group, rule in ((group, rule) for group in groups for rule in rules):
+        for kind in group.kinds(rule):
+            for name in names:
+                for metric in metrics:
+                    values = 100 * group.values(f"test/{kind}/{name}/{metric}", rule)
+                    if len(values):
+                        spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
+                        of = [group.label, kind, rule.name, name, metric]
+                        yield [*of, f"{values.mean():.6g}", spread, str(len(values))]
+
+
+def all_sets(groups: Sequence[Group]) -> list[str]:
+    """Return all test sets in their own order, then the two means."""
+    names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.test_sets))
+    means = [name for name in ("seen", "unseen") if name in names]
+    return [name for name in names if name not in means] + means
+
+
+def titles_of(names: Sequence[str], unseen: Collection[str] = ()) -> dict[str, str]:
+    """Return how test sets are written; ``unseen`` ones with that word."""
+    return {
+        name: f"mean {name}" if name in ("seen", "unseen") else f"{name} (unseen)" if name in unseen else name
+        for name in names
+    }
+
+
+def shown_metrics(metric: str) -> list[str]:
+    """Return the numbers of a cell."""
+    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
+
+
+def _legend(groups: Sequence[Group], kinds: Collection[str], metrics: Sequence[str], rule: Rule) -> Iterator[str]:
+    monitor = "val/top1" if metrics[0] == "top1" else "val/mAP"
+    when = {"last": "last evaluation", "best": f"round with the best {monitor}", "tested": "fedsim test"}
+    shown = when.get(rule.name, f"last evaluation and {rule.name}")
+    spread = any(len(group.runs) > 1 for group in groups)
+    numbers = " / ".join("rank-1" if name == "rank1" else name for name in metrics)
+    yield f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else "")
+    yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
+    yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
+    yield traffic(groups)
+    if rule.name == "best3":
+        yield "best3 chooses rounds by their scores on test data: optimistic, fit only to stand beside paper 003's"
+        yield from (f"{run.folder}: {rule.describe(run)}" for group in groups for run in group.runs)
+    if rule.name == "oracle":
+        yield "oracle: each model on each test set in the round that was best there; no choice that could be made"
+    if rule.name == "tested":
+        yield from (str((run.tested or {}).get("checkpoint")) for group in groups for run in group.runs)
+
+
+def describe(group: Group) -> str:
+    """Say how many rounds and which seeds a group has."""
+    seeds = sorted({int(run.summary["seed"]) for run in group.runs})
+    rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
+    unfinished = sum(not run.summary["finished"] for run in group.runs)
+    text = f"{'/'.join(map(str, rounds))} rounds, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    text += f", {unfinished} not finished" if unfinished else ""
+    return text + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")

@@ -1,0 +1,212 @@
+"""The numbers behind every picture: curves over rounds, bytes and seconds, bars, and CMC curves, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.report.groups import Group
+from fedsim.report.queries import Queries
+from fedsim.report.rules import Rule
+from fedsim.report.runs import Run
+
+Floats = NDArray[np.float64]
+
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+
+Axis = Callable[[Run], dict[int, float]]
+"""A run -> round -> where the round stands."""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One line, or the bars of one colour; percent."""
+
+    label: str
+    number: int
+    """of its style"""
+    x: Floats
+    mean: Floats
+    """over seeds; NaN where there is none"""
+    spread: Floats
+    """standard deviation over seeds; NaN where there is one"""
+    seeds: NDArray[np.int64]
+    """how many there are"""
+
+    @property
+    def low(self) -> Floats:
+        """Mean less spread; the mean where there is one seed."""
+        return self.mean - np.nan_to_num(self.spread)
+
+    @property
+    def high(self) -> Floats:
+        """Mean and spread; the mean where there is one seed."""
+        return self.mean + np.nan_to_num(self.spread)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether there are several seeds somewhere."""
+        return bool(np.isfinite(self.spread).any())
+
+
+def rounds_of(run: Run) -> dict[int, float]:
+    """Return each round as it is."""
+    return {round_: float(round_) for round_ in run.log}
+
+
+def bytes_of(run: Run) -> dict[int, float]:
+    """Return how many bytes server and clients had sent by the end of each round; empty without a log of it."""
+    ways = [f"comm/{way}_bytes" for way in ("down", "up", "extra")]
+    total, found = 0.0, {}
+    for round_, row in run.log.items():
+        if ways[0] not in row:
+            continue
+        # the sum since the run began is right also where the log lacks rounds
+        total = row.get("comm/total_bytes", total + sum(row.get(way, 0.0) for way in ways))
+        found[round_] = total
+    return found
+
+
+def seconds_of(run: Run) -> dict[int, float]:
+    """Return the simulated seconds by the end of each round; empty where clients' hardware is not simulated."""
+    total, found = 0.0, {}
+    for round_, row in run.log.items():
+        if "time/simulated_seconds" in row:
+            total += row["time/simulated_seconds"]
+            found[round_] = total
+    return found
+
+
+def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
+    """Return a line per group that has any point: the delivered model's score on a test set, over rounds or else.
+
+    Where a group has no such score, the line is that of its global model, and its label says so.
+    """
+    numbers = style_numbers(groups)
+    lines = []
+    for group in groups:
+        logged = {key for run in group.runs for row in run.log.values() for key in row}
+        kind = _kind_of_line(group, f"{name}/{metric}", logged)
+        key = f"test/{kind}/{name}/{metric}"
+        points: dict[int, list[tuple[float, float]]] = {}
+        for run in group.runs:
+            places = axis(run)
+            for round_, row in run.log.items():
+                if key in row and round_ in places:
+                    points.setdefault(round_, []).append((places[round_], row[key]))
+        if points:
+            columns = [np.array(points[round_]).T for round_ in sorted(points)]
+            x = np.array([column[0].mean() for column in columns])
+            lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, [c[1] for c in columns]))
+    return lines
+
+
+def _kind_of_line(group: Group, score: str, known: Container[str]) -> str:
+    """Return whose line a picture shows: the delivered model's, or the global one's where only that has the score.
+
+    So it is on unseen data sets where the delivered model is a client's own. ``score``: test set and metric; ``known``:
+    the names of all scores.
+    """
+    kinds = (group.runs[0].primary, "global")
+    return next((kind for kind in kinds if f"test/{kind}/{score}" in known), kinds[0])
+
+
+def kind_of_last(group: Group, name: str, metric: str) -> str:
+    """Return whose score a test set has at the last evaluation: the group's delivered model's, or its global one's."""
+    return _kind_of_line(group, f"{name}/{metric}", {key for run in group.runs for key in Rule().scores(run)})
+
+
+def label_of_line(group: Group, kind: str) -> str:
+    """Name a group; a model that is not the delivered one is named, too."""
+    return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
+
+
+def tradeoffs(groups: Sequence[Group], name: str, metric: str) -> dict[str, list[Series]]:
+    """Return the lines over what was sent, and over simulated seconds: name of the axis -> lines, where there are any.
+
+    Methods that send nothing have one point, their last.
+    """
+    found = {}
+    for what, axis in (("sent by server and clients", bytes_of), ("simulated seconds", seconds_of)):
+        lines = [
+            line if np.ptp(line.x) or len(line.x) == 1 else _last(line) for line in curves(groups, name, metric, axis)
+        ]
+        largest = max((float(line.x.max()) for line in lines), default=0.0)
+        if largest > 0:
+            unit, factor = ("", 1.0) if axis is seconds_of else next(of for of in _UNITS if largest >= of[1])
+            found[f"{unit} {what}".strip()] = [replace(line, x=line.x / factor) for line in lines]
+    return found
+
+
+def _last(line: Series) -> Series:
+    return replace(line, x=line.x[-1:], mean=line.mean[-1:], spread=line.spread[-1:], seeds=line.seeds[-1:])
+
+
+def bars(groups: Sequence[Group], names: Sequence[str], metric: str, rule: Rule) -> list[Series]:
+    """Return a series per group and kind of model, with one number per test set, NaN where there is none.
+
+    Kinds with the scores of another one stand once.
+    """
+    found, numbers, x = [], style_numbers(groups), np.arange(len(names), dtype=np.float64)
+    for group, kind in [(of, kind) for of in groups for kind in of.distinct_kinds(rule)]:
+        values = [group.values(f"test/{kind}/{name}/{metric}", rule) for name in names]
+        if any(len(of_set) for of_set in values):
+            number = numbers.get((group, kind), len(numbers))
+            found.append(_series(label_of(group, kind, rule), number, x, values))
+    return found
+
+
+def cmc(groups: Sequence[Group], name: str) -> list[Series]:
+    """Return a line per group: the share of queries with a match among the first 1, 2, ... images of a test set.
+
+    Of the delivered model, at the last evaluation; of the global one, which the label says, where only that has scores.
+    Runs without scores of single queries have ranks 1, 5 and 10.
+    """
+    numbers, lines = style_numbers(groups), []
+    for group in groups:
+        kind = kind_of_last(group, name, "rank1")
+        found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name, kind)) is not None]
+        if len(found) == len(group.runs) and all(len(of_query.cmc) for _, of_query in found):
+            values = list(np.array([of_query.cmc for _, of_query in found]).T)
+            x = np.arange(1, len(values) + 1, dtype=np.float64)
+        else:
+            of_ranks = [group.values(f"test/{kind}/{name}/rank{rank}", Rule()) for rank in (1, 5, 10)]
+            if not all(len(of_rank) for of_rank in of_ranks):
+                continue
+            values, x = of_ranks, np.array([1.0, 5.0, 10.0])
+        lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, values))
+    return lines
+
+
+def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
+    """Return a model's results on single queries at the last evaluation; None: the run has not kept them.
+
+    ``kind``: of the model; None: the delivered one.
+    """
+    file = run.queries
+    if file is None or file.round_ != (run.summary["final"] or {}).get("round"):
+        return None
+    return file.found.get(f"{kind or run.primary}/{name}")
+
+
+def style_numbers(groups: Sequence[Group]) -> Mapping[tuple[Group, str], int]:
+    """Return the number of the style of each group's kinds of models: in all pictures the same."""
+    columns = [(group, kind) for group in groups for kind in group.distinct_kinds(Rule())]
+    columns += [(group, kind) for group in groups for kind in (group.runs[0].primary, "global")]
+    return {column: number for number, column in enumerate(dict.fromkeys(columns))}
+
+
+def label_of(group: Group, kind: str, rule: Rule) -> str:
+    """Name a group's model; the kind is left out where it is the only one."""
+    return group.label if group.distinct_kinds(rule) == [kind] else f"{group.label}, {kind}"
+
+
+def _series(label: str, number: int, x: Floats, values: Sequence[Floats]) -> Series:
+    """From scores of single seeds, fractions of 1."""
+    nan = float("nan")
+    mean = np.array([100 * np.mean(v) if len(v) else nan for v in values])
+    spread = np.array([100 * np.std(v, ddof=1) if len(v) > 1 else nan for v in values])
+    return Series(label, number, x, mean, spread, np.array([len(v) for v in values]))

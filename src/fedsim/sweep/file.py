@@ -1,0 +1,311 @@
+"""Sweeps in W&B's file format, drawn without its server: what a file says, its draws, and their command lines.
+
+Format, names of distributions and macros: https://docs.wandb.ai/guides/sweeps/sweep-config-keys. Draws are not those of
+W&B's server, which draws on its own; they depend on the file and on a seed alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.seeding import numpy_generator
+from fedsim.parsing.error_lines import one_line
+
+Draw = dict[str, Any]
+"""Option name, without hyphens -> value."""
+
+DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
+"""W&B's."""
+
+_KEYS = {"method", "parameters", "metric", "command", "program", "name", "description", "project", "entity", "run_cap",
+         "early_terminate"}  # fmt: skip
+_PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "max", "q", "mu", "sigma"}
+_RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
+_NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
+_MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
+_VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One option that is swept, with W&B's fields."""
+
+    distribution: str
+    """a name of W&B's, also where the file leaves it out"""
+    values: tuple[Any, ...] = ()
+    """of categorical; of constant the only one"""
+    probabilities: tuple[float, ...] | None = None
+    """of ``values``; None: all the same"""
+    min: float = 0.0
+    max: float = 0.0
+    q: float = 1.0
+    """step of q_uniform"""
+    mu: float = 0.0
+    sigma: float = 1.0
+
+    @property
+    def grid(self) -> tuple[Any, ...]:
+        """All values, in their order; empty where there is no end of them."""
+        if self.distribution == "int_uniform":
+            return tuple(range(int(self.min), int(self.max) + 1))
+        if self.distribution == "q_uniform":
+            steps = range(round(self.min / self.q), round(self.max / self.q) + 1)
+            return tuple(dict.fromkeys(_step(step * self.q, self) for step in steps))
+        return self.values
+
+    def sample(self, uniform: float, normal: float) -> Any:
+        """Return a value for a uniform number in [0, 1) and a standard normal one."""
+        low, high = self.min, self.max
+        match self.distribution:
+            case "uniform":
+                return low + uniform * (high - low)
+            case "log_uniform_values":
+                return low * (high / low) ** uniform
+            case "q_uniform":
+                return _step(round((low + uniform * (high - low)) / self.q) * self.q, self)
+            case "int_uniform":
+                return int(low + math.floor(uniform * (high - low + 1)))
+            case "normal":
+                return self.mu + self.sigma * normal
+        shares = self.probabilities or (1 / len(self.values),) * len(self.values)
+        return self.values[min(sum(uniform >= bound for bound in itertools.accumulate(shares)), len(self.values) - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep file says."""
+
+    name: str
+    """the file's"""
+    method: Literal["grid", "random"]
+    parameters: Mapping[str, Parameter]
+    metric: str
+    """as it is named in summary.json, such as ``val/mAP``"""
+    maximize: bool
+    command: tuple[str, ...]
+    program: str
+    run_cap: int | None
+    """W&B's limit on the number of draws"""
+
+
+def read_content(path: Path) -> Any:
+    """Return what stands in a sweep file; raise DataError if it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+
+
+def sweep_of(content: object, name: str) -> Sweep:
+    """Return the sweep that a file's content describes; raise ConfigError, which names the field, if it is wrong."""
+    return _Reader(name).read(content)
+
+
+def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Draw]:
+    """Yield what each run is told.
+
+    Args:
+        sweep: of method grid: all combinations, the last parameter changes first; random: independent draws.
+        count: at most so many; a random sweep without ``run_cap`` needs it.
+        seed: of random draws. The first draws are the same, whatever ``count`` is.
+
+    Raises:
+        ConfigError: if ``count`` is missing or less than 1.
+    """
+    if count is not None and count < 1:
+        raise ConfigError(f"--count: {count} is less than 1")
+    limits = [limit for limit in (count, sweep.run_cap) if limit is not None]
+    if sweep.method == "grid":
+        grids = [parameter.grid for parameter in sweep.parameters.values()]
+        found: Iterator[Draw] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
+    elif limits:
+        found = (_sample(sweep, number, seed) for number in itertools.count())
+    else:
+        raise ConfigError(f"--count: {sweep.name} is a random sweep, which has no end; say how many draws")
+    yield from itertools.islice(found, min(limits, default=None))
+
+
+def command_of(sweep: Sweep, draw: Draw) -> list[str]:
+    """Return a draw's command line, as W&B's agent makes it.
+
+    >>> sweep = Sweep(name="s.yaml", method="grid", parameters={}, metric="val/mAP", maximize=True,
+    ...               command=("${program}", "fit", "${args}"), program="fedsim", run_cap=None)
+    >>> command_of(sweep, {"model.client.grad_clip": None, "model.client.batch_size": 8})
+    ['fedsim', 'fit', '--model.client.grad_clip=None', '--model.client.batch_size=8']
+    """
+    plain = [f"{name}={value}" for name, value in draw.items()]  # str(value), also of None, True, lists and dicts
+    macros = {
+        "${env}": ["/usr/bin/env"],
+        "${interpreter}": ["python"],
+        "${program}": [sweep.program],
+        "${args}": [f"--{text}" for text in plain],
+        "${args_no_hyphens}": plain,
+    }
+    line = []
+    for word in sweep.command:
+        line += macros.get(word) or [_VARIABLE.sub(lambda found: os.environ.get(found[1], found[1]), word)]
+    return line
+
+
+def _sample(sweep: Sweep, number: int, seed: int) -> Draw:
+    """Each value has a generator of its own: another parameter in the file does not change it."""
+    draw: Draw = {}
+    for name, parameter in sweep.parameters.items():
+        generator = numpy_generator(seed, number, name, "sweep")
+        draw[name] = parameter.sample(float(generator.random()), float(generator.standard_normal()))
+    return draw
+
+
+def _step(value: float, parameter: Parameter) -> float:
+    """W&B makes integers of the steps if ``q`` is one; without rounding, 3 * 0.1 would be 0.30000000000000004."""
+    return int(value) if isinstance(parameter.q, int) else round(value, 12)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Checks a sweep file; every complaint names the file and the field."""
+
+    name: str
+
+    def read(self, content: object) -> Sweep:
+        """Return what ``content`` says."""
+        fields = self._mapping(content, "the file")
+        self._check_keys(fields, _KEYS, "")
+        method = fields.get("method")
+        if method == "bayes":
+            self._refuse("method", "bayes needs W&B's server (wandb sweep FILE); without one choose grid or random")
+        if method not in ("grid", "random"):
+            self._refuse("method", f"{method} is unknown; choose from grid, random")
+        metric, maximize = self._metric(fields.get("metric"))
+        parameters = self._parameters(fields.get("parameters"), method)
+        command, program = self._command(fields)
+        cap = fields.get("run_cap")
+        if cap is not None and (type(cap) is not int or cap < 1):
+            self._refuse("run_cap", f"{cap} is not a number of runs")
+        return Sweep(name=self.name, method=method, parameters=parameters, metric=metric, maximize=maximize,
+                     command=command, program=program, run_cap=cap)  # fmt: skip
+
+    def _refuse(self, field: str, message: str) -> NoReturn:
+        raise ConfigError(f"{self.name}: {field}: {message}")
+
+    def _mapping(self, value: object, field: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+            self._refuse(field, "expected names with values (see fedsim sweep --method fedpav --print)")
+        return value
+
+    def _check_keys(self, fields: Mapping[str, Any], known: set[str], where: str) -> None:
+        for key in fields:
+            if key not in known:
+                self._refuse(f"{where}{key}", f"there is no such field; choose from {', '.join(sorted(known))}")
+
+    def _metric(self, metric: object) -> tuple[str, bool]:
+        if metric is None:
+            self._refuse("metric", "is missing; give its name, such as val/mAP, and its goal, such as maximize")
+        fields = self._mapping(metric, "metric")
+        self._check_keys(fields, {"name", "goal", "target"}, "metric.")
+        if not isinstance(fields.get("name"), str):
+            self._refuse("metric.name", "is missing; val/mAP is what models are selected by")
+        goal = fields.get("goal", "minimize")
+        if goal not in ("minimize", "maximize"):
+            self._refuse("metric.goal", f"{goal} is unknown; choose from maximize, minimize")
+        return fields["name"], goal == "maximize"
+
+    def _command(self, fields: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+        command = fields.get("command", list(DEFAULT_COMMAND))
+        if not isinstance(command, list) or not command:
+            self._refuse("command", "expected a list of words")
+        words = tuple(str(word) for word in command)
+        for word in words:
+            if word.startswith("${") and word not in _MACROS and not _VARIABLE.search(word):
+                self._refuse("command", f"{word} is not known here; choose from {', '.join(_MACROS)}")
+            if word.partition("=")[0] == "--run_dir":
+                self._refuse("command", "leave --run_dir out: every draw gets a run directory of its own")
+        if not {"${args}", "${args_no_hyphens}"} & set(words):
+            self._refuse("command", "${args} is missing, so all draws would be the same run")
+        program = fields.get("program")
+        if not isinstance(program, str):
+            self._refuse("program", "is missing, and W&B's agent needs it; set it to fedsim")
+        return words, program
+
+    def _parameters(self, parameters: object, method: str) -> dict[str, Parameter]:
+        found = {}
+        for name, fields in self._mapping(parameters, "parameters").items():
+            where = f"parameters.{name}"
+            if name in ("run_dir", "ckpt_path"):
+                self._refuse(where, "leave it out: every draw gets a run directory of its own")
+            found[name] = self._parameter(self._mapping(fields, where), where)
+            if method == "grid" and (not found[name].grid or found[name].probabilities):
+                kind = found[name].distribution
+                self._refuse(where, f"a grid cannot be made of {kind}; give values, or method random")
+        return found
+
+    def _parameter(self, fields: dict[str, Any], where: str) -> Parameter:
+        if "parameters" in fields:
+            self._refuse(where, "nested parameters are not supported; write the option in one name, a.b.c")
+        self._check_keys(fields, _PARAMETER_KEYS, f"{where}.")
+        name = str(fields.get("distribution", _default_distribution(fields)))
+        if name not in _NEEDS:
+            self._refuse(f"{where}.distribution", f"{name} is unknown; choose from {', '.join(_NEEDS)}")
+        for needed in _NEEDS[name]:
+            if needed not in fields:
+                self._refuse(f"{where}.{needed}", f"is missing, and {name} needs it")
+        if name == "constant":
+            return Parameter(distribution=name, values=(fields["value"],))
+        return self._categorical(fields, where) if name == "categorical" else self._range(name, fields, where)
+
+    def _categorical(self, fields: dict[str, Any], where: str) -> Parameter:
+        values, shares = fields["values"], fields.get("probabilities")
+        if not isinstance(values, list) or not values:
+            self._refuse(f"{where}.values", "expected a list of at least one value")
+        if shares is not None and (
+            not isinstance(shares, list)
+            or len(shares) != len(values)
+            or not all(_is_number(share) and share >= 0 for share in shares)
+            or not math.isclose(sum(shares), 1, abs_tol=1e-6)
+        ):
+            self._refuse(f"{where}.probabilities", "expected one number >= 0 per value, and 1 as their sum")
+        probabilities = None if shares is None else tuple(shares)
+        return Parameter(distribution="categorical", values=tuple(values), probabilities=probabilities)
+
+    def _range(self, name: str, fields: dict[str, Any], where: str) -> Parameter:
+        numbers = {key: fields[key] for key in ("min", "max", "q", "mu", "sigma") if key in fields}
+        for key, value in numbers.items():
+            if not _is_number(value):
+                self._refuse(f"{where}.{key}", f"{value} is not a number (YAML wants 1.0e-4, not 1e-4)")
+            if name == "int_uniform" and type(value) is not int:
+                self._refuse(f"{where}.{key}", f"{value} is not an integer")
+        found = Parameter(distribution=name, **{"q": 1, **numbers})
+        for field in ("q", "sigma", *(["min"] if name == "log_uniform_values" else [])):
+            if getattr(found, field) <= 0:
+                self._refuse(f"{where}.{field}", f"{getattr(found, field)} is not positive")
+        if name != "normal" and found.min >= found.max:
+            self._refuse(f"{where}.max", f"{found.max} is not larger than min, {found.min}")
+        return found
+
+
+def _default_distribution(fields: Mapping[str, Any]) -> str:
+    """W&B's choice where a parameter names none."""
+    if "value" in fields:
+        return "constant"
+    if "values" in fields:
+        return "categorical"
+    if "mu" in fields or "sigma" in fields:
+        return "normal"
+    both_whole = type(fields.get("min")) is int and type(fields.get("max")) is int
+    return "int_uniform" if both_whole else "uniform"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

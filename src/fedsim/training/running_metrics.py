@@ -1,0 +1,101 @@
+"""Losses and right guesses of a visit's batches, which stay on the device until somebody reads them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.strategy.rank_group import Span
+from fedsim.training.micro_batches import Pieces
+
+
+class Tally:
+    """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits.
+
+    Where batches are cut, each of the ``pieces`` counts like a batch, also those that other ranks train.
+    """
+
+    def __init__(self, pieces: Pieces | None = None) -> None:
+        self._pieces = pieces
+        self._numbers: list[int] = []  # of the pieces, if batches are cut
+        self._losses: list[Tensor] = []
+        self._guesses: list[Tensor] = []
+        self._labels: list[Tensor] = []
+        self._parts: list[Sequence[Tensor]] = []
+        self._num_parts = 0
+        self.parts: list[float] = []
+        """after :meth:`read`: mean over images of each part of the loss; none if it has no parts"""
+        self.excess = 0.0
+        """after :meth:`read`: see :attr:`Pieces.excess`"""
+
+    def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
+        """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
+        if self._pieces is not None:
+            self._num_parts = len(parts)
+            if not self._pieces.counts:
+                return
+            number = self._pieces.current.number
+            assert number not in self._numbers[-1:], "a piece is counted twice: let the method require whole_batches"
+            self._numbers.append(number)
+        self._losses.append(loss)
+        self._guesses.append(guesses)
+        self._labels.append(labels)
+        self._parts.append(parts)
+
+    def hits(self, batches: int) -> list[tuple[int, int]]:
+        """Return (right guesses, images) of each of the last ``batches`` batches; waits for the device, once."""
+        pairs = list(zip(self._guesses[-batches:], self._labels[-batches:], strict=True))
+        right = torch.stack([(guesses == labels).sum() for guesses, labels in pairs]).tolist()
+        return [(count, len(labels)) for count, (_, labels) in zip(right, pairs, strict=True)]
+
+    def right(self) -> Tensor:
+        """Return how many images were classified right and how many there were, [2] float64; the host does not wait."""
+        images = sum(len(labels) for labels in self._labels)
+        device = self._labels[0].device if self._labels else None
+        found = torch.full((2,), float(images), dtype=torch.float64, device=device)
+        if self._labels:
+            found[0] = (torch.cat(self._guesses) == torch.cat(self._labels)).sum()
+        if self._pieces is not None and self._pieces.span is not None:
+            found = self._pieces.span.sum_(found.cpu())  # a rank without pieces knows no device
+        return found
+
+    def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
+        """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
+        right: list[Tensor] = []
+        if self._losses:
+            right = [(torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)]
+        columns = [self._losses, *(list(column) for column in zip(*self._parts, strict=True))] if self._losses else []
+        excess = [] if self._pieces is None or self._pieces.excess is None else [self._pieces.excess]
+        scalars = [*right, *itertools.chain(*columns), *more, *excess]
+        values = torch.stack(scalars).tolist() if scalars else []
+        self.excess = values.pop() if excess else 0.0
+        correct, values = sum(values[: len(right)]), values[len(right) :]
+        sizes = [float(len(labels)) for labels in self._labels]
+        means = [values[start : start + len(sizes)] for start in range(0, len(columns) * len(sizes), len(sizes) or 1)]
+        if self._pieces is not None and self._pieces.span is not None:
+            correct, sizes, means = self._of_all_ranks(self._pieces.span, self._pieces.number, correct, sizes, means)
+        sums = [sum(mean * size for mean, size in zip(of_one, sizes, strict=True)) for of_one in means]
+        loss, *parts = sums or [0.0]
+        self.parts = [part / sum(sizes) for part in parts]
+        return loss, correct, sum(sizes), values[len(columns) * len(self._losses) :]
+
+    def _of_all_ranks(
+        self, span: Span, num_pieces: int, correct: float, sizes: list[float], means: list[list[float]]
+    ) -> tuple[float, list[float], list[list[float]]]:
+        """Return the same of all ranks of a span, in the order in which one rank would have them."""
+        table, others = (
+            torch.zeros(n, dtype=torch.float64) for n in ((2 + self._num_parts) * num_pieces, 1 + span.size)
+        )
+        rows = table.view(2 + self._num_parts, num_pieces)
+        if sizes:
+            rows[:, self._numbers] = torch.tensor([sizes, *means], dtype=torch.float64)
+        others[0], others[1 + span.place] = correct, self.excess
+        together = span.sum_(torch.cat([table, others]))
+        table.copy_(together[: len(table)])
+        correct, *excess = together[len(table) :].tolist()
+        self.excess = max(excess)
+        sizes, *means = rows[:, rows[0] > 0].tolist()
+        return correct, sizes, means

@@ -1,0 +1,189 @@
+"""One visit of a client to the resident model: batches, reports, random streams."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsim.core.transfer import ahead, send
+from fedsim.data.batches import grouped, limited, shares_of_steps
+from fedsim.strategy.rank_group import Span
+from fedsim.training.batch import Batch, ClientImages
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.graphs import Replay, why_plain
+from fedsim.training.labels.labeller import LabelSource, PseudoLabels
+from fedsim.training.micro_batches import LARGEST_CHANGE, LARGEST_GRADIENT, Pieces
+from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.running_metrics import Tally
+from fedsim.training.settings import LocalTraining
+
+
+class BatchReport(NamedTuple):
+    """Progress within a client's round, for progress displays."""
+
+    client: str
+    done: int
+    """batches of this local epoch that are done"""
+    total: int
+    """batches of this local epoch"""
+    share: float
+    """of the client's whole round that is done, in (0, 1]"""
+    loss: Tensor
+    """of the last batch; reading it waits for the device, so do that rarely"""
+
+
+class Outcome(NamedTuple):
+    """The results of a visit."""
+
+    loss: float
+    """sum over images"""
+    correct: float
+    images: float
+    seconds: float
+    facts: Mapping[str, float]
+    """other numbers, by name"""
+    signals: Mapping[str, float | Sequence[float]] = MappingProxyType({})
+    """the numbers that the method measures, see :attr:`Upload.signals`"""
+
+
+class Visit:
+    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
+
+    ``stream`` returns a random stream of this client and round, by purpose and device; ``reseed`` sets those of layers,
+    for each piece of a batch; ``report`` is told each batch's loss, a scalar. See
+    :meth:`Client.begin_round` for the other arguments.
+    """
+
+    def __init__(
+        self,
+        images: ClientImages,
+        settings: LocalTraining,
+        source: LabelSource,
+        stream: Callable[[str, torch.device | str], torch.Generator],
+        *,
+        work: float,
+        precision: str,
+        report: Callable[[Tensor], None],
+        span: Span | None = None,
+        reseed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.started = time.perf_counter()
+        self.source, self.work, self.precision, self.report = source, work, precision, report
+        size = settings.piece_of(len(images.labels))
+        self.pieces = None if size is None else Pieces(size, span, reseed)
+        """of its batches; None: batches are not cut"""
+        self.tally = Tally(self.pieces)
+        self.progress = (0, 0, 0)
+        """local epoch, batches of it that have begun, batches of it in all"""
+        self.share = 1.0
+        """of the images of an optimizer step that are in the current batch"""
+        self.optimizers: dict[str, LocalOptimizer] = {}
+        """of the models that train, by the beginning of their tensors' names in the client's store"""
+        self._copies: torch.cuda.Stream | None = None
+        self.replay: Replay | None = None
+        """of steps that are recorded; None: steps are plain"""
+        self.batch_stream = stream("batches", "cpu")
+        self._images, self._settings, self._stream = images, settings, stream
+        self._augment_streams: dict[int, torch.Generator] = {}
+        self._steps_left = 0
+
+    def relieve_host(self, model: FlatModel, who: str) -> None:
+        """Let images be copied ahead and steps of ``model`` be replayed, where settings ask for it and it is possible.
+
+        ``who`` are client and round, for messages.
+        """
+        if self._settings.prefetch and model.device.type == "cuda" and self._images.pixels.is_far:
+            self._copies = model.copy_stream
+        if self._settings.graph and why_plain(self._settings, len(self._images.labels), model.device) is None:
+            self.replay = None if model.graph_memory.gave_up else Replay(self, model, who)
+
+    @property
+    def pseudo(self) -> PseudoLabels | None:
+        """Clusters of the current local epoch, of clients without identities."""
+        return self.source.pseudo
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank sends and stores the results: it does, unless it is a further one of a span."""
+        return self.pieces is None or self.pieces.span is None or self.pieces.span.is_first
+
+    @property
+    def inexact(self) -> str | None:
+        """After the tally was read: the reason why sums of pieces are not exact; None: they are."""
+        if self.tally.excess <= 1:
+            return None
+        return (
+            f"a piece of a batch has a gradient beyond {LARGEST_GRADIENT:.0f}, or moves running statistics by more "
+            f"than {LARGEST_CHANGE:.0f}, where sums of pieces are no longer exact"
+        )
+
+    def batches(self, epoch: int, local_epochs: int, limit: float | None, views: int) -> Iterator[Batch]:
+        """Yield the batches of a local epoch, or this rank's pieces of them; see :meth:`Client.batches`."""
+        for optimizer in self.optimizers.values():
+            optimizer.begin_epoch(epoch)
+        share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
+        labels, order = self.source.plan(self.batch_stream, share > 0)
+        order = limited(order, limit)
+        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
+        count = self.within_steps(epoch, count)
+        shares = shares_of_steps(order[:count], self._settings.accumulate)
+        for position, batch in enumerate(self.read(order[:count], labels, views), start=1):
+            self.progress, self.share = (epoch, position, count), shares[position - 1]
+            if self.pieces is None:
+                yield batch
+            else:
+                yield from self.pieces.of(batch)
+        self.share = 1.0
+
+    def within_steps(self, epoch: int, num_batches: int) -> int:
+        """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""
+        settings = self._settings
+        if settings.local_steps is None:
+            return num_batches
+        if epoch == 0:  # also of a second training in the same visit
+            self._steps_left = max(1, int(self.work * settings.local_steps))
+        count = min(num_batches, self._steps_left * settings.accumulate)
+        self._steps_left -= math.ceil(count / settings.accumulate)
+        return count
+
+    def read(self, batches: list[Tensor], labels: Tensor, views: int) -> Iterator[Batch]:
+        """Yield batches, given as positions in ``labels``, with ``views`` augmented versions of each image."""
+        images = self._images
+        groups = grouped(batches, images.pixels.num_values * self._settings.batch_of(len(images.labels)))
+        indices = [torch.cat(group) for group in groups]
+        rows = [self.source.rows(index) for index in indices]
+        real = images.pixels.batches(rows)
+        if self._copies is not None:
+            real = ahead(real, self._copies)
+        read: Iterator[tuple[Tensor, Tensor | None]] = zip(real, itertools.repeat(None))
+        if images.mixture is not None:
+            read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
+        for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
+            sizes = [len(batch) for batch in group]
+            own = send(labels.index_select(0, index), images.device).split(sizes)
+            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
+            augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
+            for label, target, image, *others in zip(own, soft, *augmented, strict=True):
+                yield Batch(image, label, tuple(others), target)
+
+    @cached_property
+    def _generated_stream(self) -> torch.Generator:
+        """The random stream that puts generated images into batches; most clients have none."""
+        return self._stream("generated images", "cpu")
+
+    def _augment_stream(self, view: int) -> torch.Generator | None:
+        """Return the random stream of one view = 0, 1, ... of the images; None if nothing is random."""
+        if not self._images.augmentation.is_random:
+            return None
+        if view not in self._augment_streams:
+            purpose = f"augment {view}" if view else "augment"
+            self._augment_streams[view] = self._stream(purpose, self._images.device)
+        return self._augment_streams[view]

@@ -1,0 +1,129 @@
+"""``fedsim export --output model.onnx``: another program computes the features that fedsim computes."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsim.__main__ import main
+from fedsim.functional import normalise
+from fedsim.functional.normalise import normalise_images
+from fedsim.methods import FedPav
+from fedsim.models import ResNet, SmallCNN, onnx_file
+from fedsim.models.onnx_file import PixelsToFeatures, network_of
+from fedsim.models.reid import Neck, ReIDModel
+from small import fit, make_model
+from tiny_run import TINY
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run in which one client has a network of its own; each has its own normalisation of the neck."""
+    folder = tmp_path_factory.mktemp("onnx")
+    (folder / "tiny.yaml").write_text(TINY)
+    own = "--model.clients.town1={backbone: {class_path: SmallCNN, init_args: {width: 6}}}"
+    args = ["--config", folder / "tiny.yaml", "--run_dir", folder / "run", "--trainer.max_epochs=1", own]
+    assert main(["fit", *map(str, args), "--model.neck={kind: bnneck, dropout: 0.2}"]) == 0
+    return folder / "run"
+
+
+def export(run, output, *args):
+    return main(["export", "--ckpt_path", str(run), "--output", str(output), *args])
+
+
+@pytest.mark.slow
+def test_an_onnx_file_computes_what_the_network_computes(run, tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    output, arch = tmp_path / "own.onnx", "town1"
+    assert export(run, tmp_path / "own.safetensors", "--client", arch, "--arch", archs(run, capsys)[1]) == 0
+    normalise._constants.cache_clear()
+    assert export(run, output, "--client", arch, "--arch", archs(run, capsys)[1]) == 0
+    assert type(normalise_images(torch.zeros(1, 3, 4, 2))) is torch.Tensor  # the exporter left none of its own behind
+    network = ReIDModel(SmallCNN(width=6), Neck(kind="bnneck", dropout=0.2)).eval()
+    tensors = load_file(tmp_path / "own.safetensors")
+    names = {name if name.startswith("neck.") else f"backbone.{name}": tensor for name, tensor in tensors.items()}
+    assert not network.load_state_dict(names, strict=False).unexpected_keys
+    session = runtime.InferenceSession(output)
+    about = session.get_modelmeta().custom_metadata_map
+    assert (about["model"], about["layer"], about["size"]) == ("client town1", "neck", "32x16")
+    for count in (1, 5):
+        pixels = torch.randint(
+            0, 256, (count, 3, 32, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        )
+        [features] = session.run(["features"], {"images": pixels.numpy()})
+        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        with torch.no_grad():
+            expected = network((pixels / 255 - mean[:, None, None]) / std[:, None, None]).neck
+        assert features.shape == expected.shape
+        torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-4, atol=1e-5)
+
+
+def archs(run, capsys):
+    """The names of the architectures, as the line says that asks to choose."""
+    capsys.readouterr()
+    assert export(run, "x.safetensors") == 2
+    return capsys.readouterr().err.strip().rpartition(": ")[2].split(", ")
+
+
+def test_the_network_is_found_among_those_of_the_config(run):
+    config = run / "config.yaml"
+    for width, kind in ((8, "bnneck"), (6, "bnneck"), (6, "none")):
+        network = ReIDModel(SmallCNN(width=width), Neck(kind=kind, dropout=0.2))
+        tensors = {
+            name.removeprefix("backbone."): tensor
+            for name, tensor in network.state_dict().items()
+            if tensor.is_floating_point()
+        }
+        found, layer, size = network_of(config, tensors)
+        assert layer == ("pool" if kind == "none" else "neck")
+        assert size == (32, 16)
+        assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_weights_of_a_file_are_not_looked_for(run, tmp_path):
+    """The checkpoint has the weights; the file from which they once came may be gone."""
+    config = tmp_path / "config.yaml"
+    text = (run / "config.yaml").read_text()
+    backbone = "{class_path: fedsim.models.ResNet, init_args: {depth: 18, weights: /nowhere/resnet18.pth}}"
+    config.write_text(f"{text}\n")
+    content = onnx_file.yaml.safe_load(text)
+    content["model"] |= {"backbone": onnx_file.yaml.safe_load(backbone), "neck": {"kind": "none", "dropout": 0.0}}
+    config.write_text(onnx_file.yaml.safe_dump(content))
+    state = ResNet(depth=18, weights=None).state_dict()
+    found, _, _ = network_of(config, {name: t for name, t in state.items() if t.is_floating_point()})
+    assert torch.equal(found.backbone.conv1.weight, state["conv1.weight"])
+
+
+def test_normalisation_is_in_the_network():
+    network = ReIDModel(SmallCNN(width=4), Neck(kind="none", dropout=0.0))
+    model = PixelsToFeatures(network, "pool")
+    assert not model.network.training
+    black, white = torch.zeros(1, 3, 32, 16, dtype=torch.uint8), torch.full((1, 3, 32, 16), 255, dtype=torch.uint8)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    for pixels in (black, white):
+        image = (pixels / 255 - mean[:, None, None]) / std[:, None, None]
+        torch.testing.assert_close(model(pixels), network(image).pool)
+
+
+@pytest.mark.parametrize(("args", "line"), [
+    (["--sparse", "true"], "--sparse: is for .safetensors files"),
+    ([], "--output: an ONNX file needs no_such_library; pip install 'fedsim[onnx]'"),
+])  # fmt: skip
+def test_what_cannot_be_written_is_one_line(run, tmp_path, capsys, monkeypatch, args, line):
+    monkeypatch.setattr(onnx_file, "_NEEDS", ("no_such_library",))
+    assert export(run, tmp_path / "model.onnx", *args) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_that_nobody_knows_is_one_line(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(onnx_file, "_NEEDS", ())
+    path = tmp_path / "last.ckpt"
+    fit(make_model(FedPav())).trainer.save_checkpoint(path)  # from Python: no config
+    capsys.readouterr()
+    assert export(path, tmp_path / "model.onnx") == 2
+    assert "ONNX needs a run of fedsim fit" in capsys.readouterr().err
+    with pytest.raises(onnx_file.ConfigError, match=r"no backbone of .* has the weights of this model"):
+        network_of(run / "config.yaml", {"conv.weight": torch.zeros(3)})

@@ -1,0 +1,159 @@
+"""The start of a command: wrong options are answered at once, and nothing is imported that a command does not need."""
+
+import ast
+import gc
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lightning import Trainer
+
+from fedsim import data
+from fedsim.core.collector import imports_without_collection
+from fedsim.core.errors import ConfigError
+from fedsim.data import FederatedDataModule
+from fedsim.federation import Federation
+from fedsim.parsing.class_arguments import arguments_of_class, defaults_of_class
+from fedsim.parsing.class_files import class_files, parsed_classes
+from fedsim.parsing.listing import KINDS, classes_of
+from fedsim.parsing.options import _SECTIONS, _names, check_options
+from run_dirs import scores_of, with_mean, write_run
+
+
+@pytest.mark.parametrize("cls", [Trainer, Federation, FederatedDataModule])
+def test_names_that_are_read_off_the_source_are_those_of_the_class(cls):
+    [section] = [section for section, (_, _, name) in _SECTIONS.items() if name == cls.__name__]
+    assert _names(section) == [*inspect.signature(cls).parameters, "help"]
+
+
+def class_called(name):
+    [file] = [found.path for found in class_files() if found.name == name]
+    parts = file.with_suffix("").parts
+    return getattr(import_module(".".join(parts[len(parts) - 1 - parts[::-1].index("fedsim") :])), name)
+
+
+def test_classes_that_are_read_off_their_first_lines_are_those_of_the_whole_source():
+    parsed = [
+        (path, node)
+        for path in sorted(Path(data.__file__).parents[1].rglob("*.py"))
+        for node in parsed_classes(path).values()
+    ]
+    bases = [tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases) for _, node in parsed]
+    expected = [(node.name, of_node, path) for (path, node), of_node in zip(parsed, bases, strict=True)]
+    assert [*class_files()] == expected
+
+
+def test_arguments_and_defaults_that_are_read_off_the_source_are_those_of_the_classes():
+    listed = [entry.name for base, _ in KINDS.values() for entry in classes_of(base)]
+    for name in (*listed, "Federation", "FederatedDataModule", "LocalTraining", "Evaluation", "ClientOverride"):
+        parameters = inspect.signature(class_called(name)).parameters
+        arguments = arguments_of_class(name)
+        assert arguments is not None, name
+        assert set(arguments) == set(parameters), name
+        for argument, default in defaults_of_class(name).items():
+            assert parameters[argument].default == default, f"{name}.{argument}"
+
+
+@pytest.mark.parametrize("path", ["torch.optim.SGD", "my.package.SKA", "Nothing", "Schedule"])
+def test_of_other_classes_and_those_whose_name_stands_twice_nothing_is_said(path):
+    assert arguments_of_class(path) is None
+    assert defaults_of_class(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "guess"),
+    [
+        ("--trainer.max_epocs=3", "did you mean --trainer.max_epochs? "),
+        ("--model.methods", "did you mean --model.method? "),
+        ("--data.sourcex.root", "did you mean --data.source? "),
+        ("--trainer.xyz", ""),
+        ("--trainer.max_epoch=3", "did you mean --trainer.max_epochs? "),  # a beginning is no name
+        ("--modle.method=Local", "did you mean --model? "),
+        ("--seed_everythin", "did you mean --seed_everything? "),
+        ("--ckpt_pat=x", "did you mean --ckpt_path? "),
+        ("--run_di=x", "did you mean --run_dir? "),
+    ],
+)
+def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
+    with pytest.raises(ConfigError) as caught:
+        check_options(["--config", "a.yaml", word], "fit")
+    first, _, second = word.partition("=")[0].partition(".")
+    option = f"{first}.{second.partition('.')[0]}" if first[2:] in _SECTIONS else first
+    assert str(caught.value) == (f"{option}: there is no such option; {guess}fedsim fit --help lists all options")
+
+
+def test_what_the_parser_takes_goes_on_to_the_parser():
+    words = "--trainer.max_epochs=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
+    check_options([*words.split(), "--model.method.init_args.mu", "--data.source", "--ckpt_path=model.pt"], "fit")
+
+
+def features(folder):
+    arrays = {"": np.eye(4, dtype=np.float32), "_pids": np.arange(4)}
+    content = {f"{kind}{name}": array for kind in ("query", "gallery") for name, array in arrays.items()}
+    np.savez(folder / "f.npz", **content, query_camids=np.zeros(4, dtype=int), gallery_camids=np.ones(4, dtype=int))
+    return folder / "f.npz"
+
+
+def people(folder):
+    names = {"bounding_box_train": (1, 2), "query": (3, 4), "bounding_box_test": (3, 4)}
+    for part, pids in names.items():
+        (folder / "mine" / part).mkdir(parents=True)
+        for pid in pids:
+            for camera in (1, 2):
+                (folder / "mine" / part / f"{pid:04d}_c{camera}.jpg").touch()  # its pixels are not read
+    return folder
+
+
+TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "absent"),
+    [
+        ("report {run}", 0, "torch matplotlib scipy plotly jinja2"),
+        ("report {run} --significance --figure {run}/f.png", 0, TORCH),
+        ("report {run} --wrong", 2, TORCH),
+        ("sweep {sweep} --dry-run", 0, TORCH),
+        ("sweep --method fedpav --print", 0, TORCH),
+        ("fit --config configs/quickstart.yaml --trainer.epochs 3", 2, TORCH),
+        ("rank {features} --rerank", 0, LIGHTNING),
+        ("data check {people}", 0, f"{TORCH} {LIGHTNING}"),
+        ("data splits {people}/mine --num 1", 0, f"{TORCH} {LIGHTNING}"),
+        ("data cut --root {people}/wrong --output {people}/cut", 2, f"{TORCH} {LIGHTNING}"),
+        ("data convert --mat {people}/wrong --protocol wrong --output {people}/new", 2, f"{TORCH} {LIGHTNING}"),
+        ("init {people} --output {people}/fedsim.yaml", 0, f"{TORCH} {LIGHTNING}"),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, command, code, absent):
+    run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
+    folders = {"run": run, "people": people(tmp_path / "people")}
+    words = command.format(sweep=write_sweep(), features=features(tmp_path), **folders).split()
+    program = (
+        "import gc, sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
+        "print('frozen', gc.get_freeze_count() > 1000, gc.isenabled()); "
+        "sys.exit(f'imported {found}' if (found := set(sys.argv[1].split()) & set(sys.modules)) else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, absent, *words], capture_output=True, text=True, cwd=root)
+    assert done.returncode == code, done.stderr
+    assert (code == 2) == ("fedsim: error: " in done.stderr)
+    # the collector leaves alone what was imported for the command; nothing is before its options are right
+    assert done.stdout.splitlines()[-1] == f"frozen {code == 0 or 'wrong' in command} True"
+    assert "leaked" not in done.stderr  # by libraries that count their objects as a process ends
+
+
+def test_the_collector_goes_on_where_pytorch_was_imported_before():
+    before = gc.get_freeze_count()
+    with imports_without_collection():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+
+
+def test_names_of_a_room_that_are_imported_at_their_first_use_are_there():
+    assert set(data.__all__) <= set(dir(data))
+    assert [name for name in data.__all__ if getattr(data, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match=r"module 'fedsim.data' has no attribute 'Market'"):
+        _ = data.Market

@@ -1,0 +1,273 @@
+"""Rules of reporting, convergence and fairness, against plain loops over the logged rounds."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import yaml
+
+from fedsim.__main__ import main
+from fedsim.report import group_runs, report
+from fedsim.report.convergence import first_reaching
+from fedsim.report.rules import Rule
+from fedsim.report.runs import read_run
+from run_dirs import METRICS, scores_of, training, with_mean, write_log, write_run
+from small import refuse
+
+SETS = ("market1501", "cuhk03np", "viper")
+
+
+def draw_evaluations(seed, rounds):
+    draw = random.Random(seed)
+    # few distinct values, so that rounds tie
+    return {r: scores_of(with_mean({name: draw.randint(1, 4) / 8 for name in SETS})) for r in rounds}
+
+
+def best3_by_loops(evaluations, sets, horizon):
+    """Three times: look for the round with the highest mean rank-1 that has not been taken; then average."""
+    taken = []
+    for _ in range(3):
+        best, best_score = None, -1.0
+        for round_ in sorted(evaluations):
+            if round_ > horizon or round_ in taken:
+                continue
+            score = 0.0
+            for name in sets:
+                score += evaluations[round_][f"test/global/{name}/rank1"]
+            score /= len(sets)
+            if score > best_score:
+                best, best_score = round_, score
+        taken.append(best)
+    means = {}
+    for name in SETS:
+        for metric in METRICS:
+            key = f"test/global/{name}/{metric}"
+            means[key] = (evaluations[taken[0]][key] + evaluations[taken[1]][key] + evaluations[taken[2]][key]) / 3
+    return taken, means
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_best3_is_the_plain_loop(seed, tmp_path):
+    evaluations = draw_evaluations(seed, range(10, 130, 10))
+    run = read_run(write_run(tmp_path / "run", evaluations, rounds=125))
+    for given, sets in (((), ("market1501", "cuhk03np")), (("viper",), ("viper",)), (SETS, SETS)):
+        for horizon in (30, 75, 300):
+            rule = Rule(name="best3", sets=given, horizon=horizon)
+            rounds, means = best3_by_loops(evaluations, sets, horizon)
+            assert rule.chosen(run) == rounds
+            found = rule.scores(run)
+            assert {key: found[key] for key in means} == pytest.approx(means, abs=1e-15)
+
+
+def test_variants_of_a_method_have_names_of_their_own(tmp_path):
+    evaluations = draw_evaluations(0, (10, 20))
+    folders = []
+    for name, weighting, lr in (("a/x", "size", 1), ("b/x", "cdw", 1), ("c", "cdw", 2)):
+        folder = write_run(tmp_path / name, evaluations, rounds=20)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"method": "FedPav", "fingerprint": name}))
+        config = {"model": {"method": {"init_args": {"weighting": weighting}}, "client": {"lr": lr}}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        folders.append(folder)
+    assert [group.label for group in group_runs(folders[:1])] == ["FedPav"]
+    assert [group.label for group in group_runs(folders[:2])] == ["FedPav weighting size", "FedPav weighting cdw"]
+    assert [group.label for group in group_runs(folders)] == [
+        "FedPav lr 1, weighting size",
+        "FedPav lr 1, weighting cdw",
+        "FedPav lr 2, weighting cdw",
+    ]
+
+
+def test_curves_have_a_picture_per_test_set(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", draw_evaluations(0, (10, 20, 30)), rounds=30)
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **how: path.touch() or drawn.append(figure)
+    )
+    assert "wrote" in report([str(folder)], curves=str(tmp_path / "curves.png"))
+    [figure] = drawn
+    assert (tmp_path / "curves.png").exists()
+    run = read_run(folder)
+    pictures = {axes.get_title(): axes.lines for axes in figure.axes if axes.lines}
+    assert list(pictures) == [*SETS, "mean seen", *(["mean unseen"] if "unseen" in run.test_sets else [])]
+    for name in SETS:
+        [line] = pictures[name]
+        expected = [100 * run.log[r][f"test/{run.primary}/{name}/mAP"] for r in (10, 20, 30)]
+        assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20, 30], pytest.approx(expected))
+
+
+def test_without_the_large_sets_all_seen_ones_choose(tmp_path):
+    evaluations = {r: scores_of({"town0": 0.1 * r, "town1": 0.3, "new0": 0.9 - 0.1 * r}) for r in (1, 2, 3, 4)}
+    run = read_run(write_run(tmp_path / "run", evaluations, unseen=["new0"]))
+    assert Rule(name="best3").choosing_sets(run) == ["town0", "town1"]
+    assert Rule(name="best3").chosen(run) == [4, 3, 2]
+
+
+def test_a_score_that_one_of_the_three_rounds_lacks_is_left_out(tmp_path):
+    evaluations = draw_evaluations(0, (1, 2, 3))
+    evaluations[1]["test/local/viper/rank1"] = 0.5  # the client trained in round 1 only
+    run = read_run(write_run(tmp_path / "run", evaluations))
+    found = Rule(name="best3").scores(run)
+    assert "test/global/viper/rank1" in found
+    assert "test/local/viper/rank1" not in found
+
+
+def test_the_table_shows_the_last_evaluation_beside_best3(tmp_path, capsys):
+    values = {10: 0.5, 20: 0.9, 30: 0.8, 40: 0.4, 50: 0.1}
+    run = write_run(tmp_path / "run", {r: scores_of({"market1501": v}) for r, v in values.items()})
+    assert main(["report", str(run), "--rule", "best3", "--metric", "rank1"]) == 0
+    table = capsys.readouterr().out
+    row = next(line for line in table.splitlines() if line.startswith("market1501"))
+    assert row.split() == ["market1501", "10.0", "73.3"]
+    assert "chooses rounds by their scores on test data" in table
+    assert "mean over rounds 10, 20, 30, which of 5 evaluated up to round 300" in table
+    assert main(["report", str(run), "--rule", "best3", "--metric", "rank1", "--horizon", "40"]) == 0
+    assert "which of 4 evaluated up to round 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_oracle_is_the_plain_loop(seed, tmp_path):
+    evaluations = draw_evaluations(seed, range(1, 6))
+    del evaluations[2]["test/global/viper/rank1"]  # this set was not scored in that round
+    run = read_run(write_run(tmp_path / "run", evaluations, unseen=["viper"]))
+    best = {}
+    for name in SETS:
+        chosen = None
+        for round_ in sorted(evaluations):
+            score = evaluations[round_].get(f"test/global/{name}/rank1")
+            if score is not None and (chosen is None or score > evaluations[chosen][f"test/global/{name}/rank1"]):
+                chosen = round_
+        best[name] = evaluations[chosen]
+    found = Rule(name="oracle").scores(run)
+    for metric in METRICS:
+        for name in SETS:
+            assert found[f"test/global/{name}/{metric}"] == best[name][f"test/global/{name}/{metric}"]
+        market, cuhk03 = (best[name][f"test/global/{name}/{metric}"] for name in ("market1501", "cuhk03np"))
+        assert found[f"test/global/seen/{metric}"] == pytest.approx((market + cuhk03) / 2)
+        assert found[f"test/global/unseen/{metric}"] == best["viper"][f"test/global/viper/{metric}"]
+
+
+def test_the_table_shows_the_last_evaluation_beside_the_oracle(tmp_path, capsys):
+    values = {10: 0.5, 20: 0.9, 30: 0.4}
+    run = write_run(tmp_path / "run", {r: scores_of({"market1501": v}) for r, v in values.items()})
+    assert main(["report", str(run), "--rule", "oracle", "--metric", "rank1"]) == 0
+    table = capsys.readouterr().out
+    row = next(line for line in table.splitlines() if line.startswith("market1501"))
+    assert row.split() == ["market1501", "40.0", "90.0"]
+    assert "no choice that could be made" in table
+
+
+def test_wrong_options_are_one_line(tmp_path, capsys):
+    run = write_run(tmp_path / "run", draw_evaluations(0, (10, 20)))
+    assert "its logs hold 2; lower trainer.check_val_every_n_epoch" in refuse(capsys, "report", run, "--rule", "best3")
+    run = write_run(tmp_path / "more", draw_evaluations(0, (10, 20, 30)))
+    line = refuse(capsys, "report", run, "--rule", "best3", "--sets", "[msmt17]")
+    assert "--sets" in line
+    assert "choose from market1501, cuhk03np, viper" in line
+    assert "--horizon" in refuse(capsys, "report", run, "--rule", "best3", "--horizon", "0")
+    assert "its logs hold 1" in refuse(capsys, "report", run, "--rule", "best3", "--horizon", "15")
+    assert "--best: contradicts" in refuse(capsys, "report", run, "--best", "--rule", "best3")
+    assert "choose from mAP" in refuse(capsys, "report", run, "--metric", "map")
+    assert "--rule best needs val/mAP" in refuse(capsys, "report", run, "--best")
+    (run / "metrics.csv").write_text("epoch,a\nnone,1\n")
+    assert "is no log of fedsim fit" in refuse(capsys, "report", run, "--rule", "best3")
+    (run / "metrics.csv").unlink()
+    assert "holds no metrics.csv" in refuse(capsys, "report", run, "--rule", "best3")
+
+
+def test_rounds_that_a_continued_run_did_again_count_once(tmp_path):
+    run = write_run(tmp_path / "run", {3: scores_of({"viper": 0.5})})
+    first = [(1, training(up=1, down=1)), (2, training(up=2, down=2)), (2, scores_of({"viper": 0.1}))]
+    again = [(2, training(up=2, down=2)), (2, scores_of({"viper": 0.2})), (3, training(up=3, down=3))]
+    write_log(run / "metrics-1.csv", first)
+    write_log(run / "metrics.csv", again)
+    log = read_run(run).log
+    assert sum(row["comm/up_bytes"] for row in log.values()) == 6
+    assert log[2]["test/global/viper/rank1"] == 0.2
+
+
+# -- convergence -------------------------------------------------------------------------------------------------------
+
+
+def reaching_by_loops(log, key, target):
+    for round_ in sorted(log):
+        if key in log[round_] and log[round_][key] >= target:
+            total = 0.0
+            for earlier in range(1, round_ + 1):
+                total += log[earlier]["comm/down_bytes"]
+                total += log[earlier]["comm/up_bytes"]
+            return round_, total
+    return None
+
+
+def test_rounds_and_bytes_to_a_target_are_the_plain_loop():
+    draw = random.Random(0)
+    for _ in range(100):
+        log = {r: training(up=draw.randint(1, 9), down=draw.randint(1, 9)) for r in range(1, 13)}
+        for round_ in range(3, 13, 3):
+            log[round_]["x"] = draw.random()
+        for target in (0.1, 0.6, 0.9):
+            assert first_reaching(log, "x", target) == reaching_by_loops(log, "x", target)
+
+
+def test_the_report_says_when_a_target_was_reached_or_that_it_never_was(tmp_path, capsys):
+    values = {10: 0.5, 20: 0.6, 30: 0.4}
+    evaluations = {r: scores_of({"viper": v, "seen": v / 2}) for r, v in values.items()}
+    run = write_run(tmp_path / "run", evaluations)
+    for target, cells in (("viper/rank1=55", ["20", "3e-07", "60.0"]), ("rank1=28", ["20", "3e-07", "30.0"])):
+        assert main(["report", str(run), "--target", target]) == 0
+        assert f"FedPav 0 global {' '.join(cells)}" in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(run), "--target", "viper/rank1=61"]) == 0
+    assert "not in 30 - 60.0" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("rank1", "METRIC=PERCENT"),
+        ("rank1=0.6", "scores are percentages"),
+        ("rank1=many", "not a number"),
+        ("rank1=101", "at most 100"),
+        ("map=50", "choose from mAP"),
+        ("mars/rank1=50", "choose from viper/rank1"),
+    ],
+)
+def test_a_wrong_target_is_one_line(target, remedy, tmp_path, capsys):
+    run = write_run(tmp_path / "run", {3: scores_of({"viper": 0.5})})
+    line = refuse(capsys, "report", run, "--target", target)
+    assert "--target" in line
+    assert remedy in line
+
+
+def test_logs_without_the_first_rounds_give_no_bytes(tmp_path, capsys):
+    run = write_run(tmp_path / "run", {3: scores_of({"viper": 0.5, "seen": 0.5})})
+    write_log(run / "metrics.csv", [(2, training()), (3, training()), (3, scores_of({"viper": 0.5, "seen": 0.5}))])
+    assert "lack round 1" in refuse(capsys, "report", run, "--target", "rank1=40")
+
+
+# -- fairness ----------------------------------------------------------------------------------------------------------
+
+
+def test_fairness_is_the_spread_over_clients_test_sets_averaged_over_seeds(tmp_path, capsys):
+    scores = [{"a": 0.2, "b": 0.4, "c": 0.9}, {"a": 0.5, "b": 0.3, "c": 0.7}]
+    runs = []
+    for seed, own in enumerate(scores):
+        evaluation = scores_of(own | {"seen": 0.5, "new": 0.01, "unseen": 0.01})
+        options = {"unseen": ["new"], "seed": seed, "fingerprint": "same"}
+        runs.append(str(write_run(tmp_path / str(seed), {1: evaluation}, **options)))
+    assert main(["report", *runs, "--fairness", "--metric", "rank1"]) == 0
+    deviations, means, worst = [], [], []
+    for own in scores:
+        mean = sum(own.values()) / 3
+        means.append(100 * mean)
+        deviations.append(100 * (sum((v - mean) ** 2 for v in own.values()) / 3) ** 0.5)
+        worst.append(100 * min(own.values()))
+    expected = [f"{np.mean(v):.1f}+-{np.std(v, ddof=1):.1f}" for v in (means, deviations, worst)]
+    assert " ".join(["FedPav global", *expected, "a or b"]) in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_test_set_has_no_spread(tmp_path, capsys):
+    run = write_run(tmp_path / "run", {1: scores_of({"viper": 0.5, "seen": 0.5})})
+    assert main(["report", str(run), "--fairness"]) == 0
+    assert "there are not two test sets" in capsys.readouterr().out
