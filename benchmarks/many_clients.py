@@ -25,7 +25,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from tabulate import tabulate
 
-from fedsim.core.store import Place
+from fedsim.core.store import StorePlace
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.settings import Evaluation
@@ -64,7 +64,7 @@ def resident_megabytes() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def measure(clients: int, rounds: int, store: Place) -> dict[str, float]:
+def measure(clients: int, rounds: int, store: StorePlace) -> dict[str, float]:
     """Train, and return the medians."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 10_000])
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--store", choices=get_args(Place), default="host")
+    parser.add_argument("--store", choices=get_args(StorePlace), default="host")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

@@ -38,7 +38,7 @@ AREAS = {
     "ledger": ["federation/ledger.py", "federation/hardware.py", "functional/encodings.py"],
     "losses": ["functional/losses.py", "functional/similarity.py", "functional/weighting.py", "functional/pruning.py"],
     "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/plan.py", "evaluation/reranking.py"],
-    "training": ["training/client.py", "training/optimizer.py", "training/visit.py", "training/server.py", "methods"],
+    "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
 }
 PER_AREA = 10
 LIMIT = 2400  # seconds for all tests of one mutant: one that hangs is killed, too

@@ -1,16 +1,17 @@
-"""A large client spans ranks: two ranks against one, and nine data sets on four and eight ranks by calculation.
+"""A large client rank groups ranks: two ranks against one, and nine data sets on four and eight ranks by calculation.
 
 The first table trains ten clients on drawn people, one of which holds 80 % of the images, with everybody in every
-round, batches of 64 in pieces of 16. Runs on one and on two ranks take turns; both give the same bits. Without pieces
-no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
+round, batches of 64 in micro-batches of 16. Runs on one and on two ranks take turns; both give the same bits. Without
+micro-batches no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
 
 The second has the proportions of paper 003's nine data sets, and one pass of each over its images: what the plan says
-for the ranks of one machine. A step's pieces are shared, and its sums cost time: the formula is printed. The seconds of
-a batch and the bandwidth are assumed, or measured here: ResNet-50, and a sum of its gradients over two ranks.
+for the ranks of one machine. A step's micro-batches are shared, and its sums cost time: the formula is printed. The
+seconds of a batch and the bandwidth are assumed, or measured here: ResNet-50, and a sum of its gradients over two
+ranks.
 
-    python benchmarks/spans.py                                        # both tables
-    python benchmarks/spans.py --simulate --step 0.050 --bandwidth 200  # seconds of a batch, GB/s between ranks
-    python benchmarks/spans.py --simulate --measure                     # both as this machine has them
+    python benchmarks/rank groups.py                                        # both tables
+    python benchmarks/rank groups.py --simulate --step 0.050 --bandwidth 200  # seconds of a batch, GB/s between ranks
+    python benchmarks/rank groups.py --simulate --measure                     # both as this machine has them
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ IMAGES = {
 }  # fmt: skip
 """Training images of paper 003's data sets (its Table 1)."""
 
-RESNET50 = 23_508_032  # parameters of the trunk: what a step sums
+RESNET50 = 23_508_032  # parameters of the backbone: what a step sums
 
 
 class Skewed(ReIDSource):
@@ -102,8 +103,8 @@ def in_a_process(devices: int, rounds: int, micro_batch: int | None) -> dict[str
 
 
 def compare(rounds: int, repeats: int) -> str:
-    """Return the table of one and two ranks, with and without pieces."""
-    cases = {"whole batches": None, "pieces of 16": 16}
+    """Return the table of one and two ranks, with and without micro-batches."""
+    cases = {"whole batches": None, "micro-batches of 16": 16}
     found: dict[tuple[str, int], list[dict[str, Any]]] = {(case, n): [] for case in cases for n in (1, 2)}
     for _ in range(repeats):
         for case, devices in found:
@@ -117,16 +118,16 @@ def compare(rounds: int, repeats: int) -> str:
     return tabulate(rows, headers, tablefmt="github")
 
 
-def step_seconds(batch: int, piece: int, repeats: int) -> float:
-    """Return the median seconds of forward and backward passes of ResNet-50 over a batch's pieces, on one thread."""
+def step_seconds(batch: int, micro_batch: int, repeats: int) -> float:
+    """Return the median seconds of forward and backward of ResNet-50 over a batch's micro-batches, on one thread."""
     torch.set_num_threads(1)
-    network, images = ResNet(depth=50, weights=None), torch.randn(piece, 3, 256, 128)
+    network, images = ResNet(depth=50, weights=None), torch.randn(micro_batch, 3, 256, 128)
     times = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
         network(images).mean().backward()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]) * batch / piece
+    return statistics.median(times[1:]) * batch / micro_batch
 
 
 def sum_on_two(rank: int, port: int, repeats: int, found: Any) -> None:
@@ -159,34 +160,41 @@ def bandwidth_of_two(repeats: int) -> float:
     return 8 * RESNET50 / seconds / 1e9
 
 
-def simulate(step: float, bandwidth: float, batch: int, piece: int) -> str:
+def simulate(step: float, bandwidth: float, batch: int, micro_batch: int) -> str:
     """Return the table of predicted speed-ups for nine data sets."""
     lines = [
-        f"A batch of {batch} in pieces of {piece} takes {1e3 * step:.0f} ms on one rank, and on k ranks",
-        f"  {1e3 * step:.0f} ms * ceil({batch // piece} / k) / {batch // piece} + 2 (k - 1) / k * 8 bytes * "
-        f"{RESNET50:,} / ({bandwidth:.3g} GB/s): a ring sums float64 gradients.",
+        f"A batch of {batch} in micro-batches of {micro_batch} takes {1e3 * step:.0f} ms on one rank, and on k ranks",
+        f"  {1e3 * step:.0f} ms * ceil({batch // micro_batch} / k) / {batch // micro_batch} + 2 (k - 1) / k * 8 bytes "
+        f"* {RESNET50:,} / ({bandwidth:.3g} GB/s): a ring sums float64 gradients.",
     ]
     rows = []
     for ranks in (1, 2, 4, 8):
-        tasks = [Task(name, n / batch * step, batch // piece) for name, n in IMAGES.items()]
+        tasks = [Task(name, n / batch * step, batch // micro_batch) for name, n in IMAGES.items()]
         plan, of = make_plan(tasks, ranks), {task.client: task for task in tasks}
         free = [0.0] * ranks
-        for client, span in plan.spans:
-            k = len(span)
+        for client, rank_group in plan.rank_groups:
+            k = len(rank_group)
             sums = IMAGES[client] / batch * 2 * (k - 1) / k * 8 * RESNET50 / (bandwidth * 1e9)
-            end = max(free[rank] for rank in span) + of[client].on(k) + sums
-            for rank in span:
+            end = max(free[rank] for rank in rank_group) + of[client].on(k) + sums
+            for rank in rank_group:
                 free[rank] = end
         for client in plan.rest:
             first = min(range(ranks), key=free.__getitem__)
             free[first] += of[client].seconds
         total = sum(task.seconds for task in tasks)
         whole = max(of["MSMT17"].seconds, total / ranks)
-        spans = ", ".join(f"{client} on {len(span)}" for client, span in plan.spans) or "none"
+        rank_groups = ", ".join(f"{client} on {len(rank_group)}" for client, rank_group in plan.rank_groups) or "none"
         rows.append(
-            [ranks, spans, f"{total:.1f}", f"{max(free):.1f}", f"{total / max(free):.2f}x", f"{total / whole:.2f}x"]
+            [
+                ranks,
+                rank_groups,
+                f"{total:.1f}",
+                f"{max(free):.1f}",
+                f"{total / max(free):.2f}x",
+                f"{total / whole:.2f}x",
+            ]
         )
-    headers = ["ranks", "spans", "seconds on one", "seconds", "faster", "bound without spans"]
+    headers = ["ranks", "rank groups", "seconds on one", "seconds", "faster", "bound without rank groups"]
     return "\n".join([*lines, "", tabulate(rows, headers, tablefmt="github")])
 
 
@@ -200,7 +208,7 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=200.0, help="GB/s between ranks, each way")
     parser.add_argument("--measure", action="store_true", help="measure --step and --bandwidth here")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--piece", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--micro_batch", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -213,8 +221,11 @@ def main() -> None:
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}\n")
         print(compare(args.rounds, args.repeats), "\n")
     if args.measure:
-        args.step, args.bandwidth = step_seconds(args.batch, args.piece, args.repeats), bandwidth_of_two(args.repeats)
-    print(simulate(args.step, args.bandwidth, args.batch, args.piece))
+        args.step, args.bandwidth = (
+            step_seconds(args.batch, args.micro_batch, args.repeats),
+            bandwidth_of_two(args.repeats),
+        )
+    print(simulate(args.step, args.bandwidth, args.batch, args.micro_batch))
 
 
 if __name__ == "__main__":

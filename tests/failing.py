@@ -603,7 +603,7 @@ class Jitter(RoundCallback):
         self._round = round_
 
     def on_client_batch(self, report):
-        """Note the visit, and wait."""
+        """Note the session, and wait."""
         if self.folder is not None:
             (Path(self.folder) / f"{self._round} {report.client} {os.environ['RANK']}").touch()
         time.sleep(self.seconds * float(torch.rand(1, generator=torch.Generator().manual_seed(time.perf_counter_ns()))))

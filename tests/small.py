@@ -50,7 +50,7 @@ def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
 
 
 def receive(client, method, server):
-    """Give a client the server's message, as a visit and an evaluation do before the method's hooks."""
+    """Give a client the server's message, as a session and an evaluation do before the method's hooks."""
     client.received = message_to(method, server, client.model.arch)
 
 

@@ -1,7 +1,7 @@
 """Rows about training: time, kernels, waits and memory of fedsim's step, beside a loop by hand on the same images.
 
-A round of fedsim is everything between two rounds of the loop: the visit of one client, its upload, the server's step,
-Lightning's part. Both train the same network on images that are on the device, without augmentation.
+A round of fedsim is everything between two rounds of the loop: the session of one client, its upload, the server's
+step, Lightning's part. Both train the same network on images that are on the device, without augmentation.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Profiled(Callback):
 
 
 def per_step(bench: Bench) -> dict[str, float]:
-    """Return calls per step: a round of eight batches less one of four, so a visit's own calls do not count."""
+    """Return calls per step: a round of eight batches less one of four, so a session's own calls do not count."""
     found = []
     for batches in (4, 8):
         work, profiled = Work(bench, 32, batches), Profiled(bench)
@@ -249,7 +249,7 @@ def per_step(bench: Bench) -> dict[str, float]:
 
 
 def waits(bench: Bench) -> Outcome:
-    """Count the times that the host waits for the GPU within a visit; on a CPU, numbers that are read off tensors."""
+    """Count the times that the host waits for the GPU within a session; on a CPU, numbers that are read off tensors."""
     calls = per_step(bench)
     names = WAITS if bench.is_gpu else ("aten::_local_scalar_dense",)
     found = {name: calls[name] for name in names if calls.get(name, 0) > 0}

@@ -75,7 +75,7 @@ def network(model: str) -> nn.Sequential:
 
 @lru_cache
 def resident(model: str) -> nn.Sequential:
-    """Return this process's only network of a kind, for engines whose clients would otherwise build one per visit."""
+    """Return this process's only network of a kind, for engines whose clients would otherwise build one per session."""
     return network(model)
 
 
@@ -97,14 +97,14 @@ class Work:
     weights: dict[str, dict[str, Tensor]]
     """model -> tensor name -> initial value"""
 
-    def visit(self, round_: int, client: int) -> tuple[Tensor, Tensor]:
+    def session(self, round_: int, client: int) -> tuple[Tensor, Tensor]:
         """Return a client's images [n, 3, 32, 32] and labels [n] in the order of its batches."""
         index = client * IMAGES + self.orders[round_, self.selected[round_].index(client)]
         return self.images[index], self.labels[index]
 
     def batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the batches of one visit: images [B, 3, 32, 32] and labels [B]."""
-        images, labels = self.visit(round_, client)
+        """Return the batches of one session: images [B, 3, 32, 32] and labels [B]."""
+        images, labels = self.session(round_, client)
         return zip(images.split(BATCH), labels.split(BATCH), strict=True)
 
     def start(self, model: str) -> nn.Sequential:

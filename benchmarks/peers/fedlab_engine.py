@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Replay(FedDataset):
-    """Batches of the work. FedLab names a client but no round, so this counts the client's visits.
+    """Batches of the work. FedLab names a client but no round, so this counts the client's sessions.
 
     Args:
         work: the work.
@@ -36,7 +36,7 @@ class Replay(FedDataset):
         batch_size: int,
         type: str = "train",
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the batches of the client's next visit."""
+        """Return the batches of the client's next session."""
         client = self.first + id
         return self.work.batches(next(self.rounds[client]), client)
 

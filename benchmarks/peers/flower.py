@@ -18,7 +18,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train_client(message: Message, context: Context) -> Message:  # noqa: ARG001 - Flower's signature
-    """Train one client in an actor. Data and network stay in the actor; building them per visit would cost more."""
+    """Train one client in an actor. Data and network stay in the actor; building them per session would cost more."""
     torch.set_num_threads(1)
     content, config = message.content, message.content["config"]
     net = resident(config["model"])

@@ -57,12 +57,12 @@ class Stopwatch(TrainingProcessCallback[PyTorchModel]):
 
 def make_users(work: Work) -> FederatedDataset:
     """Return the users in the order in which they train."""
-    visits = chain.from_iterable([(r, client) for client in clients] for r, clients in enumerate(work.selected))
+    sessions = chain.from_iterable([(r, client) for client in clients] for r, clients in enumerate(work.selected))
 
     def make_user(name: tuple[int, int]) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset(work.visit(*name), user_id=str(name))
+        return PyTorchTensorDataset(work.session(*name), user_id=str(name))
 
-    return FederatedDataset(make_user, user_sampler=lambda: next(visits))
+    return FederatedDataset(make_user, user_sampler=lambda: next(sessions))
 
 
 def make_model(net: nn.Sequential) -> PyTorchModel:

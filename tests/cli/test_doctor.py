@@ -19,8 +19,8 @@ from fedsim.cli.doctor.facts import (
     GIB,
     Facts,
     FaissFacts,
+    FitDevices,
     Gpu,
-    Plan,
     Room,
     TorchFacts,
     Wandb,
@@ -49,11 +49,11 @@ WELL = Facts(
     wandb=Wandb("online", "WANDB_API_KEY"),
     shared=Room("/dev/shm", 100 * GIB, 128 * GIB),
     torch=TorchFacts("2.15.0+cu132", "13.2", "2.30.7", (H100, H100)),
-    plan=Plan(("cuda:0", "cuda:1"), 2),
+    plan=FitDevices(("cuda:0", "cuda:1"), 2),
     faiss=FaissFacts("faiss-gpu 1.15.1", "12", True, 2, {"cpu": "", "cuda:0": "", "cuda:1": ""}),
     sums="",
 )
-BLIND = replace(WELL, torch=TorchFacts("2.15.0+cu132", "13.2", "2.30.7"), plan=Plan(("cpu",)), sums=None)
+BLIND = replace(WELL, torch=TorchFacts("2.15.0+cu132", "13.2", "2.30.7"), plan=FitDevices(("cpu",)), sums=None)
 FAISS = Wish(backend="faiss")
 
 
@@ -78,7 +78,7 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
     said = command.as_page(examine(WELL, Wish()))
     assert "ranks can share" in said
     assert "--trainer.strategy.ranks_per_device 2" in said
-    four = replace(WELL, plan=Plan(("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4))
+    four = replace(WELL, plan=FitDevices(("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4))
     checkup = examine(four, Wish(ranks_per_device=2))
     assert checkup.findings == []
     lines = {line.about: line.says for line in checkup.uses}
@@ -90,7 +90,7 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
 
 def test_ranks_of_one_gpu_need_no_nccl():
     without = replace(WELL.torch, nccl="")
-    one = replace(WELL, torch=without, plan=Plan(("cuda:0", "cuda:0"), 2), sums="no")
+    one = replace(WELL, torch=without, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums="no")
     assert [finding.what for finding in examine(one, Wish(ranks_per_device=2)).findings] == [
         "gloo cannot sum over the ranks of this machine: no"
     ]
@@ -106,9 +106,9 @@ IN_THE_WAY = {
     "no GPU at all": (replace(BLIND, nvidia=0, driver=""), Wish("gpu"), "there is no NVIDIA GPU", "ask for"),
     "hidden GPUs": (replace(BLIND, visible=""), Wish("gpu"), "CUDA_VISIBLE_DEVICES is ''", "unset it"),
     "torch": (with_torch(problem="libfoo.so is missing"), Wish(), "torch: libfoo.so is missing", "pip install"),
-    "lightning": (replace(WELL, plan=Plan(problem="no lightning")), Wish(), "ranks: no lightning", "pip install"),
+    "lightning": (replace(WELL, plan=FitDevices(problem="no lightning")), Wish(), "ranks: no lightning", "pip install"),
     "a refusal": (
-        replace(WELL, plan=Plan(refusal="trainer.devices: 9 is much; take 2; here: cpu")), Wish(),
+        replace(WELL, plan=FitDevices(refusal="trainer.devices: 9 is much; take 2; here: cpu")), Wish(),
         "trainer.devices: 9 is much", "take 2; here: cpu",
     ),
     "a broken GPU": (
@@ -117,7 +117,8 @@ IN_THE_WAY = {
     ),
     "no sum": (replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum", "NCCL_DEBUG=INFO"),
     "no sum on CPUs": (
-        replace(WELL, plan=Plan(("cpu", "cpu"), 2), sums="no answer"), Wish(), "gloo cannot sum", "docs/cluster.md",
+        replace(WELL, plan=FitDevices(("cpu", "cpu"), 2), sums="no answer"), Wish(), "gloo cannot sum",
+        "docs/cluster.md",
     ),
     "no NCCL": (replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL", "install torch"),
     "little shared memory": (
@@ -150,7 +151,8 @@ LOOK_AT = {
     "faiss, not asked for": (with_faiss(for_gpu=False), Wish(), "built for CPUs"),
     "faiss disagrees, not asked for": (with_faiss(trials={"cuda:0": "differ"}), Wish(), "faiss on cuda:0: differ"),
     "faiss disagrees elsewhere": (
-        replace(with_faiss(trials={"cuda:1": "differ"}), plan=Plan(("cuda:0",)), sums=None), FAISS, "faiss on cuda:1",
+        replace(with_faiss(trials={"cuda:1": "differ"}), plan=FitDevices(("cuda:0",)), sums=None), FAISS,
+        "faiss on cuda:1",
     ),
     "an occupied GPU": (
         replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, free=8 * GIB)))), Wish(),
@@ -180,7 +182,7 @@ def test_who_asks_for_cpus_hears_nothing_of_gpus():
 
 
 def test_little_shared_memory_is_enough_for_one_rank():
-    alone = replace(WELL, plan=Plan(("cuda:0",)), sums=None, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20))
+    alone = replace(WELL, plan=FitDevices(("cuda:0",)), sums=None, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20))
     assert examine(alone, Wish()).findings == []
 
 

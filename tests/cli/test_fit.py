@@ -188,9 +188,9 @@ def test_fit_leaves_a_complete_run_directory_and_prints_a_table(finished):
     assert final["test/global/seen/mAP"] == pytest.approx(
         np.mean([final[f"test/global/town{i}/mAP"] for i in range(4)])
     )
-    trunk = 4 * (11_176_512 + 9_600)  # ResNet-18: parameters and running statistics
+    backbone = 4 * (11_176_512 + 9_600)  # ResNet-18: parameters and running statistics
     neck = 4 * (512 * 16 + 16 + 2 * 16 + 2 * 16)
-    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * (trunk + neck)  # 2 rounds, 4 clients
+    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * (backbone + neck)  # 2 rounds, 4 clients
 
 
 def test_last_is_the_last_round_and_a_resumed_run_keeps_the_curves(fedsim, tiny, tmp_path):

@@ -60,7 +60,7 @@ def test_within_grahams_bound_of_the_best(seed, num_ranks):
     best = best_makespan(costs, num_ranks)
     assert best <= max(placement.loads) <= (4 / 3 - 1 / (3 * num_ranks)) * best + 1e-9
     for rank in range(num_ranks):
-        assert placement.loads[rank] == sum(costs[int(name[-1])] for name in placement.hosted_by(rank))
+        assert placement.loads[rank] == sum(costs[int(name[-1])] for name in placement.clients_of(rank))
 
 
 @pytest.mark.parametrize(("num_ranks", "speedup"), [(1, 1.0), (2, 2.0), (3, 2.34), (4, 2.34), (8, 2.34), (9, 2.34)])
@@ -74,15 +74,15 @@ def test_fedreidbench_speedup(num_ranks, speedup):
 def test_hosted_by_keeps_the_given_order():
     placement = place({"small": 1, "large": 9, "medium": 5, "tiny": 0.5, "other": 4}, num_ranks=2)
     assert list(placement.ranks) == ["small", "large", "medium", "tiny", "other"]
-    assert placement.hosted_by(0) == ["small", "large"]
-    assert placement.hosted_by(1) == ["medium", "tiny", "other"]
+    assert placement.clients_of(0) == ["small", "large"]
+    assert placement.clients_of(1) == ["medium", "tiny", "other"]
 
 
 def test_more_ranks_than_clients():
     placement = place({"a": 1, "b": 2}, num_ranks=4)
     assert placement.ranks == {"b": 0, "a": 1}
     assert placement.loads == (2, 1, 0, 0)
-    assert placement.hosted_by(3) == []
+    assert placement.clients_of(3) == []
     assert placement.speedup == 1.5
 
 

@@ -1,4 +1,4 @@
-"""Counts of waits in visits and between batches, and of kernels in steps, for budgets."""
+"""Counts of waits in sessions and between batches, and of kernels in steps, for budgets."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from fedsim.federation.rank_worker import Host
+from fedsim.federation.rank_worker import RankWorker
 from small import make_data, make_model
 
 
@@ -16,9 +16,9 @@ class Waits:
     """Waits of the host for the pretended GPU."""
 
     of_visits: list[int] = field(default_factory=list)
-    """in the last round, of each visit"""
+    """in the last round, of each session"""
     sites: str = ""
-    """of the last visit, a line for each"""
+    """of the last session, a line for each"""
     between_batches: int = 0
     """in all rounds, from the first batch of a local epoch to its last"""
 
@@ -26,7 +26,7 @@ class Waits:
 @contextmanager
 def counted_waits(gpu):
     """Count waits during training, but for those of recording a graph."""
-    waits, visit, on_batch = Waits(), Host._visit, Host._on_batch
+    waits, session, on_batch = Waits(), RankWorker._train_client, RankWorker._on_batch
     last = {}  # of the last batch: (client, place in its epoch), waits so far
     rounds = Counter()
 
@@ -35,7 +35,7 @@ def counted_waits(gpu):
             waits.of_visits.clear()
         rounds[round_] += 1
         before, sites = _waits(gpu), Counter(gpu.waits)
-        visit(self, client, round_, *args)
+        session(self, client, round_, *args)
         waits.of_visits.append(_waits(gpu) - before)
         waits.sites = gpu.waits_since(sites)
 
@@ -47,7 +47,10 @@ def counted_waits(gpu):
         last.clear()
         last[report.client, report.done] = _waits(gpu)
 
-    with mock.patch.object(Host, "_visit", counted_visit), mock.patch.object(Host, "_on_batch", counted_batch):
+    with (
+        mock.patch.object(RankWorker, "_train_client", counted_visit),
+        mock.patch.object(RankWorker, "_on_batch", counted_batch),
+    ):
         yield waits
 
 
@@ -62,7 +65,7 @@ def kernels_of_a_step(gpu, method, *, precision="32-true", **options):
 
 
 def kernels_until(gpu, method, batches, precision="32-true", **options):
-    """Return the launches until the end of each of so many batches of a visit."""
+    """Return the launches until the end of each of so many batches of a session."""
     model, data, device = make_model(method, **options), make_data(size=(32, 16)), torch.device("cuda", 0)
     model.assemble(data, 0, 1, device)
     model.server.to(device)

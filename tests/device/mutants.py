@@ -159,16 +159,16 @@ MUTANTS = [
     Mutant("evaluation/backends.py", "with torch.cuda.device(query.device):", "if True:", "rank"),
     # -- recorded steps
     Mutant("training/graphs.py", "            mine.copy_(given)", "            mine", "graph"),
-    Mutant("training/graphs.py", "tally.add(loss.clone(), guesses.clone(),", "tally.add(loss, guesses,", "graph"),
+    Mutant("training/graphs.py", "metrics.add(loss.clone(), guesses.clone(),", "metrics.add(loss, guesses,", "graph"),
     Mutant("training/graphs.py", "WARM_UP = 3\n", "WARM_UP = 0\n", "graph"),
     Mutant("training/graphs.py", "optimizer.num_steps += steps", "optimizer.num_steps += 0", "graph control"),
     Mutant("training/graphs.py", "[(o.rates, o.num_resets)", "[o.num_resets", "graph rates"),
-    Mutant("training/graphs.py", "tally, visit.report = noted, losses.append", "report = losses.append", "graph"),
+    Mutant("training/graphs.py", "metrics, session.report = noted, losses.append", "report = losses.append", "graph"),
     Mutant("core/allocator.py", "graph.register_generator_state(generator)", "graph.pool", "graph"),
     Mutant("core/allocator.py", "        self._stream.wait_stream(around)\n", "", "graph"),
     Mutant("core/allocator.py", "        around.wait_stream(self._stream)\n", "", "graph, last batches"),
     Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
-    Mutant("training/client.py", "self.visit.report(loss.detach())", "self.visit.report(loss.item())", "graph"),
+    Mutant("training/client.py", "self.session.report(loss.detach())", "self.session.report(loss.item())", "graph"),
     # -- copies on a stream of their own
     Mutant("core/transfer.py", "        work.wait_event(arrived)\n", "", "prefetch"),
     Mutant("core/transfer.py", "tensor.record_stream(work)", "tensor", "prefetch"),
@@ -184,8 +184,8 @@ MUTANTS = [
            "self._wait(dist.all_reduce(payload, async_op=True))", "two GPUs"),
     Mutant("strategy/strategy.py", "self._wait(dist.all_reduce(tensor, async_op=True))",
            "self._wait(dist.all_reduce(tensor.cpu(), async_op=True))", "two GPUs"),
-    Mutant("federation/round.py", "axis.begin(round_)\n",
-           "axis.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n",
+    Mutant("federation/round.py", "listener.begin(round_)\n",
+           "listener.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n",
            "two GPUs"),
     Mutant("strategy/strategy.py", 'return "gloo" if self.ranks_per_device > 1 else str(', "return str(",
            "shared GPUs"),
@@ -197,12 +197,12 @@ MUTANTS = [
 
 
 def _fit(folder, name, *options, waits=None, scored=False, **settings):
-    """Fit on a pretended GPU, deterministically; more than ``waits`` per visit are a mistake."""
+    """Fit on a pretended GPU, deterministically; more than ``waits`` per session are a mistake."""
     with pretend.cuda(1) as gpu, counted_waits(gpu) as found:
         fit(folder / "run", name, *options, gpus=1, scored=scored, deterministic=waits is None, **settings)
     if waits is not None:
-        assert max(found.of_visits) <= waits, f"waits of visits: {found}"
-        assert not found.between_batches, f"waits of visits: {found}"
+        assert max(found.of_visits) <= waits, f"waits of sessions: {found}"
+        assert not found.between_batches, f"waits of sessions: {found}"
 
 
 def _graph(folder, name, *options):

@@ -90,7 +90,7 @@ def trained(method, *, graph, limit=9, batch_size=5, **client):
         method.train(client)
         progress = [(report.done, report.share, float(report.loss)) for report in reports]
         weights = client.model.whole.cpu().tolist()
-        found.append((weights, client.optimizer.num_steps, progress, client.visit.tally.read([])))
+        found.append((weights, client.optimizer.num_steps, progress, client.session.metrics.read([])))
         client.leave()
     return found
 
@@ -118,7 +118,7 @@ def test_the_last_shorter_batch_stays_outside_and_costs_no_recording(gpu):
 
 
 class Twice(FedAvg):
-    """Begins anew in the middle of a visit."""
+    """Begins anew in the middle of a session."""
 
     def train(self, client):
         super().train(client)

@@ -22,7 +22,7 @@ REFUSED = ("fedreid", "fedreid_fine_tune", "pfedme", "ska")
 """configs of methods that declare plain steps"""
 CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
 NEVER = (*CLUSTERS, *REFUSED, "fedsgd", "random_guess")
-"""configs whose steps stay plain: the last but one takes one in each visit, the last none"""
+"""configs whose steps stay plain: the last but one takes one in each session, the last none"""
 SCORED = ("ditto", "feature_concatenation", "fedpav", "fedreid", "ifca", "ska")
 """configs that are scored on two GPUs, too: one for each kind of model that is delivered"""
 SEVERAL = [name for name in METHODS if name != "centralised"]
@@ -37,7 +37,7 @@ def on_the_cpu(tmp_path_factory):
 
 
 USUAL_WAITS = 2
-"""The results of a visit; and the upload that waits for weights, or an optimizer that goes on."""
+"""The results of a session; and the upload that waits for weights, or an optimizer that goes on."""
 LOCAL_MODEL = 1
 """More before an evaluation, as in these runs: the copy of the local model"""
 MORE_WAITS = {
@@ -47,7 +47,7 @@ MORE_WAITS = {
     "feducc": {"clustering, in each epoch": 10},
     "fedureid": {"clusters merge": 11, "whether they are known, in each epoch": 1},
 }
-"""Config -> further waits of a visit, of clustering and of CRR; no more waits come with further batches"""
+"""Config -> further waits of a session, of clustering and of CRR; no more waits come with further batches"""
 
 
 def marks(name):

@@ -5,7 +5,7 @@ import pytest
 import others
 from mutants import MUTANTS, ON_RANKS, RUNS, play
 
-FOUND = ("PretendError", "waits of visits", "steps stay plain", "other bits")
+FOUND = ("PretendError", "waits of sessions", "steps stay plain", "other bits")
 """Words of a refusal, of a budget that is broken, and of a comparison."""
 
 

@@ -12,7 +12,7 @@ import pretend
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.federation.scheduling import scheduler
-from fedsim.federation.scheduling.plan import Plan
+from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.strategy import FederatedStrategy
 from runs import differences, fit, left_by, options
 from small import refuse
@@ -39,7 +39,7 @@ SCORED = ("sums", "a second model", "shared evaluation")
 def together(tasks, num_ranks):
     """A plan in which all ranks span each client whose batches are cut."""
     spans = [(task.client, range(num_ranks)) for task in tasks if task.pieces > 1]
-    return Plan(spans, [task.client for task in tasks if task.pieces == 1], 0.0)
+    return RoundPlan(spans, [task.client for task in tasks if task.pieces == 1], 0.0)
 
 
 def fit_all(folder, names, ranks, share):

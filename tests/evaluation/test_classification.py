@@ -183,7 +183,7 @@ def test_local_models_are_those_before_averaging():
     (resident,) = model.parts.models.values()
     accuracies = []
     for client in model.parts.clients.values():
-        resident.flat.buffer.copy_(model.parts.hosting.snapshots.of(client.client_name))
+        resident.flat.buffer.copy_(model.parts.rank_share.snapshots.of(client.client_name))
         accuracies.append(plain_accuracy(resident, model.parts.federated.tests["cifar10"].gallery))
     assert model.scores["test/local/cifar10/top1"] == pytest.approx(np.mean(accuracies), abs=1e-12)
 

@@ -23,7 +23,7 @@ from fedsim.evaluation.query_file import QueryResults, mean_results, write_queri
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import METRICS, Row, summarise
+from fedsim.evaluation.summary import METRICS, ScoreRow, summarise
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.report import read_run
@@ -633,7 +633,8 @@ def test_spread_is_over_splits_of_the_mean_over_clients():
     rng = np.random.default_rng(0)
     one, two, seen = rng.random((4, 6)), rng.random((4, 6)), rng.random((1, 6))
     rows = [
-        Row("personalised", domain, client, "net", 0) for domain, client in (("a", "a"), ("new", "a"), ("new", "b"))
+        ScoreRow("personalised", domain, client, "net", 0)
+        for domain, client in (("a", "a"), ("new", "a"), ("new", "b"))
     ]
     metrics = summarise("test", rows, [seen, one, two], {"new"}, "personalised", 2)
     for i, metric in enumerate(METRICS):
@@ -646,7 +647,7 @@ def test_spread_is_over_splits_of_the_mean_over_clients():
         assert f"test/personalised/unseen/{metric}_std" not in metrics
         for client, own in (("a", one), ("b", two)):  # each alone, by name
             assert metrics[f"test/personalised/new/{client}/{metric}"] == pytest.approx(own[:, i].mean())
-    many = [Row("personalised", "new", str(client), "net", 0) for client in range(51)]
+    many = [ScoreRow("personalised", "new", str(client), "net", 0) for client in range(51)]
     metrics = summarise("test", many, [one] * 51, {"new"}, "personalised", 51)
     assert not any(name.count("/") > 3 for name in metrics)
 
@@ -766,7 +767,7 @@ def test_pooled_features_need_no_neck(tree):
         assert scores["pool"][f"test/{kind}/north/mAP"] == scores["pool"]["test/global/north/mAP"]
     whole = fit(make_model(FedAvg(share_head=False), evaluation=Evaluation(layer="pool")), data, rounds=1)
     rank = "test/global/viper/rank1"
-    assert whole.evaluator.score("test")[rank] == scores["pool"][rank]  # the first round's trunks are the same
+    assert whole.evaluator.score("test")[rank] == scores["pool"][rank]  # the first round's backbones are the same
 
 
 def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_unseen_sets(tree, tmp_path):
@@ -796,16 +797,16 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
 def test_clients_forget_their_visit_when_their_model_fails(tree, ensemble):
     how = Evaluation(ensemble=ensemble)
     model = fit(make_model(Ditto(lam=0.0), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
-    clients, visits = model.parts.clients.values(), []
+    clients, sessions = model.parts.clients.values(), []
 
     def fail(*_):
         if loaded := [client for client in clients if "received" in vars(client)]:
-            visits.extend(set(client.kept) for client in loaded)
+            sessions.extend(set(client.kept) for client in loaded)
             raise RuntimeError("no features today")
 
     model.parts.models["smallcnn"].network.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="no features today"):
         model.evaluator.score("test")
-    assert visits == [{"personal"}]
+    assert sessions == [{"personal"}]
     assert [client.kept for client in clients] == [{}, {}]
     assert not any("received" in vars(client) for client in clients)

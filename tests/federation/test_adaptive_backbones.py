@@ -103,9 +103,9 @@ def test_clients_with_many_rewards_step_where_they_shall(rewarded, rungs):
     selection.rewards, selection.num_selected = {"town0": 0.0, "town1": 1.0, "town2": 2.0}, dict.fromkeys(CLIENTS, 2)
     model = adaptive(selection=selection, rewarded=rewarded)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    axis = BackboneLadder(model.settings.adaptive_backbones, model.parts, selection)
-    axis.begin(2)
-    assert [axis.rungs[client] for client in CLIENTS] == rungs
+    ladder = BackboneLadder(model.settings.adaptive_backbones, model.parts, selection)
+    ladder.begin(2)
+    assert [ladder.rungs[client] for client in CLIENTS] == rungs
 
 
 # -- switches ----------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def reward(model):
 
 
 def ladder_of(model):
-    return next(axis for axis in model.axes if isinstance(axis, BackboneLadder))
+    return next(listener for listener in model.listeners if isinstance(listener, BackboneLadder))
 
 
 def test_a_switch_keeps_the_classifier_and_nothing_else():

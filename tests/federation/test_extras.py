@@ -266,7 +266,7 @@ def test_changed_gradients_are_clipped():
 
 
 class Averaging(FedAvg):
-    """Asks for the mean gradient of the visit, and adds up the gradients themselves."""
+    """Asks for the mean gradient of the session, and adds up the gradients themselves."""
 
     def take_step(self, client, loss):
         client.step(loss, lambda: gradients.append({p: p.grad.clone() for p in client.optimizer.parameters}))

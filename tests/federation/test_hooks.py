@@ -9,7 +9,7 @@ import torch
 import fedsim.methods
 from fedsim.core.errors import TrainingError
 from fedsim.data import SyntheticReID
-from fedsim.evaluation.plan import Plan
+from fedsim.evaluation.plan import EvaluationPlan
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.events import RoundCallback
@@ -60,8 +60,8 @@ def assembled(method):
 
 def plan_of(model, method):
     parts = model.parts
-    common = (parts.server, parts.models, parts.archs, parts.federated, parts.hosting.placement)
-    return Plan(method, *common, needs="neck", ensemble=False)
+    common = (parts.server, parts.models, parts.archs, parts.federated, parts.rank_share.placement)
+    return EvaluationPlan(method, *common, needs="neck", ensemble=False)
 
 
 def choices(plan):
@@ -205,7 +205,7 @@ def test_clients_find_what_is_declared_and_nothing_else():
     evaluation = Evaluation(test_during_fit=True)
     options = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 1}
     model = fit(make_model(Reading(), evaluation=evaluation), make_data(val="first_image"), rounds=1, **options)
-    assert len(seen) > 6  # visits, and evaluations
+    assert len(seen) > 6  # sessions, and evaluations
     for received in seen:
         assert received.extras.keys() == {"sent", "known", "mask"}
         assert torch.equal(received.extras["sent"], torch.full((3, 4), 2.0))
@@ -223,7 +223,7 @@ def test_what_the_server_does_not_keep_cannot_be_declared():
         fit(make_model(Lacking()), rounds=1)
 
 
-# -- messages live as long as the visit --------------------------------------------------------------------------------
+# -- messages live as long as the session ------------------------------------------------------------------------------
 
 
 class Between(RoundCallback):
@@ -330,7 +330,7 @@ def test_a_number_of_a_tensor_that_is_not_finite_is_named_by_the_tensor():
 
 @dataclass(frozen=True)
 class OnDevice(FedPav):
-    """Signals that are tensors until the visit's results are read: of one, of many, of none of a number."""
+    """Signals that are tensors until the session's results are read: of one, of many, of none of a number."""
 
     measures = {"count": "client", "third": "client", "norm": "tensor", "plain": "client"}  # noqa: RUF012 - a property
     bad: str = ""

@@ -27,9 +27,8 @@ from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, 
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload
 from fedsim.models import Neck, ResNet
-from fedsim.models.groups import TRUNK, Group
-from fedsim.report import Group as RunGroup
-from fedsim.report import Run, traffic
+from fedsim.models.groups import BACKBONE, Group
+from fedsim.report import Run, RunGroup, traffic
 from fedsim.training.messages import Report, Upload
 from fedsim.training.settings import ClientOverride
 from small import fit as fit_here
@@ -59,13 +58,13 @@ def nine_clients(method, bn_stats="mean"):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (FedPav(), 98_449_152),  # trunk and neck
+        (FedPav(), 98_449_152),  # backbone and neck
         (FedAvg(share_head=False), 98_449_152),
-        (Sharing(groups=TRUNK), 94_244_608),  # FedAvg+D of papers 000 and 001
+        (Sharing(groups=BACKBONE), 94_244_608),  # FedAvg+D of papers 000 and 001
         (Sharing(groups=frozenset({Group.CONV})), 93_819_648),  # FedBN
         (Local(), 0),
     ],
-    ids=["FedPav", "FedAvg, private heads", "trunk", "convolutions", "Local"],
+    ids=["FedPav", "FedAvg, private heads", "backbone", "convolutions", "Local"],
 )
 def test_payloads_are_those_of_the_papers_models(method, expected):
     ledger = nine_clients(method)
@@ -74,13 +73,15 @@ def test_payloads_are_those_of_the_papers_models(method, expected):
 
 def test_control_variates_are_as_long_as_the_parameters_and_go_both_ways():
     [traffic_] = nine_clients(Scaffold()).expected(0, ["town0"]).values()
-    parameters = 98_449_152 - 4 * 2 * (26_560 + 512)  # all but running means and variances, trunk and neck
+    parameters = 98_449_152 - 4 * 2 * (26_560 + 512)  # all but running means and variances, backbone and neck
     assert traffic_ == Traffic(98_449_152, 98_449_152, parameters, parameters)
 
 
 def test_statistics_that_stay_local_are_not_sent():
-    [trunk] = nine_clients(FedPav(), bn_stats="local").expected(0, ["town0"]).values()
-    assert trunk.down == trunk.up == 98_449_152 - 4 * (53_120 + 1_024)  # running means and variances, trunk and neck
+    [backbone] = nine_clients(FedPav(), bn_stats="local").expected(0, ["town0"]).values()
+    assert (
+        backbone.down == backbone.up == 98_449_152 - 4 * (53_120 + 1_024)
+    )  # running means and variances, backbone and neck
 
 
 def test_paper_003_s_300_rounds_of_9_clients_come_to_531_6_gb():

@@ -173,9 +173,11 @@ def test_describe_tells_fixed_tensors_from_private_ones():
 
 def test_every_tensor_but_the_adapters_is_fixed():
     (flat,) = assembled().parts.models.values()
-    trunk = {name: group for name, group in flat.groups.items() if name.startswith("backbone.")}
-    assert {name for name, group in trunk.items() if group is Group.FIXED} == {n for n in trunk if ".lora_" not in n}
-    assert {group for name, group in trunk.items() if ".lora_" in name} == {Group.CONV}
+    backbone = {name: group for name, group in flat.groups.items() if name.startswith("backbone.")}
+    assert {name for name, group in backbone.items() if group is Group.FIXED} == {
+        n for n in backbone if ".lora_" not in n
+    }
+    assert {group for name, group in backbone.items() if ".lora_" in name} == {Group.CONV}
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_what_a_client_keeps_is_a_copy_and_part_of_its_state(store):
     state = client.private_state()
     assert state["kept.previous"].abs().sum() > 0
     assert seen[0] == 0
-    assert seen[3] != 0  # the second visit of the first client
+    assert seen[3] != 0  # the second session of the first client
     client.load_private_state({"state": state["state"], "kept.previous": torch.ones(3)})
     client.load()
     assert torch.equal(client.kept["previous"], torch.ones(3))
@@ -323,14 +323,14 @@ def test_work_in_place_on_what_is_kept_does_not_survive_a_visit_that_does_not_co
     class Counting(FedPav):
         def download(self, client):
             super().download(client)
-            if "visits" not in client.kept:
-                client.keep("visits", torch.zeros(1))
-            client.kept["visits"] += 1
+            if "sessions" not in client.kept:
+                client.keep("sessions", torch.zeros(1))
+            client.kept["sessions"] += 1
             if client.round == 1:
                 client.model.shared.fill_(float("nan"))
 
     model = fit(make_model(Counting(), client_store=store, on_bad_update="skip_client"), rounds=2)
-    assert all(float(c.private_state()["kept.visits"]) == 1 for c in model.parts.clients.values())
+    assert all(float(c.private_state()["kept.sessions"]) == 1 for c in model.parts.clients.values())
     assert all(not client.kept for client in model.parts.clients.values())
 
 
@@ -448,7 +448,7 @@ def test_one_local_step_is_fedsgd():
 @pytest.mark.parametrize(("most", "shown"), [(3, True), (2, False)])
 def test_single_clients_are_logged_while_they_are_few(monkeypatch, most, shown):
     """Three clients; as many names are shown as the limit says, and none if they are more."""
-    for module in ("round", "round_table", "ledger"):
+    for module in ("round", "round_table", "components.ledger"):
         monkeypatch.setattr(f"fedsim.federation.{module}.MAX_NAMES", most)
     logged = fit(make_model(FedPav(), selection=UCB(count=3)), rounds=1).round_metrics
     for group in ("train", "comm", "selection"):

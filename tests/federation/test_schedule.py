@@ -16,7 +16,7 @@ from fedsim.data import SyntheticReID
 from fedsim.federation.callbacks import Preemption
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.events import RoundCallback
-from fedsim.federation.scheduling.scheduler import Schedule
+from fedsim.federation.scheduling.scheduler import RoundScheduler
 from fedsim.methods import Ditto, FedBN, FedPav
 from fedsim.strategy.machine import Machine
 from fedsim.training.messages import Report
@@ -27,11 +27,11 @@ COSTS = {"a": 10.0, "b": 40.0, "c": 20.0, "d": 40.0}
 ALL = dict.fromkeys(NAMES, 1.0)
 
 
-def schedule(clients=NAMES, shared=True, pieces=None):
+def schedule(clients=NAMES, shared=True, micro_batches=None):
     machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
     if machine is not None:
         machine.ranks = range(2)
-    return Schedule(COSTS, dict.fromkeys(NAMES, 1) | (pieces or {}), clients, machine)
+    return RoundScheduler(COSTS, dict.fromkeys(NAMES, 1) | (micro_batches or {}), clients, machine)
 
 
 def ordered(of, called, work):
@@ -59,7 +59,7 @@ def test_measured_seconds_decide_and_others_count_as_usual():
 
 
 def test_seconds_of_a_client_that_could_be_shared_and_was_not_are_those_of_one_rank():
-    timed = schedule(pieces={"a": 4})
+    timed = schedule(micro_batches={"a": 4})
     timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(200.0, 40.0)}))
     # seconds per image: a 9, b 5, the others 7; were those of a for two ranks, c would come before b
     assert timed.orders(NAMES, ALL).all == ["d", "b", "c", "a"]

@@ -1,4 +1,4 @@
-"""Large clients span ranks: the plan, and the same bits with spans as on one rank."""
+"""Large clients rank group ranks: the plan, and the same bits with rank groups as on one rank."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from fedsim.core.errors import PeerError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.scheduling import scheduler
-from fedsim.federation.scheduling.plan import GAIN, Plan, Task, blocks, make_plan
+from fedsim.federation.scheduling.plan import GAIN, RoundPlan, Task, blocks, make_plan
 from fedsim.methods import FedPav
 from fedsim.methods.base import Method
 from fedsim.models import Neck
@@ -35,9 +35,9 @@ def whole(tasks, ranks):
 def replay(plan, tasks, ranks):
     """The seconds of a plan, by plain loops."""
     of, free = {task.client: task for task in tasks}, [0.0] * ranks
-    for client, span in plan.spans:
-        end = max(free[rank] for rank in span) + of[client].on(len(span))
-        for rank in span:
+    for client, rank_group in plan.rank_groups:
+        end = max(free[rank] for rank in rank_group) + of[client].on(len(rank_group))
+        for rank in rank_group:
             free[rank] = end
     for client in plan.rest:
         free[free.index(min(free))] += of[client].seconds
@@ -45,22 +45,22 @@ def replay(plan, tasks, ranks):
 
 
 def test_a_client_that_would_be_waited_for_gets_ranks():
-    tasks = [Task("large", 80, pieces=4), *(Task(f"c{i}", 20 / 9, pieces=4) for i in range(9))]
+    tasks = [Task("large", 80, micro_batches=4), *(Task(f"c{i}", 20 / 9, micro_batches=4) for i in range(9))]
     plan = make_plan(tasks, 2)
-    assert plan.spans == [("large", range(2))]
+    assert plan.rank_groups == [("large", range(2))]
     assert plan.seconds == pytest.approx(40 + 5 * 20 / 9)
     four = make_plan(tasks, 4)
-    assert four.spans == [("large", range(4))]
+    assert four.rank_groups == [("large", range(4))]
 
 
 def test_the_busiest_rank_has_the_most_pieces():
-    assert [Task("a", 12, pieces=4).on(ranks) for ranks in (1, 2, 3, 4, 8)] == [12, 6, 6, 3, 3]
+    assert [Task("a", 12, micro_batches=4).on(ranks) for ranks in (1, 2, 3, 4, 8)] == [12, 6, 6, 3, 3]
 
 
-@pytest.mark.parametrize("pieces", [1, 4])
-def test_equal_clients_are_left_whole(pieces):
-    tasks = [Task(name, 10, pieces) for name in "abcd"]
-    assert make_plan(tasks, 2) == Plan([], list("abcd"), 20)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_equal_clients_are_left_whole(micro_batches):
+    tasks = [Task(name, 10, micro_batches) for name in "abcd"]
+    assert make_plan(tasks, 2) == RoundPlan([], list("abcd"), 20)
     assert make_plan([], 2).seconds == 0
 
 
@@ -72,15 +72,15 @@ def test_plans_are_valid_and_never_worse_than_none():
         draws = torch.rand(int(torch.randint(1, 12, (), generator=generator)), generator=generator) ** 3
         tasks = [Task(str(i), float(s), int(torch.randint(1, 9, (), generator=generator))) for i, s in enumerate(draws)]
         plan = make_plan(tasks, ranks)
-        spanned = [client for client, _ in plan.spans]
+        spanned = [client for client, _ in plan.rank_groups]
         assert sorted([*spanned, *plan.rest]) == sorted(task.client for task in tasks)
-        for client, span in plan.spans:
-            assert 2 <= len(span) <= next(task.pieces for task in tasks if task.client == client)
-            assert span in blocks(ranks, len(span))
+        for client, rank_group in plan.rank_groups:
+            assert 2 <= len(rank_group) <= next(task.micro_batches for task in tasks if task.client == client)
+            assert rank_group in blocks(ranks, len(rank_group))
         assert plan.seconds == pytest.approx(replay(plan, tasks, ranks))
         gains.append(plan.seconds / whole(tasks, ranks))
-        assert gains[-1] <= (GAIN if plan.spans else 1 + 1e-9)
-        bound = max(sum(t.seconds for t in tasks) / ranks, max(t.on(min(ranks, t.pieces)) for t in tasks))
+        assert gains[-1] <= (GAIN if plan.rank_groups else 1 + 1e-9)
+        bound = max(sum(t.seconds for t in tasks) / ranks, max(t.on(min(ranks, t.micro_batches)) for t in tasks))
         assert plan.seconds >= bound - 1e-9
     assert min(gains) < 0.5
 
@@ -90,10 +90,11 @@ def test_no_plan_of_three_clients_on_three_ranks_is_much_better():
     for seconds in itertools.product((1, 3, 8), repeat=3):
         tasks = [Task(str(i), s, 3) for i, s in enumerate(seconds)]
         best = min(
-            replay(Plan([(str(i), span) for i, span in zip(order, spans, strict=True) if len(span) > 1],
-                        [str(i) for i, span in zip(order, spans, strict=True) if len(span) == 1], 0), tasks, 3)
+            replay(RoundPlan([(str(i), ranks) for i, ranks in zip(order, rank_groups, strict=True) if len(ranks) > 1],
+                             [str(i) for i, ranks in zip(order, rank_groups, strict=True) if len(ranks) == 1], 0),
+                   tasks, 3)
             for order in itertools.permutations(range(3))
-            for spans in itertools.product([range(1), range(2), range(3)], repeat=3)
+            for rank_groups in itertools.product([range(1), range(2), range(3)], repeat=3)
         )  # fmt: skip
         assert make_plan(tasks, 3).seconds <= best * 4 / 3 + 1e-9
 
@@ -112,27 +113,28 @@ SOME = {
 
 
 OPTIONS = {"MOON": {"mu": 0.1}}
-"""where the default diverges with so few images in a piece"""
+"""where the default diverges with so few images in a micro-batch"""
 
 
 def test_methods_declare_what_they_need():
     assert {name for name, kind in METHODS.items() if "whole_batches" in kind().requires} == WHOLE
 
 
-slow_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # with so few images in a piece some methods diverge
+slow_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # with so few images in a micro-batch some methods diverge
 CLIENTS = {
     "town1": ClientOverride(batch_size=12, accumulate=2),
     "town2": ClientOverride(micro_batch=11),
-    "town3": ClientOverride(batch_size=8),  # its last batch is a single piece, and on three ranks one has none
+    "town3": ClientOverride(batch_size=8),  # its last batch is a single micro-batch, and on three ranks one has none
 }
 
 
 def train(name, devices):
-    """Batches of 11 in pieces of 4 or 3, dropout, a shorter last batch, a client that accumulates, and one left whole.
+    """Batches of 11 in micro-batches of 4 or 3, dropout, a shorter last batch, a client that accumulates, and one left
+    whole.
 
-    Of all methods, five seeds and two kinds of CPU, the largest gradient of a piece is 0.05 of the largest that is
-    exact, and less than 0.6 within four standard deviations of its logarithm. Pieces of 3 and a triplet loss of more
-    weight come too close to it: which step exceeds it depends on rounding.
+    Of all methods, five seeds and two kinds of CPU, the largest gradient of a micro-batch is 0.05 of the largest that
+    is exact, and less than 0.6 within four standard deviations of its logarithm. Micro-batches of 3 and a triplet loss
+    of more weight come too close to it: which step exceeds it depends on rounding.
     """
     model = make_model(
         METHODS[name](**OPTIONS.get(name, {})), neck=Neck(kind="bnneck", dropout=0.3), objective=Objective(triplet=0.1),
@@ -150,13 +152,16 @@ def train(name, devices):
 
 
 def all_but_one(tasks, num_ranks):
-    """A plan in which all ranks span each client but one; on three ranks, two span the first of them."""
-    spans = [(task.client, range(num_ranks)) for task in tasks if task.pieces > 1][1:]
-    spans = [(client, range(2) if num_ranks == 3 and not i else span) for i, (client, span) in enumerate(spans)]
-    return Plan(spans, [task.client for task in tasks if task.client not in dict(spans)], 0.0)
+    """A plan in which all ranks rank group each client but one; on three ranks, two rank group the first of them."""
+    rank_groups = [(task.client, range(num_ranks)) for task in tasks if task.micro_batches > 1][1:]
+    rank_groups = [
+        (client, range(2) if num_ranks == 3 and not i else rank_group)
+        for i, (client, rank_group) in enumerate(rank_groups)
+    ]
+    return RoundPlan(rank_groups, [task.client for task in tasks if task.client not in dict(rank_groups)], 0.0)
 
 
-RANKS = 3  # spans of two ranks and of three
+RANKS = 3  # rank groups of two ranks and of three
 
 
 def train_with_spans(folder):
@@ -170,7 +175,7 @@ def train_with_spans(folder):
 @pytest.fixture(scope="module")
 def with_spans(tmp_path_factory, request):
     """The folder with every rank's results, of the methods whose tests are run."""
-    folder = tmp_path_factory.mktemp("spans")
+    folder = tmp_path_factory.mktemp("rank groups")
     (folder / "names").write_text(" ".join(others.names_in(request, "test_spans_change_no_bit")))
     run_on_ranks(train_with_spans, folder, ranks=RANKS, timeout=600)
     return folder
@@ -193,8 +198,8 @@ class FailsOnOne(FedPav):
     """Fails on rank 1 in the midst of a client."""
 
     def loss(self, client, batch):
-        if os.environ["RANK"] == "1" and client.visit.progress[1] == 2:
-            raise ZeroDivisionError("on one rank of the span")
+        if os.environ["RANK"] == "1" and client.session.progress[1] == 2:
+            raise ZeroDivisionError("on one rank of the rank group")
         return super().loss(client, batch)
 
 
@@ -212,4 +217,4 @@ def fail_on_one(folder):
 def test_the_other_ranks_of_a_span_hear_of_an_error(tmp_path):
     run_on_ranks(fail_on_one, tmp_path)
     assert (tmp_path / "0").read_text().startswith("rank 1 stopped in round 1, client town")
-    assert "on one rank of the span" in (tmp_path / "0").read_text()
+    assert "on one rank of the rank group" in (tmp_path / "0").read_text()

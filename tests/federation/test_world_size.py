@@ -212,5 +212,5 @@ def test_a_run_with_spans_continues_on_other_machines(on_one, three, two_machine
 
 def assert_shared(folder):
     """Some ranks shared a client."""
-    visits = Counter(note.name.rpartition(" ")[0] for note in (folder / "notes").iterdir())
-    assert max(visits.values()) > 1, visits
+    sessions = Counter(note.name.rpartition(" ")[0] for note in (folder / "notes").iterdir())
+    assert max(sessions.values()) > 1, sessions

@@ -19,7 +19,7 @@ from fedsim.models.reid import ReIDModel, make_head
 from fedsim.papers.files import read_paper
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import Output
-from fedsim.training.labels.labeller import LabelSource
+from fedsim.training.labels.labeller import Labeller
 from fedsim.training.settings import LocalTraining, Objective
 from small import fit, make_model, vector
 
@@ -342,7 +342,7 @@ def gradient_ratio(seed, **triplet):
     images = (0.5 * torch.randn(8, 2048).repeat_interleave(4, 0) + torch.randn(32, 2048)).relu().requires_grad_()
     features = model(images)
     client = SimpleNamespace(objective=Objective(cross_entropy=0.5, triplet=0.5, **triplet))
-    scored = LabelSource(client).score(Output(features, head(features.neck), head.weight), Batch(None, labels))
+    scored = Labeller(client).score(Output(features, head(features.neck), head.weight), Batch(None, labels))
     assert scored.loss.item() == pytest.approx(0.5 * sum(part.item() for part in scored.parts))
     alone = smoothed_cross_entropy(head(features.neck), labels) / 2
     (of_entropy,) = torch.autograd.grad(alone, images, retain_graph=True)

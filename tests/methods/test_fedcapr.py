@@ -61,7 +61,7 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
     remember_received(client)
     added = []
     for batch in client.batches(0):
-        proxies = copy.deepcopy(client.visit.pseudo)
+        proxies = copy.deepcopy(client.session.pseudo)
         trained = copy.deepcopy(client.model.network)
         loss = model.settings.method.loss(client, batch)
         cameras = proxies.proxies.cameras[batch.labels]

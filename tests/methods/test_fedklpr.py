@@ -290,8 +290,8 @@ def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     if trained:
         method.train(client)
     else:  # clusters are found for it
-        client.visit.source.find()
-    pseudo = client.visit.pseudo
+        client.session.source.find()
+    pseudo = client.session.pseudo
     found = own_accuracy(client, None, measure)
     assert client.model.network.training
     model = copy.deepcopy(client.model.network).eval().double()
@@ -329,7 +329,7 @@ def reference(step, target, trials, threshold, tolerance, sas):
     """Section III in float64: the federation, every client's mask, and what became of each trial."""
     federation = Federation(backbone=Layers)
     masks = {client.name: full(federation.model) for client in federation.clients}
-    visits, verdicts = dict.fromkeys(masks, 0), set()
+    sessions, verdicts = dict.fromkeys(masks, 0), set()
     for t in range(ROUNDS):
         states, kl = [], []
         for client in federation.clients:
@@ -348,8 +348,8 @@ def reference(step, target, trials, threshold, tolerance, sas):
             with torch.no_grad():
                 kl.append(divergence(received(client.x[:32]).neck, model(client.x[:32]).neck))
             before = accuracy(model, client.head, client.x, client.y)
-            visits[client.name] += 1
-            if visits[client.name] < 3 or before < threshold:
+            sessions[client.name] += 1
+            if sessions[client.name] < 3 or before < threshold:
                 verdicts.add("waits")
             else:
 

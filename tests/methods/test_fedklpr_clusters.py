@@ -87,7 +87,7 @@ class Memory:
             self.K[j] = moved / moved.norm()
 
 
-def visit(model, received, client, cameras, mask, t, found):
+def session(model, received, client, cameras, mask, t, found):
     """Local training of round t, from 0: the model in place, and the last epoch's memory."""
     stream = torch_generator(0, t, client.name, "batches")
     assert len(found) == EPOCHS
@@ -144,7 +144,7 @@ def reference(settings, found):
             name, model = client.name, copy.deepcopy(federation.model)
             apply(model, masks[name])
             received = copy.deepcopy(model).eval()
-            memory = visit(model, received, client, cameras[name], masks[name], t, found[name, t])
+            memory = session(model, received, client, cameras[name], masks[name], t, found[name, t])
             model.eval()
             with torch.no_grad():
                 before, after = received(client.x[:32]).neck, model(client.x[:32]).neck

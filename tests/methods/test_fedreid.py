@@ -349,7 +349,7 @@ def test_the_global_model_is_what_it_delivers():
 
 
 def test_fine_tuning():
-    """A mapping network on the frozen trunk; both are the expert from then on."""
+    """A mapping network on the frozen backbone; both are the expert from then on."""
     epochs, rounds = 2, 3
     found = play(FedReIDFineTune(mapping_epochs=epochs), rounds)
     federation = Federation()
@@ -405,7 +405,7 @@ def test_after_the_mapping_network_the_trunk_trains():
 
 
 def test_a_new_client_adapts_from_an_exported_model(tiny, tmp_path):
-    """Its expert is the exported trunk, on an architecture and clients of its own run."""
+    """Its expert is the exported backbone, on an architecture and clients of its own run."""
     network = ["--model.backbone=MobileNetV2", "--model.backbone.width=0.25", "--data.limit_client_batches=1",
                "--trainer.max_epochs=1", "--trainer.limit_val_batches=0", "--data.source.clients=1"]  # fmt: skip
     run, tuned, file = tmp_path / "run", tmp_path / "tuned", tmp_path / "global.safetensors"

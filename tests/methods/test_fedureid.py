@@ -66,9 +66,9 @@ def test_clusters_merge_before_each_round_by_the_received_models_features():
             client.model.network.train()
             labels = merge_clusters(features, labels, int(0.3 * num), 0.003)
         model.settings.method.train(client)
-        assert torch.equal(client.visit.pseudo.labels, labels)
-        assert client.visit.pseudo.num_clusters == num - round_ * int(0.3 * num) > 1
-        assert client.visit.pseudo.share == 1.0
+        assert torch.equal(client.session.pseudo.labels, labels)
+        assert client.session.pseudo.num_clusters == num - round_ * int(0.3 * num) > 1
+        assert client.session.pseudo.share == 1.0
         finish(model, client)
         assert torch.equal(client.private_state()["kept.bottom_up"], labels)
 
@@ -79,7 +79,7 @@ def test_the_loss_is_exclusive_and_the_memory_begins_empty():
     client.keep("bottom_up", torch.arange(client.data.num_images) // 3)  # as if there had been rounds
     memory = None
     for batch in client.batches(0):
-        pseudo = client.visit.pseudo
+        pseudo = client.session.pseudo
         if memory is None:
             memory = [torch.zeros(6, dtype=torch.float64) for _ in range(pseudo.num_clusters)]
         output = client.forward(batch.images)
@@ -95,7 +95,7 @@ def test_the_loss_is_exclusive_and_the_memory_begins_empty():
             moved = 0.25 * memory[y] + 0.75 * image
             memory[y] = moved / moved.norm()
         assert torch.allclose(pseudo.proxies.memory.double(), torch.stack(memory), atol=1e-6)
-    assert len({int(label) for label in client.visit.pseudo.labels}) < client.data.num_images
+    assert len({int(label) for label in client.session.pseudo.labels}) < client.data.num_images
 
 
 # -- personalised epochs and updates -----------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_local_training_ends_with_an_epoch_in_which_the_clusters_were_known():
     everything, client = count_batches(FedUReID(dynamic=False))
     per_epoch = everything // 3
     # what the same batches say of precision: a batch that is right, or the epoch's share
-    guesses, labels = client.visit.tally._guesses, client.visit.tally._labels
+    guesses, labels = client.session.metrics._guesses, client.session.metrics._labels
     for threshold in (0.0, 0.05, 0.2, 1.0):
         expected = everything
         for batch in range(everything):

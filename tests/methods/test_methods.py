@@ -52,7 +52,7 @@ METHODS = {
     "FedSGD": FedSGD(),
     "FedAtt": FedAtt(),
     "FedProx": FedProx(mu=0.1),
-    "FedProx-trunk": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
+    "FedProx-backbone": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
     "MOON": MOON(),
     "FedBN": FedBN(),
     "FedBN-head": FedBN(share_head=True),

@@ -14,8 +14,8 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import SKA, FedAvg, FedBN
 from fedsim.models import Neck, SmallCNN
-from fedsim.models.groups import TRUNK, Group
-from fedsim.training.settings import LocalTraining, Schedule
+from fedsim.models.groups import BACKBONE, Group
+from fedsim.training.settings import LocalTraining, RateSchedule
 from plain_loops import Federation, mean_of, play, sgd
 from small import Some, fit, make_data, make_model, receive, vector
 
@@ -128,7 +128,7 @@ def test_algorithm_1(momentum):
 def test_the_models_begin_alike_and_step_alike(bn_stats):
     """Without dropout all three are one model in the first round, whatever the steps look like."""
     how = LocalTraining(
-        batch_size=8, accumulate=2, grad_clip=0.5, head_lr=0.2, schedule=Schedule(warmup=3, warmup_start=0.3),
+        batch_size=8, accumulate=2, grad_clip=0.5, head_lr=0.2, schedule=RateSchedule(warmup=3, warmup_start=0.3),
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
     )  # fmt: skip
     rounds = [fit(make_model(m, client=how, bn_stats=bn_stats), rounds=1) for m in (SKA(), BASELINE)]
@@ -225,7 +225,7 @@ def test_personal_models_have_the_servers_convolutions_or_their_own(personal):
         is_servers = not differ(server, {n: own[n] for n in server})
         assert is_servers == (personal == "after"), name
         trained = of_groups(
-            model, Group.CONV, Group.NORM, Group.STAT, buffer=model.parts.hosting.snapshots.of(client.client_name)
+            model, Group.CONV, Group.NORM, Group.STAT, buffer=model.parts.rank_share.snapshots.of(client.client_name)
         )
         same = not differ({n: t.view_as(own[n]) for n, t in trained.items()}, {n: own[n] for n in trained})
         assert same == (personal == "before_aggregation"), name
@@ -244,7 +244,7 @@ def test_lsn_is_fedbn():
 
 def test_shared_groups():
     """SE's and CBAM's modules are averaged unless told otherwise: the authors' code goes by "bn" in names."""
-    assert SKA().shared_groups == SKA(attn_local=True).shared_groups == TRUNK
+    assert SKA().shared_groups == SKA(attn_local=True).shared_groups == BACKBONE
     assert SKA(dual=False, unseen="avg").shared_groups == {Group.CONV, Group.ATTN}
     assert SKA(dual=False, unseen="avg", attn_local=True).shared_groups == {Group.CONV}
 
@@ -299,7 +299,7 @@ def scored(method, rounds=2, devices=1):
 def generalised(model):
     resident = model.parts.models["smallcnn"]
     resident.load_global(vector(model), model.settings.method.server_tensors(model.server, resident.arch))
-    return of_groups(model, *TRUNK, buffer=resident.flat.buffer)
+    return of_groups(model, *BACKBONE, buffer=resident.flat.buffer)
 
 
 def unseen_kinds(model):
@@ -355,7 +355,7 @@ def test_scores_on_unseen_domains_are_of_the_model_that_is_generalised():
         model = scored(SKA(dual=False, unseen=unseen))
         baseline = scored(BASELINE, rounds=1)
         for name, tensor in generalised(model).items():
-            of_groups(baseline, *TRUNK)[name].copy_(tensor)
+            of_groups(baseline, *BACKBONE)[name].copy_(tensor)
         scores = baseline.evaluator.score("test")
         names = [name for name in scores if name.startswith("test/global/new0")]
         assert names

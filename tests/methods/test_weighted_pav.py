@@ -119,8 +119,8 @@ class Watched(WeightedPav):
 
     def upload(self, client):
         upload = super().upload(client)
-        tally = client.visit.tally
-        guesses, labels = torch.cat(tally._guesses).tolist(), torch.cat(tally._labels).tolist()
+        metrics = client.session.metrics
+        guesses, labels = torch.cat(metrics._guesses).tolist(), torch.cat(metrics._labels).tolist()
         right = sum(guess == label for guess, label in zip(guesses, labels, strict=True))
         seen[client.client_name] += [right / len(labels)]
         return upload

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models import BODY, TRUNK, ConvNeXt, Group, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN, group_names
+from fedsim.models import BACKBONE, BODY, ConvNeXt, Group, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN, group_names
 from fedsim.models.groups import STATISTICS, body_groups
 
 
@@ -27,7 +27,7 @@ def elements(model):
 
 
 def assert_norms_are_grouped(model):
-    """Check the trunk's groups against the modules themselves."""
+    """Check the backbone's groups against the modules themselves."""
     groups = group_names(model)
     for path, module in model.backbone.named_modules(prefix="backbone"):
         if isinstance(module, nn.BatchNorm2d):
@@ -51,7 +51,7 @@ def test_resnet50_counts(resnet50):
     assert counts[Group.NECK] == 1_049_088  # Linear 2048 x 512 + 512
     assert counts[Group.NECKNORM] == 1_024
     assert counts[Group.NECKSTAT] == 1_024
-    assert counts[Group.COUNTER] == 54  # one per norm of trunk and neck
+    assert counts[Group.COUNTER] == 54  # one per norm of backbone and neck
     neck = {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
     assert set(counts) == {Group.CONV, Group.NORM, Group.STAT, Group.COUNTER} | neck
 
@@ -116,10 +116,10 @@ def test_norms_other_than_batch_norm(norm):
 
 
 def test_sets_of_groups():
-    trunk = {"conv", "norm", "stat", "attn"}
-    assert trunk == TRUNK
-    assert trunk | {"neck", "necknorm", "neckstat"} == BODY
-    assert body_groups(False, False) == TRUNK
+    backbone = {"conv", "norm", "stat", "attn"}
+    assert backbone == BACKBONE
+    assert backbone | {"neck", "necknorm", "neckstat"} == BODY
+    assert body_groups(False, False) == BACKBONE
     assert body_groups(True, False) == BODY
     assert body_groups(True, True) == BODY | {"head"}
     with pytest.raises(ConfigError, match=r"model\.method\.share_neck"):

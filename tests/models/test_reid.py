@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models import TRUNK, Features, GeM, KeyedDropout, Neck, ReIDModel, SmallCNN, group_names, make_head
+from fedsim.models import BACKBONE, Features, GeM, KeyedDropout, Neck, ReIDModel, SmallCNN, group_names, make_head
 
 
 def generator(seed=0):
@@ -208,7 +208,7 @@ def test_pooling_is_part_of_the_trunk_and_the_mean_has_no_weights(images):
     backbone = SmallCNN(width=8).eval()
     plain, gem = (ReIDModel(backbone, Neck(kind="none", dropout=0.0, pooling=kind)) for kind in ("average", "gem"))
     assert set(group_names(gem)) - set(group_names(plain)) == {"pooling.p"}
-    assert group_names(gem)["pooling.p"] in TRUNK
+    assert group_names(gem)["pooling.p"] in BACKBONE
     with torch.no_grad():
         assert torch.equal(plain(images).pool, backbone(images).mean((2, 3)))
         assert torch.equal(gem(images).pool, GeM()(backbone(images)))

@@ -25,7 +25,7 @@ from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError
 from fedsim.data import datamodule, datasets, write_generated
 from fedsim.data.datasets import VIPeR
-from fedsim.evaluation.plan import Plan
+from fedsim.evaluation.plan import EvaluationPlan
 from fedsim.papers.files import find_in_paper, list_papers, read_paper, with_paper
 from fedsim.report.comparison import closest_table
 from fedsim.report.runs import Run
@@ -447,8 +447,8 @@ def compared_with(row):
 def kinds_of_models(model):
     """The kinds that are scored on clients' own test sets, of a federation that is assembled."""
     how, parts = model.settings.evaluation, model.parts
-    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.hosting.placement)
-    plan = Plan(*of_parts, how.layer, False)
+    of_parts = (parts.method, parts.server, parts.models, parts.archs, parts.federated, parts.rank_share.placement)
+    plan = EvaluationPlan(*of_parts, how.layer, False)
     return {row.kind for row in plan.rows("test", tuple(parts.names)) if row.domain not in parts.federated.unseen}
 
 

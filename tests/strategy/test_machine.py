@@ -20,11 +20,11 @@ class Dealing(RoundCallback):
 
     def on_train_start(self, trainer, pl_module):
         """Deal twice; one rank is slow."""
-        machine = pl_module.parts.hosting.machine
+        machine = pl_module.parts.rank_share.machine
         self.got = []
         for _ in range(2):
             mine = []
-            for item in machine.deal("abcdefghij" * 20):
+            for item in machine.queue("abcdefghij" * 20):
                 mine.append(item)
                 time.sleep(0.002 * trainer.global_rank)
             self.got.append(mine)

@@ -72,14 +72,14 @@ def test_flat_steps_give_the_same_bits(name, state):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_kept_state_makes_rounds_one_training(name):
-    """Against torch's optimizer, which steps the same gradients without a break: a quadratic bowl in three visits."""
+    """Against torch's optimizer, which steps the same gradients without a break: a quadratic bowl in three sessions."""
     layer = nn.Linear(3, 2)
     theirs = copy.deepcopy(layer)
     flat = FlatParameters(layer, lambda _: True)
     optimizer = LocalOptimizer(LocalTraining(optimizer=OPTIMIZERS[name]), flat, [list(layer.named_parameters()), []])
     reference, state = OPTIMIZERS[name](theirs.parameters()), {}
-    for visit in range(3):
-        optimizer.reset(visit)
+    for session in range(3):
+        optimizer.reset(session)
         optimizer.resume(state)
         for _ in range(2):
             for mine, their in zip(layer.parameters(), theirs.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Batches in pieces against plain loops: gradients, running statistics, random streams, refusals."""
+"""Batches in micro-batches against plain loops: gradients, running statistics, random streams, refusals."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ from fedsim.methods import FedCAPR, FedPav, Local, PFedMe
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.batch import Batch
 from fedsim.training.labels import Clustering
-from fedsim.training.micro_batches import LARGEST_GRADIENT, Pieces, cut
+from fedsim.training.micro_batches import LARGEST_GRADIENT, MicroBatches, cut
 from fedsim.training.settings import ClientOverride, LocalTraining, Objective
 from small import LR, fit, make_data, make_model, sgd, vector
 
@@ -29,24 +29,25 @@ def training(**options):
     [(8, 3, [3, 3, 2]), (8, 8, [8]), (5, 8, [5]), (9, 4, [4, 5]), (3, 1, [1, 1, 1]), (4, 3, [4]), (1, 4, [1])],
 )
 def test_pieces_are_cut_in_order_and_none_has_one_image(num_images, size, sizes):
-    pieces = cut(num_images, size)
-    assert [len(range(num_images)[piece]) for piece in pieces] == sizes
-    assert [i for piece in pieces for i in range(num_images)[piece]] == list(range(num_images))
+    micro_batches = cut(num_images, size)
+    assert [len(range(num_images)[micro_batch]) for micro_batch in micro_batches] == sizes
+    assert [i for micro_batch in micro_batches for i in range(num_images)[micro_batch]] == list(range(num_images))
 
 
 STEPS = 3
 
 
 def by_hand(model, size, accumulate):
-    """Train the first client for one round by plain loops over batches, pieces and parameters, in float64 sums."""
+    """Train the first client for one round by plain loops over batches, micro-batches and parameters, in float64
+    sums."""
     client = next(iter(model.parts.clients.values()))
     client.begin_round(0, 1.0, "32-true", lambda _: None)
     client.model.shared.copy_(vector(model))
     network, head = copy.deepcopy(client.model.network), copy.deepcopy(client.model.head)
     parameters = [*network.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
-    labels, order = client.visit.source.plan(client.visit.batch_stream, True)
-    batches = list(client.visit.read(order[: STEPS * accumulate], labels, 1))
+    labels, order = client.session.source.plan(client.session.batch_stream, True)
+    batches = list(client.session.read(order[: STEPS * accumulate], labels, 1))
     network.train()
     norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     losses = []
@@ -67,15 +68,15 @@ def by_hand(model, size, accumulate):
                     norm.running_var.copy_(var)
                 features = network(batch.images[rows])
                 output = SimpleNamespace(features=features, logits=head(features.neck))
-                piece = batch._replace(images=batch.images[rows], labels=batch.labels[rows])
-                loss = client.visit.source.score(output, piece).loss
+                micro_batch = batch._replace(images=batch.images[rows], labels=batch.labels[rows])
+                loss = client.session.source.score(output, micro_batch).loss
                 for total, gradient in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
-                    total += len(piece.labels) / num_images * gradient.double()
-                share = len(piece.labels) / len(batch.labels)
+                    total += len(micro_batch.labels) / num_images * gradient.double()
+                share = len(micro_batch.labels) / len(batch.labels)
                 for norm, pair in zip(norms, sums, strict=True):
                     pair[0] += share * norm.running_mean.double()
                     pair[1] += share * norm.running_var.double()
-                losses.append((float(loss.detach()), len(piece.labels)))
+                losses.append((float(loss.detach()), len(micro_batch.labels)))
             for norm, (mean, var) in zip(norms, sums, strict=True):
                 norm.running_mean.copy_(mean)
                 norm.running_var.copy_(var)
@@ -157,7 +158,7 @@ def test_dropout_has_a_stream_of_its_own_in_each_piece():
     masks = []
     for _ in client.batches(0):
         masks.append(dropout(ones))
-        dropout(ones)  # later pieces do not depend on the draws of earlier ones
+        dropout(ones)  # later micro-batches do not depend on the draws of earlier ones
     client.leave()
     client.begin_round(1, 1.0, "32-true", lambda _: None)
     again = [dropout(ones) for _ in client.batches(0)]
@@ -174,7 +175,7 @@ def test_a_gradient_beyond_the_exact_sums_makes_a_bad_update():
 
 
 def test_pieces_whose_gradients_cancel_are_refused_like_others():
-    """So the verdict is the same for a rank with all pieces and for ranks with some of them."""
+    """So the verdict is the same for a rank with all micro-batches and for ranks with some of them."""
     model = make_model(FedPav(), client=training(micro_batch=4))
     model.assemble(make_data(SOURCE), 0, 1, torch.device("cpu"))
     resident = model.parts.models["smallcnn"]
@@ -182,11 +183,11 @@ def test_pieces_whose_gradients_cancel_are_refused_like_others():
     weight = optimizer.parameters[0]
     batch = Batch(torch.zeros(8, 3, 32, 16), torch.zeros(8, dtype=torch.int64))
     for steep, exceeds in ((LARGEST_GRADIENT / 2, False), (LARGEST_GRADIENT * 1.01, True)):
-        pieces = Pieces(4, None, lambda _: None)
-        for sign, _ in zip((1, -1), pieces.of(batch), strict=False):
-            pieces.backward(sign * steep * weight.sum(), optimizer)
+        micro_batches = MicroBatches(4, None, lambda _: None)
+        for sign, _ in zip((1, -1), micro_batches.of(batch), strict=False):
+            micro_batches.backward(sign * steep * weight.sum(), optimizer)
         assert not weight.grad.any()
-        assert (float(pieces.excess) > 1) is exceeds
+        assert (float(micro_batches.excess) > 1) is exceeds
 
 
 def still(params):
@@ -198,8 +199,8 @@ def still(params):
     [
         (FedPav(), {"micro_batch": 9}, "micro_batch: 9 is larger than the batch (8)"),
         (FedPav(), {"micro_batch": 0}, "micro_batch: 0"),
-        (FedPav(), {"micro_batch": 1}, "pieces of 1 leave one image of a batch of 8 alone"),
-        (FedPav(), {"batch_size": 9, "micro_batch": 4}, "pieces of 4 leave one image of a batch of 9 alone"),
+        (FedPav(), {"micro_batch": 1}, "micro-batches of 1 leave one image of a batch of 8 alone"),
+        (FedPav(), {"batch_size": 9, "micro_batch": 4}, "micro-batches of 4 leave one image of a batch of 9 alone"),
         (FedPav(), {"sampler": "identity", "micro_batch": 6}, "use a multiple of num_instances"),
         (PFedMe(), {"micro_batch": 4}, "PFedMe needs whole batches"),
         (FedCAPR(), {"micro_batch": 4, "cluster": Clustering()}, "micro_batch: 4 cuts batches"),
@@ -214,7 +215,7 @@ def test_pieces_that_cannot_be_are_refused(method, options, line):
 
 def test_pieces_with_plain_sums_are_refused():
     with pytest.raises(
-        ConfigError, match=r"model.client.micro_batch: the sums of pieces are exact; set model.reduction"
+        ConfigError, match=r"model.client.micro_batch: the sums of micro-batches are exact; set model.reduction"
     ):
         fit(make_model(FedPav(), client=training(micro_batch=4), reduction="fp32"), rounds=1)
 

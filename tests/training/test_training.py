@@ -12,14 +12,14 @@ from fedsim.data.batches import shuffled_batches
 from fedsim.evaluation.settings import Evaluation
 from fedsim.methods import FedPav, Local
 from fedsim.models import Neck
-from fedsim.training.settings import ClientOverride, LocalTraining, Schedule
+from fedsim.training.settings import ClientOverride, LocalTraining, RateSchedule
 from small import LR, fit, make_data, make_model, named, sgd, vector
 
 # -- local training ----------------------------------------------------------------------------------------------------
 
 
 def test_head_rate_and_schedule():
-    schedule = Schedule(kind="step", step=1, gamma=0.1)
+    schedule = RateSchedule(kind="step", step=1, gamma=0.1)
     model = fit(make_model(FedPav(), client=LocalTraining(batch_size=8, optimizer=sgd, head_lr=0.5, schedule=schedule)))
     assert model.parts.clients["town0"].optimizer.rates == pytest.approx(
         [0.1 * LR, 0.1 * 0.5]
@@ -29,16 +29,16 @@ def test_head_rate_and_schedule():
 
 def test_schedules_in_closed_form():
     """Warm-up and the falling part are multiplied, as in torch's chained schedulers."""
-    milestones = Schedule(kind="milestones", milestones=(4, 7), gamma=0.1, warmup=2, warmup_start=0.5)
+    milestones = RateSchedule(kind="milestones", milestones=(4, 7), gamma=0.1, warmup=2, warmup_start=0.5)
     falling = [0.5, 0.75, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]
     assert [milestones.factor(t) for t in range(9)] == pytest.approx(falling)
-    cosine = Schedule(kind="cosine", rounds=8, warmup=2, warmup_start=0.5)
+    cosine = RateSchedule(kind="cosine", rounds=8, warmup=2, warmup_start=0.5)
     half = [math.cos(math.pi * t / 16) ** 2 for t in range(9)]
     assert [cosine.factor(t) for t in range(9)] == pytest.approx([0.5 * half[0], 0.75 * half[1], *half[2:]])
 
 
 def test_a_milestone_before_the_start_is_refused():
-    training = LocalTraining(optimizer=sgd, schedule=Schedule(kind="milestones", milestones=(0, 5)))
+    training = LocalTraining(optimizer=sgd, schedule=RateSchedule(kind="milestones", milestones=(0, 5)))
     with pytest.raises(ConfigError, match=r"^model.client.schedule.milestones: 0 is less than 1$"):
         make_model(FedPav(), client=training)
 

@@ -18,7 +18,7 @@ from fedsim.methods import SKA, FedAvg, FedBN, FedCAPR, FedPav
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering, ClusterOverride
 from fedsim.training.labels.pseudo_labels import find_clusters
-from fedsim.training.settings import ClientOverride, LocalTraining, LongRound, Schedule
+from fedsim.training.settings import ClientOverride, LocalTraining, LongRound, RateSchedule
 from small import Some, fit, make_data, make_model, vector
 
 CLUSTERING = Clustering(k1=6, k2=2, min_samples=2)
@@ -46,7 +46,7 @@ def assembled(method=None, **options):
     return model
 
 
-def visit(client, round_=0, reports=None):
+def session(client, round_=0, reports=None):
     client.begin_round(round_, 1.0, "32-true", reports.append if reports is not None else lambda report: None)
     return client
 
@@ -137,7 +137,7 @@ def test_folders_whose_names_hold_only_cameras(market_tree, tmp_path):
 def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
     client = assembled().parts.clients["town0"]
     client.images.augmentation = Augmentation(pad=4, flip=0.5)
-    visit(client)
+    session(client)
     client.model.network.eval()
     with torch.no_grad():
         plain = normalise_images(client.data.train.images.decode((16, 8)))
@@ -146,7 +146,7 @@ def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
     clusters = find_clusters(features, k1=6, k2=2, eps=0.5, min_samples=2)
     next(client.batches(0))
     assert client.model.network.training
-    pseudo = client.visit.pseudo
+    pseudo = client.session.pseudo
     assert pseudo.num_clusters == clusters.max() + 1 > 3
     assert pseudo.share == (clusters >= 0).mean()
     of_image = [-1 if p < 0 else int(pseudo.proxies.clusters[p]) for p in pseudo.labels]
@@ -156,11 +156,11 @@ def test_images_are_clustered_as_the_model_sees_them_without_augmentation():
 
 
 def test_batches_hold_the_images_of_their_labels():
-    client = visit(assembled(client=training(cluster=replace(CLUSTERING, replicate=3))).parts.clients["town0"])
+    client = session(assembled(client=training(cluster=replace(CLUSTERING, replicate=3))).parts.clients["town0"])
     plain = normalise_images(client.data.train.images.decode((16, 8)))
     count = 0
     for batch in client.batches(0):
-        labels = client.visit.pseudo.labels
+        labels = client.session.pseudo.labels
         for image, label in zip(batch.images, batch.labels, strict=True):
             rows = (labels == label).nonzero().flatten() % len(plain)
             assert any(torch.equal(image, plain[row]) for row in rows)
@@ -171,40 +171,40 @@ def test_batches_hold_the_images_of_their_labels():
 
 
 def test_the_memory_moves_with_each_batch_and_is_new_in_each_epoch():
-    client = visit(assembled(client=training(local_epochs=2)).parts.clients["town0"])
+    client = session(assembled(client=training(local_epochs=2)).parts.clients["town0"])
     memories = []
     for epoch in range(2):
         for batch in client.batches(epoch):
-            before = client.visit.pseudo.proxies.memory
+            before = client.session.pseudo.proxies.memory
             client.step(client.training_step(batch))
-            after = client.visit.pseudo.proxies.memory
+            after = client.session.pseudo.proxies.memory
             touched = (before != after).any(1).nonzero().flatten()
             assert set(touched.tolist()) <= set(batch.labels.tolist())
             assert len(touched)
-        memories.append(client.visit.pseudo)
+        memories.append(client.session.pseudo)
     assert memories[0] is not memories[1]
 
 
 def test_one_proxy_per_cluster_whatever_the_camera():
-    client = visit(assembled(client=training(cluster=replace(CLUSTERING, proxies="cluster"))).parts.clients["town0"])
+    client = session(assembled(client=training(cluster=replace(CLUSTERING, proxies="cluster"))).parts.clients["town0"])
     next(client.batches(0))
-    pseudo = client.visit.pseudo
+    pseudo = client.session.pseudo
     assert len(pseudo.proxies) == pseudo.num_clusters
     assert client.data.num_cameras > 1
 
 
 def test_accuracy_is_the_share_of_images_that_are_nearest_to_their_cluster():
     few = training(cluster=replace(CLUSTERING, eps=0.9))  # the first model's guesses are poor
-    client = visit(assembled(client=few).parts.clients["town0"])
+    client = session(assembled(client=few).parts.clients["town0"])
     right = total = 0
     for batch in client.batches(0):
-        proxies = client.visit.pseudo.proxies
+        proxies = client.session.pseudo.proxies
         output = client.forward(batch.images)
         nearest = (torch.nn.functional.normalize(output.features.neck) @ proxies.memory.T).argmax(1)
         right += int((proxies.clusters[nearest] == proxies.clusters[batch.labels]).sum())
         total += len(batch.labels)
         client.supervised_loss(output, batch)
-    _, correct, images, _ = client.visit.tally.read(())
+    _, correct, images, _ = client.session.metrics.read(())
     assert (correct, images) == (right, total)
     assert 0 < right < total
 
@@ -308,7 +308,7 @@ def test_classes_need_identities():
         ({"batch_size": 10}, "batch_size"),
         ({"num_instances": 1}, "num_instances"),
         ({"long_round": LongRound(round=0, local_epochs=3)}, "long_round.round"),
-        ({"schedule": Schedule(drops=-1)}, "schedule.drops"),
+        ({"schedule": RateSchedule(drops=-1)}, "schedule.drops"),
     ],
 )
 def test_wrong_numbers_are_named(options, name):
@@ -320,12 +320,12 @@ def test_wrong_numbers_are_named(options, name):
 
 
 def test_a_long_round_has_epochs_and_rates_of_its_own():
-    schedule = Schedule(kind="step", step=2, gamma=0.1, warmup=1, warmup_start=0.5)
+    schedule = RateSchedule(kind="step", step=2, gamma=0.1, warmup=1, warmup_start=0.5)
     long = LongRound(round=2, local_epochs=5, schedule=schedule)
-    settings = training(local_epochs=2, long_round=long, schedule=Schedule(kind="step", step=1, gamma=0.5))
+    settings = training(local_epochs=2, long_round=long, schedule=RateSchedule(kind="step", step=1, gamma=0.5))
     for round_, expected in ((0, [1.0, 1.0]), (1, [0.25, 0.5, 0.05, 0.05, 0.005]), (2, [0.25, 0.25])):
         reports = []
-        client = visit(assembled(client=settings).parts.clients["town0"], round_, reports)
+        client = session(assembled(client=settings).parts.clients["town0"], round_, reports)
         rates = []
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
@@ -338,7 +338,7 @@ def test_a_long_round_has_epochs_and_rates_of_its_own():
 
 
 def test_a_schedule_may_end():
-    schedule = Schedule(kind="step", step=5, gamma=0.1, drops=1)
+    schedule = RateSchedule(kind="step", step=5, gamma=0.1, drops=1)
     assert [schedule.factor(t) for t in (0, 4, 5, 10, 19)] == pytest.approx([1, 1, 0.1, 0.1, 0.1])
     endless = replace(schedule, drops=None)
     assert endless.factor(10) == pytest.approx(0.01)

@@ -16,7 +16,7 @@ from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_r
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.memory import check_memory
-from fedsim.federation.wiring import axes_of
+from fedsim.federation.wiring import listeners_of
 from fedsim.parsing.values import check_values
 
 
@@ -50,5 +50,5 @@ def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) ->
     if trainer.global_rank == 0:
         how = replace(model.settings, client_store="host")
         parts = assemble(how, data, clients, clients + 1, torch.device("cpu"))  # a rank behind those of all clients
-        axes_of(how, parts)
+        listeners_of(how, parts)
         check_memory(trainer, how, parts, data)

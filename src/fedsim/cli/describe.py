@@ -163,25 +163,26 @@ def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) 
 
 
 def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
-    """The speed-up of a round with all clients, what limits it, and who spans ranks."""
-    costs, spans, seconds = parts.costs, [], 0.0
+    """The speed-up of a round with all clients, what limits it, and the clients that several ranks share."""
+    costs, rank_groups, seconds = parts.costs, [], 0.0
     for ranks in placement.groups:
-        tasks = [Task(name, costs[name], parts.pieces[name]) for name in placement.shared_by(ranks)]
+        tasks = [Task(name, costs[name], parts.micro_batches[name]) for name in placement.shared_by(ranks)]
         plan = make_plan(tasks, len(ranks))
         seconds = max(seconds, plan.seconds)
-        spans += [f"{name} on ranks {ranks[s.start]} to {ranks[s.stop - 1]}" for name, s in plan.spans]
+        rank_groups += [f"{name} on ranks {ranks[s.start]} to {ranks[s.stop - 1]}" for name, s in plan.rank_groups]
     total, largest = sum(costs.values()), max(costs, key=costs.__getitem__)
     speedup = total / seconds if seconds else 1.0
     told = f"{speedup:.2f}x ({100 * speedup / len(placement.loads):.0f} % efficiency)"
     share = costs[largest] / max(total, 1)
-    if len(placement.loads) > 1 and parts.pieces[largest] == 1:
+    if len(placement.loads) > 1 and parts.micro_batches[largest] == 1:
         told += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
         told += " unless model.client.micro_batch lets ranks share it" if placement.per_machine > 1 else ""
     elif len(placement.loads) > 1:
-        told += f"; {largest} has {100 * share:.0f} % of the work, in batches of {parts.pieces[largest]} pieces"
+        count = parts.micro_batches[largest]
+        told += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
     return [
         ["predicted speed-up over one rank", told],
-        *([["clients that span ranks", ", ".join(spans)]] if spans else []),
+        *([["clients that rank group ranks", ", ".join(rank_groups)]] if rank_groups else []),
     ]
 
 

@@ -157,7 +157,7 @@ def _client_tensors(
     if client not in content["clients"]:
         raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
     state = read_states(path, content, [client])[client]
-    if {"kept.trunk", "kept.norms", "kept.cluster"} & state.keys():
+    if {"kept.backbone", "kept.norms", "kept.cluster"} & state.keys():
         raise ConfigError(
             f"--client: {content['method']} puts a client's model together in a way of its own; score it by fedsim "
             "test, or leave --client out for the global model"

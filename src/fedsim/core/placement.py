@@ -21,7 +21,7 @@ class Placement:
     per_machine: int = 1
     """ranks that share their clients; 1: each rank has its own"""
 
-    def hosted_by(self, rank: int) -> list[str]:
+    def clients_of(self, rank: int) -> list[str]:
         """Return the clients of ``rank``, in the order in which they were given to :func:`place`."""
         return [client for client, host in self.ranks.items() if host == rank]
 
@@ -57,7 +57,7 @@ def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> P
     """
     if 1 < per_machine < num_ranks:
         machines = place(costs, num_ranks // per_machine)
-        parts = [place({c: costs[c] for c in machines.hosted_by(m)}, per_machine) for m in range(len(machines.loads))]
+        parts = [place({c: costs[c] for c in machines.clients_of(m)}, per_machine) for m in range(len(machines.loads))]
         ranks = {c: m * per_machine + rank for m, part in enumerate(parts) for c, rank in part.ranks.items()}
         loads = tuple(load for part in parts for load in part.loads)
         return Placement({client: ranks[client] for client in costs}, loads, per_machine)

@@ -77,7 +77,7 @@ def shared_rows(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 
 
 class Counter:
-    """Counts from 0 in each of many deals, for all processes that have opened the same ``path``.
+    """Counts from 0 in each of many queues, for all processes that have opened the same ``path``.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     a, b = Counter(Path(folder) / "counter"), Counter(Path(folder) / "counter")
@@ -85,22 +85,22 @@ class Counter:
     [0, 1, 2, 0]
     """
 
-    _FORMAT = struct.Struct("<qq")  # the deal, and its next number
+    _FORMAT = struct.Struct("<qq")  # the queue, and its next number
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self._file)
 
-    def take(self, deal: int) -> int:
-        """Return the next number of ``deal``, 1 or more. A deal begins with its first call, and ends the one before.
+    def take(self, queue: int) -> int:
+        """Return the next number of ``queue``, 1 or more. A queue begins with its first call, and ends the one before.
 
-        Late calls, of a deal that has ended, get the largest number.
+        Late calls, of a queue that has ended, get the largest number.
         """
         with locked(self._file):
             content = os.pread(self._file, self._FORMAT.size, 0)
             current, number = self._FORMAT.unpack(content) if content else (0, 0)
-            if current > deal:
+            if current > queue:
                 return 2**62
-            number = number if current == deal else 0
-            os.pwrite(self._file, self._FORMAT.pack(deal, number + 1), 0)
+            number = number if current == queue else 0
+            os.pwrite(self._file, self._FORMAT.pack(queue, number + 1), 0)
         return number

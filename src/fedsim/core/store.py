@@ -1,4 +1,4 @@
-"""Stores of the tensors of many clients between their visits, in device, host or disk memory."""
+"""Stores of the tensors of many clients between their sessions, in device, host or disk memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STORABLE = {
 }
 """dtypes that clients may keep -> their names in safetensors files"""
 
-Place = Literal["device", "host", "disk"]
+StorePlace = Literal["device", "host", "disk"]
 
 
 class ClientStore(ABC):
@@ -202,7 +202,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
-def make_store(place: Place, device: torch.device, clients: Sequence[str]) -> ClientStore:
+def make_store(place: StorePlace, device: torch.device, clients: Sequence[str]) -> ClientStore:
     """Return an empty store of this process, for ``clients``.
 
     ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a file in TMPDIR that

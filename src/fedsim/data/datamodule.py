@@ -23,7 +23,7 @@ from fedsim.data.augmentation import MAX_PIXELS, Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.federated import FederatedData, map_splits
-from fedsim.data.federations import Labels, Validation, build_federation
+from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.manifest import domains_of, read_manifest
@@ -97,7 +97,7 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: float = 0.2,
         max_images: int | None = None,
         max_identities: int | None = None,
-        labels: Labels = "own",
+        labels: LabelScope = "own",
         manifest: str | None = None,
         size: tuple[int, int] = (256, 128),
         test_size: tuple[int, int] | None = None,

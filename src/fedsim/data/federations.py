@@ -16,7 +16,7 @@ from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, cap_training, divide
 
 Validation = Literal["identities", "first_image", "images", "none"]
-Labels = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
+LabelScope = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
 
 RESERVED = ("seen", "unseen")  # names of means over data sets; no data set can have these names
 
@@ -33,7 +33,7 @@ def build_federation(
     val_fraction: float = 0.2,
     max_images: int | None = None,
     max_identities: int | None = None,
-    labels: Labels = "own",
+    labels: LabelScope = "own",
 ) -> FederatedData:
     """Turn data sets into clients and test sets.
 

@@ -38,7 +38,7 @@ _PID = re.compile(r"-1|\d{1,18}", re.ASCII)  # fits int64
 _CAM = re.compile(r"\d{1,18}", re.ASCII)
 
 
-class Row(NamedTuple):
+class ManifestRow(NamedTuple):
     """One use of one image; see the head of this module."""
 
     path: Path
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 class _Line(NamedTuple):
     path: Path
     number: int  # in the file, from 1
-    row: Row
+    row: ManifestRow
 
     def wrong(self, rule: str) -> DataError:
         return DataError(f"{self.path}: line {self.number}: {rule}")
@@ -62,7 +62,7 @@ class _Line(NamedTuple):
 _Parts = dict[str, list[_Line]]  # part -> its lines
 
 
-def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
+def write_manifest(federated: FederatedData, path: Path) -> list[ManifestRow]:
     """Write a federation to a CSV file, and return its rows; raise ConfigError if images are no files."""
     rows = list(list_rows(federated))
     folder = Path(os.path.abspath(path.parent))
@@ -72,7 +72,7 @@ def write_manifest(federated: FederatedData, path: Path) -> list[Row]:
     return rows
 
 
-def list_rows(federated: FederatedData) -> Iterator[Row]:
+def list_rows(federated: FederatedData) -> Iterator[ManifestRow]:
     """Yield the rows of a federation, in their order."""
     for client in federated.clients:
         parts = {"train": client.train}
@@ -90,7 +90,7 @@ def list_rows(federated: FederatedData) -> Iterator[Row]:
         yield from _rows(federated.public, [federated.public_name or ""] * len(federated.public), "", "public")
 
 
-def hash_rows(rows: Sequence[Row]) -> str:
+def hash_rows(rows: Sequence[ManifestRow]) -> str:
     """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
     It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
@@ -103,15 +103,15 @@ def hash_rows(rows: Sequence[Row]) -> str:
     return hashlib.sha256(_as_csv(rows, [row.path.relative_to(roots[row.dataset]) for row in rows])).hexdigest()
 
 
-def _as_csv(rows: Sequence[Row], shown: Sequence[Path]) -> bytes:
+def _as_csv(rows: Sequence[ManifestRow], shown: Sequence[Path]) -> bytes:
     """Return the content of the file, with the paths ``shown``."""
     text = io.StringIO()
     lines = ([path.as_posix(), *row[1:]] for path, row in zip(shown, rows, strict=True))
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *lines])
+    csv.writer(text, lineterminator="\n").writerows([ManifestRow._fields, *lines])
     return text.getvalue().encode(errors="surrogateescape")  # names of files are bytes
 
 
-def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[Row]:
+def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[ManifestRow]:
     paths = [Path(os.path.abspath(path)) for path in split.images.locations() if path is not None]
     if len(paths) < len(split):
         raise ConfigError(
@@ -119,7 +119,7 @@ def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Ite
             "manifest lists files; keep the config instead, which makes the same federation everywhere"
         )
     for path, pid, cam, name in zip(paths, split.pids.tolist(), split.camids.tolist(), data_sets, strict=True):
-        yield Row(path, pid, cam, name, client, part)
+        yield ManifestRow(path, pid, cam, name, client, part)
 
 
 def _data_sets_of(client: ClientData, split: Split) -> list[str]:
@@ -176,13 +176,15 @@ def _read_lines(path: Path) -> list[_Line]:
     lines: list[_Line] = []
     try:
         for fields in reader:
-            if reader.line_num == 1 and fields != list(Row._fields):
-                raise DataError(f"{path}: line 1 is not {','.join(Row._fields)}; write one with fedsim data manifest")
+            if reader.line_num == 1 and fields != list(ManifestRow._fields):
+                raise DataError(
+                    f"{path}: line 1 is not {','.join(ManifestRow._fields)}; write one with fedsim data manifest"
+                )
             if reader.line_num > 1:
                 if rule := _broken_rule(fields):
                     raise DataError(f"{path}: line {reader.line_num}: {rule}")
                 file, pid, cam, *rest = fields
-                row = Row(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
+                row = ManifestRow(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
                 lines.append(_Line(path, reader.line_num, row))
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
@@ -193,8 +195,8 @@ def _read_lines(path: Path) -> list[_Line]:
 
 def _broken_rule(fields: list[str]) -> str | None:
     """Return the rule that a line breaks on its own."""
-    if len(fields) != len(Row._fields):
-        return f"has {len(fields)} fields instead of {len(Row._fields)}"
+    if len(fields) != len(ManifestRow._fields):
+        return f"has {len(fields)} fields instead of {len(ManifestRow._fields)}"
     file, pid, cam, dataset, client, part = fields
     is_train = part in _CLIENT_PARTS
     rules = (

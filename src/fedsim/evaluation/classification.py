@@ -20,7 +20,7 @@ from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import Index
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.evaluation.plan import Job, SplitName
+from fedsim.evaluation.plan import ScoringJob, SplitName
 from fedsim.evaluation.settings import Evaluation
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
@@ -100,11 +100,17 @@ class ClassificationEvaluator(Evaluator):
         head, network = model.head, model.network.eval()
         return run_batches(lambda x: head(network(x).neck), images, self._width(model), self.settings, model.device)
 
-    def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
+    def _blank(self, split: SplitName, job: ScoringJob) -> list[Tensor]:
         """Return one table: per image 1 if it is classified right."""
         return [torch.zeros(len(self._sets(split, job.domain).query), 1, dtype=torch.float64)]
 
-    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterator[NDArray[np.float64]]:  # noqa: ARG002 - empty
+    def _score(
+        self,
+        split: SplitName,
+        job: ScoringJob,
+        query: Tensor,
+        gallery: Tensor,  # noqa: ARG002 - empty
+    ) -> Iterator[NDArray[np.float64]]:
         pids = self._sets(split, job.domain).query.pids
         labels = torch.from_numpy(np.searchsorted(self._classes, pids)).to(query.device)
         hits = hits_of(query, labels).double().cpu().numpy()[:, None]

@@ -25,11 +25,11 @@ from fedsim.evaluation.backends import make_backend
 from fedsim.evaluation.extraction import Extractor
 from fedsim.evaluation.feature_file import write_features
 from fedsim.evaluation.pictures import draw_maps, draw_ranked_lists, rank_lists, write_picture, write_ranked_lists
-from fedsim.evaluation.plan import Job, SplitName, Trial, check_matches, score_trials, trials_of
+from fedsim.evaluation.plan import ScoringJob, SplitName, Trial, check_matches, score_trials, trials_of
 from fedsim.evaluation.query_file import QueryResults, mean_results
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
-from fedsim.evaluation.summary import METRICS, METRICS_OF, Curve, Kind, Row, summarise
+from fedsim.evaluation.summary import METRICS, METRICS_OF, Curve, Kind, ScoreRow, summarise
 from fedsim.functional.similarity import NotFiniteError, Similarity
 
 _MAPS = 8  # images whose maps are drawn
@@ -120,11 +120,11 @@ class Evaluator(Extractor):
                         self._draw_maps(maps / f"{self._file_name(job)}.png", job)
         return files
 
-    def _writes(self, job: Job) -> bool:
+    def _writes(self, job: ScoringJob) -> bool:
         """Whether this rank, which takes part in a job, writes its files."""
         return not job.is_shared or self._is_own(job)
 
-    def _is_mine(self, job: Job, block: int) -> bool:
+    def _is_mine(self, job: ScoringJob, block: int) -> bool:
         """Whether this rank ranks a block of queries."""
         return not job.is_shared or block % self.strategy.world_size == self.strategy.global_rank
 
@@ -137,14 +137,14 @@ class Evaluator(Extractor):
     def _check(self, split: SplitName, domain: str) -> None:
         check_matches(split, domain, self._trials_of(split, domain))
 
-    def _file_name(self, job: Job) -> str:
+    def _file_name(self, job: ScoringJob) -> str:
         """Return the domain, with the model's client or architecture if the method delivers several models for it."""
         if job.is_ensemble:
             return job.domain
         several = len(self.models) > 1 if job.row.client is None else job.domain in self.federated.unseen
         return f"{job.domain}@{job.row.client or job.row.arch}" if several else job.domain
 
-    def _write_lists(self, path: Path, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> None:
+    def _write_lists(self, path: Path, split: SplitName, job: ScoringJob, query: Tensor, gallery: Tensor) -> None:
         """Write ranked lists, of the first random split, and a picture of some."""
         trial, sets = self._trials_of(split, job.domain)[0], self._sets(split, job.domain)
         lists = rank_lists(Similarity(*trial.select(query, gallery), self.settings.distance), trial.labels)
@@ -155,7 +155,7 @@ class Evaluator(Extractor):
         picture = draw_ranked_lists(lists, trial.labels, query_images, gallery_images)
         write_picture(path.with_name(f"{path.name}.png"), picture)
 
-    def _draw_maps(self, path: Path, job: Job) -> None:
+    def _draw_maps(self, path: Path, job: ScoringJob) -> None:
         """Draw the loaded model's maps of the first queries, or of the first gallery images if there are no queries."""
         sets, model = self._sets("test", job.domain), self.models[job.row.arch]
         split = sets.query if len(sets.query) else sets.gallery
@@ -164,12 +164,12 @@ class Evaluator(Extractor):
         [pixels] = self.open_images(first, f"maps of {job.domain}", model.device).batches([torch.arange(len(first))])
         write_picture(path, draw_maps(model.network.backbone, pixels, captions))
 
-    def _blank(self, split: SplitName, job: Job) -> list[Tensor]:
+    def _blank(self, split: SplitName, job: ScoringJob) -> list[Tensor]:
         """Return empty tables for a job's scores, a row per query."""
         sizes = [trial.num_queries for trial in self._trials_of(split, job.domain)]
         return [torch.zeros(size, self._ranker.num_columns, dtype=torch.float64) for size in sizes]
 
-    def _score(self, split: SplitName, job: Job, query: Tensor, gallery: Tensor) -> Iterable[Floats]:
+    def _score(self, split: SplitName, job: ScoringJob, query: Tensor, gallery: Tensor) -> Iterable[Floats]:
         """Return the tables with this rank's rows; the others are zero."""
         trials = self._trials_of(split, job.domain)
         try:
@@ -188,7 +188,7 @@ class Evaluator(Extractor):
         metrics = np.array([attrgetter(*METRICS)(ranking) for ranking in rankings])
         return metrics, np.mean([ranking.cmc for ranking in rankings], axis=0)
 
-    def _results_of(self, split: SplitName, job: Job, tables: list[Tensor], curve: Floats) -> QueryResults:
+    def _results_of(self, split: SplitName, job: ScoringJob, tables: list[Tensor], curve: Floats) -> QueryResults:
         """Return a job's scores of single queries, those of all trials one after the other."""
         trials = self._trials_of(split, job.domain)
         pids = np.concatenate([trial.labels.query_pids for trial in trials])
@@ -202,7 +202,7 @@ class Evaluator(Extractor):
         columns = {"mAP": scores.precision, "mAP_trapezoid": scores.precision_trapezoid, "rank1": scores.hits[:, 0]}
         return {name: np.where(counts, column, np.nan) for name, column in columns.items()}
 
-    def _keep(self, split: SplitName, rows: list[Row], results: list[QueryResults]) -> None:
+    def _keep(self, split: SplitName, rows: list[ScoreRow], results: list[QueryResults]) -> None:
         """Replace the results of ``split``; several models of a kind on one domain share their mean."""
         members: dict[Curve, list[QueryResults]] = {}
         for row, found in zip(rows, results, strict=True):

@@ -14,9 +14,9 @@ from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
-from fedsim.evaluation.plan import Job, Plan, SplitName
+from fedsim.evaluation.plan import EvaluationPlan, ScoringJob, SplitName
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import Row
+from fedsim.evaluation.summary import ScoreRow
 from fedsim.methods.base import Method, message_to
 from fedsim.strategy.machine import Machine
 from fedsim.strategy.strategy import FederatedStrategy
@@ -32,7 +32,7 @@ class Extractor:
     """Runs the server's models and the clients' on retrieval sets.
 
     ``method`` defines the personalised model, ``server`` has the global ones. ``clients`` are those that this rank may
-    load, ``archs`` the architectures of all, ``models`` the resident model of each architecture. ``federated`` is all
+    load, ``archs`` the architectures of all, ``models`` the rank's model of each architecture. ``federated`` is all
     clients' data, not decoded; ``placement`` says which rank hosts whom, ``machine`` which ranks share them, and
     ``snapshots`` holds local models. ``open_images``: images, name, device -> their pixels. ``progress`` receives the
     name of each model and set before they are scored.
@@ -56,15 +56,15 @@ class Extractor:
         """Open no images yet."""
         self._opened: dict[tuple[str, int, int], Pixels] = {}
         parts = (self.method, self.server, self.models, self.archs, self.federated, self.placement)
-        self.plan = Plan(*parts, self.settings.needs, self.settings.ensemble)
+        self.plan = EvaluationPlan(*parts, self.settings.needs, self.settings.ensemble)
 
-    def _jobs(self, split: SplitName, rows: list[Row]) -> list[Job]:
+    def _jobs(self, split: SplitName, rows: list[ScoreRow]) -> list[ScoringJob]:
         def is_large(domain: str) -> bool:
             return sum(map(len, self._images(split, domain).values())) >= self.settings.share_from
 
         return self.plan.jobs(rows, is_large)
 
-    def _features(self, split: SplitName, jobs: list[Job]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _features(self, split: SplitName, jobs: list[ScoringJob]) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (number of the job, query features, gallery features) of the jobs in which this rank takes part."""
         for number in self._numbers(split, jobs):
             job = jobs[number]
@@ -74,7 +74,7 @@ class Extractor:
                 query, gallery = (extract(job, *item) for item in self._images(split, job.domain).items())
             yield number, query, gallery
 
-    def _numbers(self, split: SplitName, jobs: list[Job]) -> Iterator[int]:
+    def _numbers(self, split: SplitName, jobs: list[ScoringJob]) -> Iterator[int]:
         """Yield the numbers of the jobs in which this rank takes part; those of one rank are dealt, the largest first.
 
         Features of equal images cost about the same with all models: sizes need no measurement.
@@ -85,16 +85,16 @@ class Extractor:
             yield from single
         else:
             sizes = {n: sum(map(len, self._images(split, jobs[n].domain).values())) for n in single}
-            yield from self.machine.deal(sorted(single, key=lambda number: -sizes[number]))
+            yield from self.machine.queue(sorted(single, key=lambda number: -sizes[number]))
 
-    def _is_near(self, job: Job) -> bool:
+    def _is_near(self, job: ScoringJob) -> bool:
         """Whether this rank may do a job that is not shared."""
         return job.row.owner in self.machine.ranks if self.machine else self._is_own(job)
 
-    def _is_own(self, job: Job) -> bool:
+    def _is_own(self, job: ScoringJob) -> bool:
         return job.row.owner == self.strategy.global_rank
 
-    def _extract(self, job: Job, name: str, images: Images) -> Tensor:
+    def _extract(self, job: ScoringJob, name: str, images: Images) -> Tensor:
         """Return the loaded model's features [n, D], on the device; shares of a shared job are gathered."""
         model = self.models[job.row.arch]
         share = self._share(images, job)
@@ -106,13 +106,13 @@ class Extractor:
         self.strategy.barrier()  # ranks may wait long here, but not in a collective
         return self.strategy.sum_(features)
 
-    def _extract_all(self, job: Job, name: str, images: Images) -> Tensor:
+    def _extract_all(self, job: ScoringJob, name: str, images: Images) -> Tensor:
         """Return the features [n, sum of D] of all clients' personalised models, side by side."""
         widths = [self._width(self.models[arch]) for arch in self.archs.values()]
         features = torch.zeros(len(images), sum(widths), device=self._device)
         for (client, arch), columns in zip(self.archs.items(), features.split(widths, dim=1), strict=True):
             if self.placement.ranks[client] == self.strategy.global_rank:
-                with self._loaded(Row("personalised", job.domain, client, arch, 0)):
+                with self._loaded(ScoreRow("personalised", job.domain, client, arch, 0)):
                     pixels = self._read(images, name, self._share(images, job))
                     columns.copy_(self._outputs(self.models[arch], pixels))
         self.strategy.barrier()
@@ -124,15 +124,15 @@ class Extractor:
     def _outputs(self, model: FlatModel, images: Pixels) -> Tensor:
         return extract_features(model.network, images, self.settings, model.device)
 
-    def _share(self, images: Images, job: Job) -> slice:
+    def _share(self, images: Images, job: ScoringJob) -> slice:
         """Return the images whose features this rank extracts."""
         if job.is_ensemble or not job.is_shared:
             return slice(0, len(images))
         return shard_of(len(images), self.settings.batch_size, self.strategy.global_rank, self.strategy.world_size)
 
     @contextmanager
-    def _loaded(self, row: Row) -> Iterator[None]:
-        """Load a row's weights into the resident model; the client forgets its visit, even if the block fails."""
+    def _loaded(self, row: ScoreRow) -> Iterator[None]:
+        """Load a row's weights into the rank's model; the client forgets its session, even if the block fails."""
         if self.plan.weights_of(row)[0] == "global":
             tensors = self.method.server_tensors(self.server, row.arch)
             self.models[row.arch].load_global(self.server.vector(row.arch), tensors)

@@ -17,7 +17,7 @@ from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels
-from fedsim.evaluation.summary import Kind, Row
+from fedsim.evaluation.summary import Kind, ScoreRow
 from fedsim.functional.similarity import query_blocks
 from fedsim.methods.base import Method
 from fedsim.training.flat_model import FlatModel
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 SplitName = Literal["val", "test"]
 
 
-class Job(NamedTuple):
+class ScoringJob(NamedTuple):
     """One model on one retrieval set, for all rows with these weights."""
 
-    row: Row
+    row: ScoreRow
     """the first row"""
     rows: list[int]
     """positions of all its rows"""
@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """The models and data sets of an evaluation; the server's state at this moment decides on unseen domains.
 
     ``needs`` and ``ensemble`` are those of :class:`fedsim.evaluation.settings.Evaluation`, the other arguments those of
@@ -82,41 +82,41 @@ class Plan:
     def _unseen_by_all(self) -> bool:
         return self.method.delivers == "ensemble" and not self._unseen_by_server
 
-    def rows(self, split: SplitName, trained: tuple[str, ...]) -> list[Row]:
+    def rows(self, split: SplitName, trained: tuple[str, ...]) -> list[ScoreRow]:
         """Return all models with their domains; ``trained`` clients have a local model from this round."""
-        rows: list[Row] = []
+        rows: list[ScoreRow] = []
         for data in self.federated.clients:
             arch, owner = self.archs[data.name], self.placement.ranks[data.name]
             domains = data.tests if split == "test" else ((data.name,) if data.val is not None else ())
             for domain in domains:
                 if self.models[arch].serves(self.needs):
-                    rows.append(Row("global", domain, None, arch, owner))
+                    rows.append(ScoreRow("global", domain, None, arch, owner))
                 if data.name in trained:
-                    rows.append(Row("local", domain, data.name, arch, owner))
-                rows.append(Row("personalised", domain, data.name, arch, owner))
+                    rows.append(ScoreRow("local", domain, data.name, arch, owner))
+                rows.append(ScoreRow("personalised", domain, data.name, arch, owner))
         return rows + (self._unseen_rows() if split == "test" else [])
 
-    def _unseen_rows(self) -> list[Row]:
-        rows: list[Row] = []
+    def _unseen_rows(self) -> list[ScoreRow]:
+        rows: list[ScoreRow] = []
         num_ranks = len(self.placement.loads)
         by_server, by_all = self._unseen_by_server, self._unseen_by_all
         for domain in self.federated.unseen:
             if by_server:
                 for arch in sorted(self.models):
-                    rows.append(Row("global", domain, None, arch, len(rows) % num_ranks))
+                    rows.append(ScoreRow("global", domain, None, arch, len(rows) % num_ranks))
             elif not by_all:
-                rows += [Row("personalised", domain, c, self.archs[c], r) for c, r in self.placement.ranks.items()]
+                rows += [ScoreRow("personalised", domain, c, self.archs[c], r) for c, r in self.placement.ranks.items()]
             if by_all or self.ensemble:
-                rows.append(Row("ensemble", domain, None, "", 0))
+                rows.append(ScoreRow("ensemble", domain, None, "", 0))
         return rows
 
-    def is_delivered(self, row: Row) -> bool:
+    def is_delivered(self, row: ScoreRow) -> bool:
         """Whether the method delivers the row's model for its domain; features and lists are written for these."""
         if row.kind == "ensemble":
             return self._unseen_by_all
         return row.kind == self.primary or (row.kind == "global" and row.domain in self.federated.unseen)
 
-    def jobs(self, rows: list[Row], is_large: Callable[[str], bool]) -> list[Job]:
+    def jobs(self, rows: list[ScoreRow], is_large: Callable[[str], bool]) -> list[ScoringJob]:
         """Join rows with equal weights and data to jobs; jobs of all ranks come first.
 
         ``is_large``: whether all ranks should score a domain together.
@@ -127,10 +127,10 @@ class Plan:
         jobs = []
         for (weights, _, domain), numbers in members.items():
             is_shared = weights == "ensemble" or (weights == "global" and is_large(domain))
-            jobs.append(Job(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
+            jobs.append(ScoringJob(rows[numbers[0]], numbers, is_shared, weights == "ensemble"))
         return sorted(jobs, key=lambda job: not job.is_shared)
 
-    def weights_of(self, row: Row) -> tuple[str, str]:
+    def weights_of(self, row: ScoreRow) -> tuple[str, str]:
         """Name the weights behind a row: rows with equal weights are computed once.
 
         Where everything that retrieval needs is shared, a personalised model is the global one; where nothing is, it is

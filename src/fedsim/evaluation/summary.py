@@ -22,7 +22,7 @@ MAX_NAMES = 50
 """Largest number of clients or data sets with own curves in loggers."""
 
 
-class Row(NamedTuple):
+class ScoreRow(NamedTuple):
     """One model on one set of queries and gallery images."""
 
     kind: Kind
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 def summarise(
     split: str,
-    rows: list[Row],
+    rows: list[ScoreRow],
     values: list[NDArray[np.float64]],
     unseen: Set[str],
     primary: Kind,

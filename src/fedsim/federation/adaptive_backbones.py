@@ -13,7 +13,7 @@ from torch import nn
 from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.federation.components.listener import Axis
+from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.components.selection import Selection
 from fedsim.federation.parts import Parts, layout_of
 from fedsim.methods.base import Method
@@ -100,7 +100,7 @@ def next_rungs(
     return result
 
 
-class BackboneLadder(Axis):
+class BackboneLadder(RoundListener):
     """The rung of each client, alike on all ranks; it changes the architectures of ``parts`` in place.
 
     Raises:
@@ -149,12 +149,14 @@ class BackboneLadder(Axis):
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
                 parts.archs.assign(name, new)
                 moved = True
-                if name in parts.hosting.own:
+                if name in parts.rank_share.own:
                     _move(parts.clients[name], parts.models[new], parts.method, parts.server)
                 elif name in parts.clients:
                     parts.clients[name].model = parts.models[new]
-        if moved and parts.hosting.machine is not None:  # another rank may train a client before its own has moved it
-            parts.hosting.machine.meet()
+        if (
+            moved and parts.rank_share.machine is not None
+        ):  # another rank may train a client before its own has moved it
+            parts.rank_share.machine.meet()
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""

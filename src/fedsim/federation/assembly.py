@@ -16,13 +16,13 @@ from fedsim.federation.checks.requirements import (
     check_compiler,
     check_graphs,
     check_image_sizes,
-    check_pieces,
+    check_micro_batches,
     check_settings,
     settings_of,
 )
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of
-from fedsim.federation.scheduling.rank_share import make_hosting
+from fedsim.federation.scheduling.rank_share import make_rank_share
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
@@ -55,7 +55,7 @@ def assemble(
     check_batches(federated.clients, settings, says=rank == 0)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
-    check_pieces(settings, models, how.method, how.objective, how.reduction)
+    check_micro_batches(settings, models, how.method, how.objective, how.reduction)
     check_graphs(federated.clients, settings, how.method, device, says=rank == 0)
     check_compiler(settings, device)
     check_image_sizes(models, data)
@@ -65,20 +65,21 @@ def assemble(
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
     alone = len(federated.clients) == 1 or not how.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
-    pieces = {c.name: settings[c.name].pieces_of(c.num_images) for c in federated.clients}
-    hosting = make_hosting(costs, pieces, rank, world_size, machine, how.client_store, device, largest)
-    near = set(hosting.near)
+    micro_batches = {c.name: settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
+    rank_share = make_rank_share(costs, micro_batches, rank, world_size, machine, how.client_store, device, largest)
+    near = set(rank_share.near)
     clients = {
         mine.name: Client(
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            model=models[archs[mine.name]], store=hosting.states, seed=how.seed, alone=alone,
+            model=models[archs[mine.name]], store=rank_share.states, seed=how.seed, alone=alone,
         ).to(device)
         for mine in federated.clients if mine.name in near
     }  # fmt: skip
-    for name in hosting.own:  # now, so that out-of-memory shows before round 1
+    for name in rank_share.own:  # now, so that out-of-memory shows before round 1
         clients[name].start(how.method.initial_state(models[archs[name]]).client)
     return Parts(
-        method=how.method, federated=federated, models=models, archs=archs, costs=costs, pieces=pieces, hosting=hosting,
+        method=how.method, federated=federated, models=models, archs=archs, costs=costs,
+        micro_batches=micro_batches, rank_share=rank_share,
         statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
         clients=clients, objective=how.objective,
@@ -88,10 +89,10 @@ def assemble(
 def _build_models(
     how: Settings, clients: Sequence[ClientData], device: torch.device
 ) -> tuple[dict[str, FlatModel], Architectures]:
-    """Build one resident model per architecture: return architecture -> model, client -> architecture.
+    """Build one model per architecture: return architecture -> model, client -> architecture.
 
     Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
-    the ladder gets a resident model, with room for the largest head.
+    the ladder gets a model, with room for the largest head.
     """
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
     common, ladder = layout_of(how.backbone), how.adaptive_backbones.ladder if how.adaptive_backbones else ()

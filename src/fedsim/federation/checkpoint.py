@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry
 from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
 from fedsim.federation.components.ledger import Ledger
-from fedsim.federation.components.listener import Axis
+from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import FlatModel
@@ -20,8 +20,8 @@ from fedsim.training.flat_model import FlatModel
 log = logging.getLogger(__name__)
 
 
-def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
-    """Return the federation's additions to Lightning's checkpoint, with the states of ``axes``."""
+def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict[str, Any]:
+    """Return the federation's additions to Lightning's checkpoint, with the states of ``listeners``."""
     models = parts.models.items()
     content = {
         "format": FORMAT,
@@ -31,16 +31,16 @@ def save(parts: Parts, axes: Sequence[Axis], threads: int) -> dict[str, Any]:
         "fixed": {arch: model.fixed_checksum for arch, model in models if model.fixed},
         "complete": {arch: model.is_complete for arch, model in models},
         "clients": dict(parts.num_classes),
-        "hosts": dict(parts.hosting.placement.ranks),
+        "hosts": dict(parts.rank_share.placement.ranks),
         "threads": threads,
     }
-    states = {axis.key: axis.state_dict() for axis in axes if axis.key}
-    private = ((name, parts.hosting.states.read(name)) for name in parts.hosting.own)
+    states = {listener.key: listener.state_dict() for listener in listeners if listener.key}
+    private = ((name, parts.rank_share.states.read(name)) for name in parts.rank_share.own)
     return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
 
 
-def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], threads: int) -> None:
-    """Load the additions of :func:`save` into the server, the clients and ``axes``.
+def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:
+    """Load the additions of :func:`save` into the server, the clients and ``listeners``.
 
     Raises:
         ConfigError: naming the first difference, if the checkpoint is of another method, federation or model.
@@ -49,11 +49,11 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, axes: Sequence[Axis], t
     # up to 0.1 the ledger's state stood apart
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
     _check_content(content, parts)
-    if content.get(BackboneLadder.key) and not any(isinstance(axis, BackboneLadder) for axis in axes):
+    if content.get(BackboneLadder.key) and not any(isinstance(listener, BackboneLadder) for listener in listeners):
         raise ConfigError(OTHER_LADDER)
-    for axis in axes:  # before the clients' states, whose layout a ladder decides
-        axis.load_state_dict(content.get(axis.key, {}))
-    for name, state in read_states(Path(content["path"]), content, parts.hosting.own).items():
+    for listener in listeners:  # before the clients' states, whose layout a ladder decides
+        listener.load_state_dict(content.get(listener.key, {}))
+    for name, state in read_states(Path(content["path"]), content, parts.rank_share.own).items():
         parts.clients[name].load_private_state(state)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if content["threads"] != threads:

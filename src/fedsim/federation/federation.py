@@ -33,13 +33,13 @@ from fedsim.federation.settings import (
     Neck,
     Objective,
     OptimizerCallable,
-    Place,
     Privacy,
     Selection,
     Settings,
     StatisticsPolicy,
+    StorePlace,
 )
-from fedsim.federation.wiring import axes_of, evaluator_of, round_of
+from fedsim.federation.wiring import evaluator_of, listeners_of, round_of
 from fedsim.strategy.machine import Machine, machine_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
@@ -92,7 +92,7 @@ class Federation(LightningModule):
         bn_stats: StatisticsPolicy = "mean",
         reduction: Literal["exact", "fp32"] = "exact",
         on_bad_update: Literal["stop", "skip_client"] = "stop",
-        client_store: Place = "device",
+        client_store: StorePlace = "device",
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         threads: int = 1,
         seed: int = 0,
@@ -166,10 +166,10 @@ class Federation(LightningModule):
                 machine = machine_of(strategy) if self.settings.reduction == "exact" else None
                 self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device, machine)
                 for callback in round_callbacks(self.trainer):
-                    callback.on_placed(self.parts.hosting.placement)
+                    callback.on_placed(self.parts.rank_share.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
-            self.round = round_of(self.settings, self.parts, self.axes, self.trainer)
+            self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
@@ -181,7 +181,7 @@ class Federation(LightningModule):
         """Build the server and the clients of ``rank``, see :func:`~fedsim.federation.assembly.assemble`."""
         self.parts = assemble(self.settings, data, rank, num_ranks, device, machine)
         self.server = self.parts.server  # Lightning saves and moves it
-        self.axes = axes_of(self.settings, self.parts)
+        self.listeners = listeners_of(self.settings, self.parts)
 
     @property
     def strategy(self) -> FederatedStrategy:
@@ -190,9 +190,9 @@ class Federation(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
-        checkpoint |= save(self.parts, self.axes, self.settings.threads)
+        checkpoint |= save(self.parts, self.listeners, self.settings.threads)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the axes, and the private states of the clients that this rank hosts."""
+        """Restore the listeners, and the private states of the clients that this rank hosts."""
         with self.strategy.together():
-            restore(checkpoint, self.parts, self.axes, self.settings.threads)
+            restore(checkpoint, self.parts, self.listeners, self.settings.threads)

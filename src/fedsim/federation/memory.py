@@ -30,15 +30,15 @@ class DeviceMemory:
     """An estimate for one rank, bytes; images that wait on the device and workspaces of kernels come on top."""
 
     models: int
-    """the resident models, each with its gradient and two moments; and models beside them"""
+    """the rank's models, each with its gradient and two moments; and models beside them"""
     trained: int
     """models of each architecture that train"""
     frozen: int
     """further ones, that do not"""
     activations: int | None
-    """of the largest batch, or piece of one; None: the backbone does not let itself be asked"""
+    """of the largest batch, or micro-batch of one; None: the backbone does not let itself be asked"""
     images: int
-    """in that batch or piece"""
+    """in that batch or micro-batch"""
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ def device_memory(how: Settings, parts: Parts, data: FederatedDataModule, precis
     sizes = dict.fromkeys(parts.models, 0)
     for client in parts.federated.clients:
         settings, arch = settings_of(client, how.client, how.clients), parts.archs[client.name]
-        images = settings.piece_of(client.num_images) or settings.batch_of(client.num_images)
+        images = settings.micro_batch_of(client.num_images) or settings.batch_of(client.num_images)
         sizes[arch] = max(sizes[arch], images)
     pixels = data.augmentation.crop or data.size
     found = {a: kept_by(parts.models[a].network, (images, 3, *pixels)) for a, images in sizes.items() if images}

@@ -12,7 +12,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.components.ledger import Ledger
-from fedsim.federation.scheduling.rank_share import Hosting
+from fedsim.federation.scheduling.rank_share import RankShare
 from fedsim.methods.base import Method
 from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
@@ -40,9 +40,9 @@ class Parts:
     """architecture -> what happens to running statistics"""
     costs: Mapping[str, float]
     """client -> predicted work of a round: images times local epochs"""
-    pieces: Mapping[str, int]
-    """client -> pieces of its batches; 1: they are not cut"""
-    hosting: Hosting
+    micro_batches: Mapping[str, int]
+    """client -> micro-batches; 1: they are not cut"""
+    rank_share: RankShare
     """which clients this rank may train, and what it shares with the ranks of its machine"""
     server: Server
     """the global models"""
@@ -82,7 +82,7 @@ class Parts:
             stage: Lightning's name.
             tests: whether a fit scores the test sets, too.
         """
-        if (machine := self.hosting.machine) is None:
+        if (machine := self.rank_share.machine) is None:
             self._read(data, evaluator, stage, tests, near=False)
             return
         images = sum(self.data_of[name].num_images for name in self.clients)
@@ -96,7 +96,9 @@ class Parts:
     def _read(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool, near: bool) -> None:
         """Read this rank's own images, or those that other ranks of the machine have read (``near``)."""
         if stage == "fit":
-            for name in [n for n in self.hosting.near if n not in self.hosting.own] if near else self.hosting.own:
+            for name in (
+                [n for n in self.rank_share.near if n not in self.rank_share.own] if near else self.rank_share.own
+            ):
                 self.clients[name].images.open(data.open_train)
             if self.federated.public is not None and not near:
                 images = data.decode(self.federated.public.images, "public images")
@@ -110,7 +112,7 @@ class Parts:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Names of the numbers about a visit that are logged for each client."""
+        """Names of the numbers about a session that are logged for each client."""
         return self.objective.parts + (FACTS if self.federated.has_unlabelled else ())
 
 

@@ -1,4 +1,4 @@
-"""The share of one rank in a round: clients visit its resident models, one after another."""
+"""The share of one rank in a round: its models hold one client after another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import message_to
-from fedsim.strategy.rank_group import Span
+from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client, Outcome
 from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True)
-class Host:
+class RankWorker:
     """A rank, and what clients need to train on it."""
 
     how: Settings
@@ -43,16 +43,16 @@ class Host:
         ``work``: client -> share of its work that gets done. ``keep_snapshots`` keeps local models for an evaluation.
         Returns the error, if there was one: the other ranks must hear of it.
         """
-        schedule = self.parts.hosting.schedule
-        orders = schedule.orders(called, work)
+        scheduler = self.parts.rank_share.scheduler
+        orders = scheduler.orders(called, work)
         if keep_snapshots:
-            self.parts.hosting.snapshots.begin(orders.all)
+            self.parts.rank_share.snapshots.begin(orders.all)
         try:
             for callback in self.callbacks:
                 callback.on_round_start(round_, orders.all)
-            for name, span in schedule.turns(orders):
+            for name, rank_group in scheduler.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
-                self._visit(self.parts.clients[name], round_, work[name], span, table, keep_snapshots)
+                self._train_client(self.parts.clients[name], round_, work[name], rank_group, table, keep_snapshots)
         except Exception as error:  # whatever it is
             return error
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
@@ -60,16 +60,22 @@ class Host:
             table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
         return None
 
-    def _visit(
-        self, client: Client, round_: int, work: float, span: Span | None, table: RoundTable, keep_snapshot: bool
+    def _train_client(
+        self,
+        client: Client,
+        round_: int,
+        work: float,
+        rank_group: RankGroup | None,
+        table: RoundTable,
+        keep_snapshot: bool,
     ) -> None:
         """Train one client and write its row of the table; an update that does not count is left out.
 
-        The ranks of a ``span`` do the same visit, each with pieces of its batches; the first sends the results.
+        The ranks of a ``rank_group`` do the same session, each with micro-batches; the first sends the results.
         """
         try:
             client.model.flat.check()
-            client.begin_round(round_, work, self.precision, self._on_batch, span)
+            client.begin_round(round_, work, self.precision, self._on_batch, rank_group)
             try:
                 self._do_round(client, table, keep_snapshot)
             finally:
@@ -77,7 +83,7 @@ class Host:
         except LeftOutError as error:
             if isinstance(error, BadUpdateError) and self.how.on_bad_update == "stop":
                 raise
-            if span is None or span.is_first:
+            if rank_group is None or rank_group.is_first:
                 table.skip(client.client_name, error)
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
@@ -99,15 +105,15 @@ class Host:
         outcome = client.end_round(parts, self.aggregator.limit, signals)
         numbers, of_tensors = self._sorted(outcome, upload)
         table.busy(self.strategy.global_rank, outcome.seconds)
-        if not client.visit.is_first:
+        if not client.session.is_first:
             return
         if keep_snapshot:
-            self.parts.hosting.snapshots.keep(client.client_name, client.model.flat.buffer)
+            self.parts.rank_share.snapshots.keep(client.client_name, client.model.flat.buffer)
         self.aggregator.add(client.client_name, contribution)
         table.fill(client.client_name, outcome, {**outcome.facts, **numbers}, of_tensors)
 
     def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-        """Return the numbers of a visit: those of the client, and those of its tensors; undeclared ones are refused."""
+        """Return the numbers that a client measured, and those of its tensors; undeclared ones are refused."""
         numbers: dict[str, float] = {}
         of_tensors: dict[str, Sequence[float]] = {}
         for name, value in outcome.signals.items():

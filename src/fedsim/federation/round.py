@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.sums import Aggregator, aggregation_weights
-from fedsim.federation.components.listener import Axis, RoundRecord
+from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.parts import Parts
-from fedsim.federation.rank_worker import Host
+from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.server_step import work_on_server
 from fedsim.federation.settings import Settings
@@ -42,9 +42,9 @@ class Round:
     """the federation as configured"""
     parts: Parts
     """the federation, assembled"""
-    axes: Sequence[Axis]
+    listeners: Sequence[RoundListener]
     """choices beside the method; they act before a round and learn from it"""
-    host: Host
+    worker: RankWorker
     """trains this rank's clients"""
     aggregator: Aggregator
     """sums the uploads"""
@@ -59,8 +59,8 @@ class Round:
         started, how, parts, method = time.perf_counter(), self.how, self.parts, self.how.method
         # 1. The server picks clients; some of them do not answer, or are slow.
         parts.server.round = round_
-        for axis in self.axes:
-            axis.begin(round_)
+        for listener in self.listeners:
+            listener.begin(round_)
         selected = how.selection.select(round_, parts.names, how.seed)
         work = how.availability.of(selected, round_, how.seed)
         called = [name for name in work if work[name] > 0]
@@ -69,7 +69,7 @@ class Round:
         self.aggregator.begin(round_, extras, self._early_weights(called))
         # 3. Each rank trains its clients, one after another.
         table = self._empty_table()
-        error = self.host.train(round_, called, work, table, keep_snapshots)
+        error = self.worker.train(round_, called, work, table, keep_snapshots)
         # 4. All ranks meet: reports, who is left out, whether somebody asked to stop; small sums come along.
         self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
         table.warn_of_skipped(round_, called)
@@ -82,12 +82,12 @@ class Round:
         if means:  # nobody answered: no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)
             self._step_server(means, weights, optimizer_step)
-        # 8. The axes learn from the round.
+        # 8. The listeners learn from the round.
         overall = method.weights(reports).clients if reports and how.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
         record = RoundRecord(round_, how.seed, list(work), reports, shown, dict(parts.archs))
-        for axis in self.axes:
-            axis.observe(record)
+        for listener in self.listeners:
+            listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
         metrics = self._metrics(round_) | table.metrics(shares, reports, time.perf_counter() - started)
         return RoundResult(reports, metrics, table.stop_signal)
@@ -112,11 +112,11 @@ class Round:
         return table.report(name, self.parts.data_of[name].num_images, hardware.speed(name) if hardware else None)
 
     def _metrics(self, round_: int) -> dict[str, float]:
-        """Return the numbers that the axes have to say after a round."""
+        """Return the numbers that the listeners have to say after a round."""
         few = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
         metrics = {"round": float(round_ + 1), "client/lr": self.how.client.lr_in(round_)}
-        for axis in self.axes:
-            metrics |= axis.metrics(round_, few)
+        for listener in self.listeners:
+            metrics |= listener.metrics(round_, few)
         return metrics
 
     def _step_server(

@@ -22,7 +22,7 @@ _REASONS = (BadUpdateError, NoClustersError)  # the column ``skipped`` holds the
 
 
 class Columns(NamedTuple):
-    """Names of further numbers about a visit. NaN in a row: the client has no such number."""
+    """Names of further numbers about a session. NaN in a row: the client has no such number."""
 
     facts: tuple[str, ...] = ()
     """logged for each client"""

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.checks import at_least, within
-from fedsim.core.store import Place
+from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
 from fedsim.federation.aggregation.masked import Accounting
@@ -40,11 +40,11 @@ __all__ = [
     "Neck",
     "Objective",
     "OptimizerCallable",
-    "Place",
     "Privacy",
     "Selection",
     "Settings",
     "StatisticsPolicy",
+    "StorePlace",
 ]
 
 
@@ -69,7 +69,7 @@ class Settings:
     bn_stats: StatisticsPolicy
     reduction: Literal["exact", "fp32"]
     on_bad_update: Literal["stop", "skip_client"]
-    client_store: Place
+    client_store: StorePlace
     evaluation: Evaluation
     threads: int
     seed: int

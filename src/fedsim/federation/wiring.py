@@ -1,4 +1,4 @@
-"""Joining the assembled parts: the axes, the round that a trainer runs, and the evaluator."""
+"""Joining the assembled parts: the listeners, the round that a trainer runs, and the evaluator."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation.gathered import GatheringAggregator
 from fedsim.federation.aggregation.masked import MaskedAggregator, clients_prune
 from fedsim.federation.aggregation.sums import Aggregator
-from fedsim.federation.components.listener import Axis
+from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import round_callbacks, strategy_of
 from fedsim.federation.parts import Parts
-from fedsim.federation.rank_worker import Host
+from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.strategy.strategy import FederatedStrategy
 
 
-def axes_of(how: Settings, parts: Parts) -> list[Axis]:
+def listeners_of(how: Settings, parts: Parts) -> list[RoundListener]:
     """Return what acts around the rounds: choices that any method can be combined with.
 
     Raises:
@@ -34,15 +34,15 @@ def axes_of(how: Settings, parts: Parts) -> list[Axis]:
     how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if how.aggregation is not None:
         how.aggregation.check(how.method, parts.server, how.bn_stats, how.privacy)
-    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy, parts.hosting.schedule]
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy, parts.rank_share.scheduler]
 
 
-def round_of(how: Settings, parts: Parts, axes: Sequence[Axis], trainer: Trainer) -> Round:
+def round_of(how: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
     """Return the round that a trainer runs."""
     strategy = strategy_of(trainer)
     aggregator = _make_aggregator(how, parts, strategy)
-    host = Host(how, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
-    return Round(how, parts, axes, host, aggregator, strategy)
+    worker = RankWorker(how, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
+    return Round(how, parts, listeners, worker, aggregator, strategy)
 
 
 def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:
@@ -55,11 +55,11 @@ def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer
         for callback in round_callbacks(trainer):
             callback.on_scoring(what)
 
-    hosting = parts.hosting
+    rank_share = parts.rank_share
     return evaluator_for(how.evaluation)(
         settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients, models=parts.models,
-        archs=parts.archs, federated=parts.federated, placement=hosting.placement, machine=hosting.machine,
-        snapshots=hosting.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
+        archs=parts.archs, federated=parts.federated, placement=rank_share.placement, machine=rank_share.machine,
+        snapshots=rank_share.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
     )  # fmt: skip
 
 

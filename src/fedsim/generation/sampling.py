@@ -13,7 +13,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data.images import Index
 
 
-class Draw(NamedTuple):
+class SampledImages(NamedTuple):
     """Positions of a step's images among the client's, [B] int64 each."""
 
     images: Tensor
@@ -46,7 +46,7 @@ class Sampler:
         if self.turns[-1] == 0:  # the last image has the identity of the first, whose structure it would get
             self.lenders[-1] = 1
 
-    def draw(self, step: int) -> Draw:
+    def draw(self, step: int) -> SampledImages:
         """Draw the images of step 0, 1, ..."""
         generator = torch_generator(self.seed, self.client, step, "pairs")
         identities = self.present[torch.randperm(len(self.present), generator=generator)[self.turns]]
@@ -55,7 +55,7 @@ class Sampler:
         one = (u[0] * counts).long()
         other = (one + 1 + (u[1] * (counts - 1)).long()) % counts  # a step of 1 .. count - 1, or to the only image
         first = self.first[identities]
-        return Draw(self.order[first + one], self.order[first + other], self.lenders)
+        return SampledImages(self.order[first + one], self.order[first + other], self.lenders)
 
 
 def check_identities(client: str, labels: Index) -> None:

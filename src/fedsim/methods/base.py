@@ -115,9 +115,9 @@ class Method(ABC):
         ``identities``: clients know who is on their images. ``public_images``: ``data.public``. ``speeds``: of devices,
         in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``:
         the server sees single uploads; :meth:`aggregate` puts them together. ``whole_batches``: a batch must not be cut
-        into pieces (``micro_batch``), because the method looks at all of it, or steps more than once. ``plain_steps``:
-        a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or batches are not gone
-        through by ``client.train_on``.
+        into micro-batches (``micro_batch``), because the method looks at all of it, or steps more than once.
+        ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or
+        batches are not gone through by ``client.train_on``.
         """
         return frozenset()
 
@@ -241,11 +241,11 @@ class WeightingChoice:
 
 
 Replicas = Mapping[str, Literal["trained", "frozen"]]
-"""role of a model beside the resident one, see :meth:`FlatModel.replica` -> whether it trains"""
+"""role of a model beside the rank's own, see :meth:`FlatModel.replica` -> whether it trains"""
 
 
 class HoldsModels(ABC):
-    """Of methods that hold models beside the resident one: ``fedsim describe`` counts their memory."""
+    """Of methods that hold models beside the rank's own: ``fedsim describe`` counts their memory."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ Every hook but the weights is the default of :class:`~fedsim.methods.base.Method
 
 In re-identification label spaces differ. The papers' "FedAVG" either shares the whole network with a head of the
 largest label space (paper 001, Table 2: ``share_head: true``), where row z then means another person for each client,
-or keeps heads private: "FedAvg+D", the "Baseline" of paper 000, where all that follows the trunk is private
+or keeps heads private: "FedAvg+D", the "Baseline" of paper 000, where all that follows the backbone is private
 (``share_neck: false``) and weights are uniform.
 """
 

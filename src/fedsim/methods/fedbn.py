@@ -12,8 +12,8 @@ Deviations and silences:
 - What is a normalisation layer is decided by the module's class. The authors' code looks for "bn" in names, which would
   miss ResNet's four ``downsample.1`` layers. It keeps affine parameters and running statistics both private, as here.
 - The paper's clients share one label space, hence also the last layer. With ``share_head: false`` ("FedBN+D", the
-  specific networks of paper 000) all that follows the trunk is private; with ``share_head: true`` heads have the size
-  of the largest label space, and of the neck all but its normalisation is shared.
+  specific networks of paper 000) all that follows the backbone is private; with ``share_head: true`` heads have the
+  size of the largest label space, and of the neck all but its normalisation is shared.
 - The server has no complete model: unseen domains are scored by the clients' own models, and scores averaged.
 """
 

@@ -79,7 +79,7 @@ class FedCAPR(HoldsModels, Method):
         if self.regulariser == 0 or client.round + 1 < self.reg_from:
             return loss
         reference = received_features(client, batch.images)
-        features, pseudo = output.features.neck, client.visit.pseudo
+        features, pseudo = output.features.neck, client.session.pseudo
         if self.reg_last_camera_only and pseudo is not None:
             cameras = pseudo.proxies.cameras[batch.labels]
             distances = 1 - F.cosine_similarity(features, reference, dim=1)

@@ -156,7 +156,7 @@ class FedPav(HoldsModels, Method):
             replica.shared.copy_(shared)
             replica.private.copy_(private)
             with torch.no_grad():
-                logits.append(replica.forward(images, client.visit.precision).logits)
+                logits.append(replica.forward(images, client.session.precision).logits)
         return mean_cosine_distance(*logits)
 
     def upload(self, client: Client) -> Upload:

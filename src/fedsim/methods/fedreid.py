@@ -72,7 +72,7 @@ _EXPERT = "expert"
 
 @dataclass(frozen=True, kw_only=True)
 class FedReID(PartSharing, HoldsModels, Method):
-    """Averaging of trunks, each of which is trained beside a local expert and towards its soft labels."""
+    """Averaging of backbones, each of which is trained beside a local expert and towards its soft labels."""
 
     expert: bool = True
     """whether clients have an expert (Figure 4 d), which costs a second local training"""
@@ -134,7 +134,7 @@ class FedReID(PartSharing, HoldsModels, Method):
     def _step_expert(self, client: Client, expert: FlatModel, batch: Batch) -> Tensor:
         """Step the expert; return its logits [B, Z] from before, without gradient."""
         (images,) = batch.views or (batch.images,)
-        output = expert.forward(images, client.visit.precision)
+        output = expert.forward(images, client.session.precision)
         l_e = client.supervised_loss(output, batch, counts=False)  # Eq. (11)
         client.step(l_e, optimizer=expert.optimizer(client.training_settings))
         return output.logits.detach()
@@ -185,24 +185,24 @@ class FedReIDFineTune(HoldsModels, Method):
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2):
                 with torch.no_grad():
-                    soft_labels = expert.forward(batch.views[0], client.visit.precision).logits
+                    soft_labels = expert.forward(batch.views[0], client.session.precision).logits
                 output = client.forward(batch.images)
                 l_c = client.supervised_loss(output, batch)  # Eq. (9)
                 client.step(l_c + soft_label_divergence(output.logits, soft_labels, self.temperature))  # Eq. (13)
 
     def _train_mapping(self, client: Client) -> None:
-        """Train neck and head on the trunk as it is."""
+        """Train neck and head on the backbone as it is."""
         backbone = client.model.network.backbone
         backbone.eval()  # its running statistics stay, too
-        trunk = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        for parameter in trunk:
+        trainable = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        for parameter in trainable:
             parameter.requires_grad_(False)
         try:
             for _ in range(self.mapping_epochs):
                 for batch in client.batches(0):
                     client.step(client.supervised_loss(client.forward(batch.images), batch, counts=False))
         finally:
-            for parameter in trunk:
+            for parameter in trainable:
                 parameter.requires_grad_(True)
         backbone.train()
         client.model.reset_counters()

@@ -75,7 +75,7 @@ class FedUReID(Method):
     def _are_known(self, client: Client, batches: int) -> bool:
         """Whether an epoch of so many batches had one without an error, or a large share of right guesses by then."""
         right = images = 0
-        for hits, size in client.visit.tally.hits(batches):
+        for hits, size in client.session.metrics.hits(batches):
             right, images = right + hits, images + size
             if hits == size or right / images > self.precision:
                 return True

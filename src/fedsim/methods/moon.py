@@ -13,7 +13,7 @@ l_con = -log(e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_
 
 Deviations and silences:
 
-- z is the trunk's pooled feature. The paper adds a projection head (two layers, 256 outputs) between trunk and
+- z is the backbone's pooled feature. The paper adds a projection head (two layers, 256 outputs) between backbone and
   classifier; in re-ID the neck stands there.
 - The references run in evaluation mode, as in the authors' code, and without gradient, which that does not switch off.
 - In a client's first round there is no previous model, and the term is 0. Later it is that of its last own round.
@@ -69,7 +69,7 @@ class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
             return loss
         with torch.no_grad():
             references = [client.model.replica(role) for role in ("global", "previous")]
-            z_glob, z_prev = (r.forward(batch.images, client.visit.precision).features.pool for r in references)
+            z_glob, z_prev = (r.forward(batch.images, client.session.precision).features.pool for r in references)
         return loss + self.mu * model_contrastive(output.features.pool, z_glob, z_prev, self.tau)
 
     def upload(self, client: Client) -> Upload:

@@ -168,7 +168,7 @@ def _head_hits(client: Client, num_images: int | None) -> tuple[Tensor, int]:
 
 
 def _pseudo(client: Client) -> PseudoLabels:
-    source = client.visit.source
+    source = client.session.source
     assert isinstance(source, Clusters)
     return source.pseudo or source.find()
 

@@ -26,7 +26,7 @@ def remember_received(client: Client) -> None:
 @torch.no_grad()
 def received_features(client: Client, images: Tensor) -> Tensor:
     """Return the received model's neck features [B, D] of normalised images [B, 3, H, W]."""
-    return client.model.replica(RECEIVED).forward(images, client.visit.precision).features.neck
+    return client.model.replica(RECEIVED).forward(images, client.session.precision).features.neck
 
 
 @torch.no_grad()

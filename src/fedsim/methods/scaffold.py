@@ -18,7 +18,7 @@ Deviations and silences:
   count gradients up to K / (1 - m) times, and so long controls diverge. K is replaced by the sum of these counts, norm
   of a_i in FedNova (Wang et al., NeurIPS 2020): K for plain SGD. The mean is then one that weighs early gradients more.
 - Weight decay counts as a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch.
-  Where the trunk's rate differs from that of neck and head, each has its own eta_l.
+  Where the backbone's rate differs from that of neck and head, each has its own eta_l.
 - Means are plain, as in Algorithm 1, which assumes clients that count alike.
 - With several architectures, c, S and N are those of each.
 """

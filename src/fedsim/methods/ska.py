@@ -66,7 +66,7 @@ from fedsim.methods.base import (
     has_server_step,
     weigh,
 )
-from fedsim.models.groups import TRUNK, Group
+from fedsim.models.groups import BACKBONE, Group
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -77,7 +77,7 @@ _LG = "generalised"
 
 @dataclass(frozen=True, kw_only=True)
 class SKA(HoldsModels, Method):
-    """Averaging of trunks whose normalisation layers are a client's own, and of others that are trained beside them."""
+    """Averages backbones with normalisation layers of each client, and a second model that is trained beside them."""
 
     dual: bool = True
     """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
@@ -119,8 +119,8 @@ class SKA(HoldsModels, Method):
 
     @property
     def shared_groups(self) -> frozenset[Group]:
-        """The trunk; without lg, only what is no normalisation layer."""
-        return TRUNK if self.dual else TRUNK - self.specific_groups
+        """The backbone; without lg, only what is no normalisation layer."""
+        return BACKBONE if self.dual else BACKBONE - self.specific_groups
 
     @property
     def delivers(self) -> Delivered:
@@ -164,7 +164,7 @@ class SKA(HoldsModels, Method):
         if self.dual:
             lg = client.model.replica(_LG)
             with torch.random.fork_rng([lg.device] if lg.device.type == "cuda" else []):
-                output = lg.forward(batch.images, client.visit.precision)
+                output = lg.forward(batch.images, client.session.precision)
             loss = client.supervised_loss(output, batch, counts=False)
             client.step(loss, optimizer=lg.optimizer(client.training_settings))  # line 14
         return client.training_step(batch)  # line 13
@@ -174,7 +174,7 @@ class SKA(HoldsModels, Method):
         ls = client.model
         norms = _join(self._norms(ls, ls.flat.buffer))
         if self.personal == "before_aggregation":
-            client.keep("trunk", ls.shared)
+            client.keep("backbone", ls.shared)
         if not self.dual:
             return Upload(ls.shared, {"norms": norms} if has_server_step(self, client.round) else {})
         lg = ls.replica(_LG)
@@ -210,8 +210,8 @@ class SKA(HoldsModels, Method):
     def personalise(self, client: Client) -> None:
         """Load ls."""
         self._load_specific(client)
-        if "trunk" in client.kept:
-            client.model.shared.copy_(client.kept["trunk"])
+        if "backbone" in client.kept:
+            client.model.shared.copy_(client.kept["backbone"])
 
     def _norms(self, model: FlatModel, vector: Tensor) -> list[Tensor]:
         """Return views of the normalisation layers in ``vector``, of the flat buffer's layout and maybe shorter."""

@@ -83,7 +83,7 @@ class WeightedPav(Method):
         """Return the model, and m_i of Eq. (10) or the accuracy in Eq. (2)."""
         model, received = client.model, client.received.vector
         if self.weighting == "performance":
-            accuracy = Measured(client.visit.tally.right(), lambda right: right[0] / max(right[1], 1))
+            accuracy = Measured(client.session.metrics.right(), lambda right: right[0] / max(right[1], 1))
             return Upload(model.shared, signals={"accuracy": accuracy})
         spans = [e.span for e in model.flat.shared_parameters if model.network.get_parameter(e.name).requires_grad]
         products = products_of_parameters((model.shared[span], received[span]) for span in spans)

@@ -4,7 +4,7 @@ from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.cifar_resnet import CifarResNet
 from fedsim.models.fusion import AFF, MSCAM
-from fedsim.models.groups import BODY, TRUNK, Group, group_names
+from fedsim.models.groups import BACKBONE, BODY, Group, group_names
 from fedsim.models.lora import LoRA
 from fedsim.models.osnet import OSNet
 from fedsim.models.reid import Features, GeM, KeyedDropout, Neck, ReIDModel, make_head
@@ -12,10 +12,10 @@ from fedsim.models.timm_backbone import TimmBackbone
 
 __all__ = [
     "AFF",
+    "BACKBONE",
     "BODY",
     "CBAM",
     "MSCAM",
-    "TRUNK",
     "AttentiveNorm2d",
     "Backbone",
     "CifarResNet",

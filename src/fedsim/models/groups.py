@@ -21,16 +21,16 @@ class Group(StrEnum):
     """The role of a tensor in the model. A method shares whole groups."""
 
     CONV = "conv"
-    """trunk weights outside normalisation and attention modules: also a transformer's self-attention, class token and
-    position embeddings, and the exponent of a generalised mean"""
+    """backbone weights outside normalisation and attention modules: also a transformer's self-attention, class token
+    and position embeddings, and the exponent of a generalised mean"""
     NORM = "norm"
-    """affine parameters of the trunk's normalisation modules; of attentive normalisation all parameters"""
+    """affine parameters of the backbone's normalisation modules; of attentive normalisation all parameters"""
     STAT = "stat"
-    """running means and variances of the trunk; the setting ``bn_stats`` decides about them"""
+    """running means and variances of the backbone; the setting ``bn_stats`` decides about them"""
     ATTN = "attn"
-    """parameters of the trunk's attention modules (squeeze-and-excitation, CBAM, MS-CAM) outside normalisation"""
+    """parameters of the backbone's attention modules (squeeze-and-excitation, CBAM, MS-CAM) outside normalisation"""
     NECK = "neck"
-    """weights of the embedding layers between trunk and head, outside normalisation modules"""
+    """weights of the embedding layers between backbone and head, outside normalisation modules"""
     NECKNORM = "necknorm"
     """affine parameters of the neck's normalisation modules"""
     NECKSTAT = "neckstat"
@@ -38,15 +38,15 @@ class Group(StrEnum):
     HEAD = "head"
     """the identity classifier"""
     FIXED = "fixed"
-    """the trunk below low-rank adapters: alike on all clients, never trained, sent or stored"""
+    """the backbone below low-rank adapters: alike on all clients, never trained, sent or stored"""
     COUNTER = "counter"
     """integer bookkeeping (num_batches_tracked): never shared, never averaged"""
 
 
-TRUNK = frozenset({Group.CONV, Group.NORM, Group.STAT, Group.ATTN})
+BACKBONE = frozenset({Group.CONV, Group.NORM, Group.STAT, Group.ATTN})
 """The whole backbone."""
 
-BODY = TRUNK | {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
+BODY = BACKBONE | {Group.NECK, Group.NECKNORM, Group.NECKSTAT}
 """Backbone and neck: everything that retrieval needs."""
 
 STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
@@ -57,11 +57,11 @@ _ATTENTION = (SqueezeExcitation, CBAM, MSCAM)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
-    """Return the groups of trunk and, if shared, neck and head; raise ConfigError for a head without its neck."""
+    """Return the groups of backbone and, if shared, neck and head; raise ConfigError for a head without its neck."""
     if share_head and not share_neck:
         # the inputs of the head would mean something else to each client
         raise ConfigError("model.method.share_neck: a shared head needs a shared neck; set share_head to false, too")
-    return (BODY if share_neck else TRUNK) | (frozenset({Group.HEAD}) if share_head else frozenset())
+    return (BODY if share_neck else BACKBONE) | (frozenset({Group.HEAD}) if share_head else frozenset())
 
 
 def group_names(model: nn.Module) -> dict[str, Group]:
@@ -95,7 +95,7 @@ def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Modul
 
 
 def _group(part: str, kind: Group, tensor: Tensor) -> Group:
-    """Return a tensor's group. ``kind``: the group of its module's parameters, if that were in the trunk."""
+    """Return a tensor's group. ``kind``: the group of its module's parameters, if that were in the backbone."""
     if not tensor.is_floating_point():
         return Group.COUNTER
     is_parameter = isinstance(tensor, nn.Parameter)

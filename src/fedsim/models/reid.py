@@ -73,7 +73,7 @@ class Neck:
 
     pooling: Literal["average", "gem"] = "average"
     """of the backbone's map: the mean over its pixels, or the generalised mean (:class:`GeM`), whose exponent starts at
-    3 and belongs to the trunk"""
+    3 and belongs to the backbone"""
     kind: Literal["linear", "bnneck", "none"] = "linear"
     """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
     ``none``: the pooled feature itself."""
@@ -113,7 +113,7 @@ class Neck:
 class ReIDModel(nn.Module):
     """Backbone, pooling, neck and, where it is shared, the head.
 
-    The resident model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
+    The rank's model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
     backbones see :mod:`fedsim.models.backbones`; ``neck`` are the layers after the pooling. ``num_classes`` is the size
     of a shared head; None: each client has its own head, outside this model. ``head_std`` is for all of these: see
     :func:`make_head`.

@@ -41,7 +41,7 @@ class TestSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """One method, or one setting, of a table."""
 
     name: str
@@ -101,7 +101,7 @@ class Table:
     name: str
     title: str
     notes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     digits: int
     """after the point, as printed"""
 
@@ -135,7 +135,7 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
             "alternative": {**common, **row["alternative"]} if "alternative" in row else None,
             "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
         }
-        rows.append(Row(**row | read))
+        rows.append(TableRow(**row | read))
     digits = table.get("digits", content["digits"])
     return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows), digits=digits)
 

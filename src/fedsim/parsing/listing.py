@@ -24,7 +24,7 @@ KINDS = {  # kind -> base class, setting
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedClass:
     """A class of fedsim."""
 
     name: str
@@ -68,7 +68,7 @@ def _table(kind: str) -> str:
     return "\n".join(lines)
 
 
-def classes_of(base: str) -> list[Entry]:
+def classes_of(base: str) -> list[ListedClass]:
     """Return the classes derived from ``base`` that can be named, by name."""
     roots = {base, "SGD"} if base == "Optimizer" else {base}  # SGD is torch's, whose source is not read here
     names = set(roots)
@@ -76,7 +76,7 @@ def classes_of(base: str) -> list[Entry]:
         names |= {found.name for found in class_files() if names & {*found.bases}}
     derived = [found for found in class_files() if found.name in names - roots]
     nodes = [parsed_classes(found.path)[found.name] for found in derived if "ABC" not in found.bases]
-    entries = [Entry(node.name, _line_of(node)) for node in nodes if not _is_abstract(node)]
+    entries = [ListedClass(node.name, _line_of(node)) for node in nodes if not _is_abstract(node)]
     return sorted(entries, key=lambda entry: entry.name.lower())
 
 

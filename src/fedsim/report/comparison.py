@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.papers.files import Paper, list_papers, read_paper
-from fedsim.papers.published import Row, Table, TestSet
+from fedsim.papers.published import Table, TableRow, TestSet
 from fedsim.report.bounds import one_match_bounds
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
@@ -25,7 +25,7 @@ _CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
-def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, is_given: bool) -> str:
+def compare_with(which: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool) -> str:
     """Return the table of a paper that holds the row closest to each group's settings, with the runs beside it.
 
     Args:
@@ -50,7 +50,7 @@ def compare_with(which: str, groups: Sequence[Group], metric: str, rule: Rule, i
     return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
 
 
-def tables_beside(which: str | None, groups: Sequence[Group], metric: str, rule: Rule) -> list[tuple[str, Block]]:
+def tables_beside(which: str | None, groups: Sequence[RunGroup], metric: str, rule: Rule) -> list[tuple[str, Block]]:
     """Return a paper's tables with the runs below their rows, each with its title, for a page.
 
     ``which`` names a paper, or one table of it; None: all papers with a test set of the runs. Raises what
@@ -90,11 +90,11 @@ def closest_table(paper: Paper, run: Run) -> Table:
     return min((table for table in paper.tables if table.test_sets), key=distance)
 
 
-def _closest_row(table: Table, run: Run) -> Row:
+def _closest_row(table: Table, run: Run) -> TableRow:
     return min((row for row in table.rows if row.scores), key=lambda row: row.distance(run))
 
 
-def doubts_about(paper: Paper, row: Row) -> Iterator[tuple[str, str, str]]:
+def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
     """Yield what a row's numbers cannot be: a test set, a mark, and why.
 
     The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
@@ -134,9 +134,9 @@ def not_comparable(run: Run) -> Iterator[str]:
         yield f"trained on A PART OF THE DATA (data.limit_client_batches: {limit})"
 
 
-def _warnings(groups: Sequence[Group]) -> Iterator[str]:
+def _warnings(groups: Sequence[RunGroup]) -> Iterator[str]:
     """A line per reason, with the runs that it holds for."""
-    members: dict[str, list[Group]] = {}
+    members: dict[str, list[RunGroup]] = {}
     for group in groups:
         for reason in not_comparable(group.runs[0]):
             members.setdefault(reason, []).append(group)
@@ -151,7 +151,7 @@ def _sources(run: Run) -> set[str]:
     return {str(source.get("class_path")).rpartition(".")[2] for source in sources if isinstance(source, dict)}
 
 
-def _rules(paper: Paper, group: Group, rule: Rule, is_given: bool) -> list[Rule]:
+def _rules(paper: Paper, group: RunGroup, rule: Rule, is_given: bool) -> list[Rule]:
     """The last evaluation, and what else is asked for, or the paper does and the runs allow."""
     other = rule if is_given else replace(rule, name=paper.content["rule"])
     if other.name == "last":
@@ -191,9 +191,9 @@ class _Comparison:
 
     paper: Paper
     table: Table
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
     metric: str
-    rules: Mapping[Group, list[Rule]]
+    rules: Mapping[RunGroup, list[Rule]]
     """of each group's columns"""
     footnotes: dict[str, int] = field(default_factory=dict)
     """text -> its number"""
@@ -266,12 +266,12 @@ class _Comparison:
             raise ConfigError(f"--metric: {self.paper.key}/{self.table.name} has no {self.metric}; choose from {names}")
         return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics]
 
-    def _mark(self, of: Row | TestSet) -> str:
+    def _mark(self, of: TableRow | TestSet) -> str:
         """Return the mark of a footnote with the note."""
         text = of.note if of.status == "ok" else f"{of.status}: {of.note}"
         return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if of.note else ""
 
-    def _published(self, row: Row, numbers: Sequence[str]) -> _Line:
+    def _published(self, row: TableRow, numbers: Sequence[str]) -> _Line:
         label = row.name + self._mark(row)
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
@@ -283,7 +283,7 @@ class _Comparison:
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
         return _Line(label, row.model, "published", cells)
 
-    def _of_run(self, group: Group, numbers: Sequence[str]) -> Iterator[_Line]:
+    def _of_run(self, group: RunGroup, numbers: Sequence[str]) -> Iterator[_Line]:
         is_loud = any(not_comparable(group.runs[0]))
         paper, names = self.paper.content, self.table.test_sets
         metrics = [paper["mAP"] if metric == "mAP" else metric for metric in numbers]
@@ -297,7 +297,7 @@ class _Comparison:
         digits = self.paper.test_sets[name].digits
         return self.table.digits if digits is None else digits
 
-    def _models(self, group: Group) -> list[tuple[str, str]]:
+    def _models(self, group: RunGroup) -> list[tuple[str, str]]:
         """The table's models that the group has, by kind and client; one whose scores are the global one's stands once.
 
         Where the table's rows of a kind are of single clients, the mean over clients is none of them.
@@ -334,7 +334,7 @@ class _Comparison:
             yield self._differences(group)
         yield from self._figures_only()
 
-    def _differences(self, group: Group) -> str:
+    def _differences(self, group: RunGroup) -> str:
         run = group.runs[0]
         row = _closest_row(self.table, run)
         differences = row.differences(run)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS, Run
@@ -54,7 +54,7 @@ def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: flo
     return None
 
 
-def convergence_table(groups: Sequence[Group], target: str) -> Block:
+def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
     """Return a table: rounds and bytes until the delivered model reaches a score for the first time.
 
     Args:
@@ -113,7 +113,7 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
     return run.log
 
 
-def fairness_table(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     """Return a table: how a score is spread over the test sets of clients, per model; seeds are averaged."""
     rows = []
     for group in groups:

@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.report import series
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.rules import Rule
 from fedsim.report.series import Series
 from fedsim.report.style import style_of
@@ -34,7 +34,7 @@ _RANKS = 20
 """Of a CMC curve."""
 
 
-def draw(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
+def draw(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
     """Draw the delivered models' means over rounds, seen and unseen, above bars of all models per test set.
 
     ``names``: test set -> how it is written; ``rule``: of the bars. Bands and error bars are standard deviations over
@@ -64,7 +64,7 @@ def draw(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: R
         save_figure(figure, path, "--figure")
 
 
-def draw_curves(groups: Sequence[Group], names: Mapping[str, str], metric: str, path: Path) -> None:
+def draw_curves(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
     """Draw a picture per test set: a model's score over rounds, means and bands over seeds, see :func:`series.curves`.
 
     ``names``: test set -> how it is written.
@@ -80,7 +80,7 @@ def draw_curves(groups: Sequence[Group], names: Mapping[str, str], metric: str, 
     _draw_pictures(found, "round", metric, path, "--curves")
 
 
-def draw_cmc(groups: Sequence[Group], names: Mapping[str, str], path: Path) -> None:
+def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -> None:
     """Draw CMC curves: a picture per test set, a line per group, of the last evaluation, see :func:`series.cmc`.
 
     Raises:
@@ -92,7 +92,7 @@ def draw_cmc(groups: Sequence[Group], names: Mapping[str, str], path: Path) -> N
     _draw_pictures(found, "rank", "queries with a match", path, "--cmc")
 
 
-def draw_tradeoff(groups: Sequence[Group], names: Mapping[str, str], metric: str, path: Path) -> None:
+def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
     """Draw scores over what was sent so far, and over simulated seconds where runs have them.
 
     Raises:
@@ -117,7 +117,7 @@ def draw_tradeoff(groups: Sequence[Group], names: Mapping[str, str], metric: str
         save_figure(figure, path, "--tradeoff")
 
 
-def _curves(groups: Sequence[Group], name: str, metric: str) -> list[Series]:
+def _curves(groups: Sequence[RunGroup], name: str, metric: str) -> list[Series]:
     return series.curves(groups, name, metric)
 
 

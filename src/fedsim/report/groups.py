@@ -19,7 +19,7 @@ _WAYS = ("down", "up", "extra")
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """Runs of one configuration, one per seed."""
 
     label: str
@@ -70,23 +70,23 @@ class Group:
         return [kind for kind in kinds if not (kind == "personalised" and repeats)]
 
 
-def group_runs(folders: list[Path]) -> list[Group]:
+def group_runs(folders: list[Path]) -> list[RunGroup]:
     """Open run directories and put runs together that differ in the seed only."""
     if not folders:
         raise ConfigError("runs: give at least one run directory")
     return group_opened([read_run(folder) for folder in folders])
 
 
-def group_opened(opened: Sequence[Run]) -> list[Group]:
+def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     """Put runs together that differ in the seed only, and name the groups."""
     by_config: dict[str, list[Run]] = {}
     for run in opened:
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
     labels = name_variants([runs[0] for runs in by_config.values()])
-    return [Group(label, tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
+    return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
 
 
-def traffic(groups: Sequence[Group]) -> str:
+def traffic(groups: Sequence[RunGroup]) -> str:
     """Return a line on what runs have sent so far, in GB (1e9 bytes), and their simulated time where there is one."""
     parts = []
     for group in groups:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.names import name_variants, settings_of
 from fedsim.report.rules import Rule
@@ -17,7 +17,7 @@ from fedsim.report.scores import MEANING, describe, shown_metrics
 _SETTING = "data.unseen"
 
 
-def left_out_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+def left_out_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     """Return a row per method and kind of model, a column per data set that was left out, and the mean over these.
 
     Cells are scores on the data set that nobody trained on, ``metric / rank-1`` in percent; ``-`` where a rotation is
@@ -46,9 +46,9 @@ def left_out_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
     return Block(["method", "model", *names, "mean"], lines, notes, num_left=2)
 
 
-def _rotations(groups: Sequence[Group]) -> list[dict[str, Group]]:
+def _rotations(groups: Sequence[RunGroup]) -> list[dict[str, RunGroup]]:
     """Put runs together that differ in the data set that is left out: its name -> the runs without it."""
-    found: dict[str, dict[str, Group]] = {}
+    found: dict[str, dict[str, RunGroup]] = {}
     for group in groups:
         run = group.runs[0]
         unseen = run.setting(_SETTING)
@@ -59,11 +59,11 @@ def _rotations(groups: Sequence[Group]) -> list[dict[str, Group]]:
     return list(found.values())
 
 
-def _cell(group: Group | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
+def _cell(group: RunGroup | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
     return "-" if group is None else group.cell(f"test/{kind}/{name}", shown, rule)
 
 
-def _mean(rotations: Mapping[str, Group], kind: str, names: Sequence[str], shown: Sequence[str], rule: Rule) -> str:
+def _mean(rotations: Mapping[str, RunGroup], kind: str, names: Sequence[str], shown: Sequence[str], rule: Rule) -> str:
     """Return the mean over data sets of the means over seeds."""
     texts = []
     for metric in shown:

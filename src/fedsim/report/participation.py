@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.report.figure import new_figure, save_figure
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.runs import Run
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def rungs_of(run: Run) -> Shares | None:
     return np.stack([rungs[:, block[-1]] for block in blocks_of(len(rounds))], axis=1)
 
 
-def draw_participation(groups: Sequence[Group], path: Path) -> None:
+def draw_participation(groups: Sequence[RunGroup], path: Path) -> None:
     """Draw a row of pictures for each run into a file: who took part, and the rungs if backbones follow rewards.
 
     Raises:

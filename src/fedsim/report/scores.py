@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
-from fedsim.report.groups import Group, traffic
+from fedsim.report.groups import RunGroup, traffic
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
 
@@ -17,7 +17,7 @@ MEANING = {
 }
 
 
-def score_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
+def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     """Return a row per test set and a column per group and kind of model; cells ``metric / rank-1`` in percent.
 
     Raises:
@@ -56,7 +56,7 @@ def score_block(groups: Sequence[Group], metric: str, rule: Rule) -> Block:
 
 
 def tidy_lines(
-    groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str], rules: Sequence[Rule]
+    groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str], rules: Sequence[Rule]
 ) -> Iterator[list[str]]:
     """Yield a line per number: its group, model, rule, test set and metric, mean and deviation over seeds, percent."""
     for group, rule in ((group, rule) for group in groups for rule in rules):
@@ -70,7 +70,7 @@ def tidy_lines(
                         yield [*of, f"{values.mean():.6g}", spread, str(len(values))]
 
 
-def all_sets(groups: Sequence[Group]) -> list[str]:
+def all_sets(groups: Sequence[RunGroup]) -> list[str]:
     """Return all test sets in their own order, then the two means."""
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.test_sets))
     means = [name for name in ("seen", "unseen") if name in names]
@@ -90,7 +90,7 @@ def shown_metrics(metric: str) -> list[str]:
     return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
 
 
-def _legend(groups: Sequence[Group], kinds: Collection[str], metrics: Sequence[str], rule: Rule) -> Iterator[str]:
+def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequence[str], rule: Rule) -> Iterator[str]:
     monitor = "val/top1" if metrics[0] == "top1" else "val/mAP"
     when = {"last": "last evaluation", "best": f"round with the best {monitor}", "tested": "fedsim test"}
     shown = when.get(rule.name, f"last evaluation and {rule.name}")
@@ -109,7 +109,7 @@ def _legend(groups: Sequence[Group], kinds: Collection[str], metrics: Sequence[s
         yield from (str((run.tested or {}).get("checkpoint")) for group in groups for run in group.runs)
 
 
-def describe(group: Group) -> str:
+def describe(group: RunGroup) -> str:
     """Say how many rounds and which seeds a group has."""
     seeds = sorted({int(run.summary["seed"]) for run in group.runs})
     rounds = sorted({int(run.summary["rounds"]) for run in group.runs})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.queries import Queries
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
@@ -80,7 +80,7 @@ def seconds_of(run: Run) -> dict[int, float]:
     return found
 
 
-def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
+def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
     """Return a line per group that has any point: the delivered model's score on a test set, over rounds or else.
 
     Where a group has no such score, the line is that of its global model, and its label says so.
@@ -104,7 +104,7 @@ def curves(groups: Sequence[Group], name: str, metric: str, axis: Axis = rounds_
     return lines
 
 
-def _kind_of_line(group: Group, score: str, known: Container[str]) -> str:
+def _kind_of_line(group: RunGroup, score: str, known: Container[str]) -> str:
     """Return whose line a picture shows: the delivered model's, or the global one's where only that has the score.
 
     So it is on unseen data sets where the delivered model is a client's own. ``score``: test set and metric; ``known``:
@@ -114,17 +114,17 @@ def _kind_of_line(group: Group, score: str, known: Container[str]) -> str:
     return next((kind for kind in kinds if f"test/{kind}/{score}" in known), kinds[0])
 
 
-def kind_of_last(group: Group, name: str, metric: str) -> str:
+def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
     """Return whose score a test set has at the last evaluation: the group's delivered model's, or its global one's."""
     return _kind_of_line(group, f"{name}/{metric}", {key for run in group.runs for key in Rule().scores(run)})
 
 
-def label_of_line(group: Group, kind: str) -> str:
+def label_of_line(group: RunGroup, kind: str) -> str:
     """Name a group; a model that is not the delivered one is named, too."""
     return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
 
 
-def tradeoffs(groups: Sequence[Group], name: str, metric: str) -> dict[str, list[Series]]:
+def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, list[Series]]:
     """Return the lines over what was sent, and over simulated seconds: name of the axis -> lines, where there are any.
 
     Methods that send nothing have one point, their last.
@@ -145,7 +145,7 @@ def _last(line: Series) -> Series:
     return replace(line, x=line.x[-1:], mean=line.mean[-1:], spread=line.spread[-1:], seeds=line.seeds[-1:])
 
 
-def bars(groups: Sequence[Group], names: Sequence[str], metric: str, rule: Rule) -> list[Series]:
+def bars(groups: Sequence[RunGroup], names: Sequence[str], metric: str, rule: Rule) -> list[Series]:
     """Return a series per group and kind of model, with one number per test set, NaN where there is none.
 
     Kinds with the scores of another one stand once.
@@ -159,7 +159,7 @@ def bars(groups: Sequence[Group], names: Sequence[str], metric: str, rule: Rule)
     return found
 
 
-def cmc(groups: Sequence[Group], name: str) -> list[Series]:
+def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
     """Return a line per group: the share of queries with a match among the first 1, 2, ... images of a test set.
 
     Of the delivered model, at the last evaluation; of the global one, which the label says, where only that has scores.
@@ -192,14 +192,14 @@ def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
     return file.found.get(f"{kind or run.primary}/{name}")
 
 
-def style_numbers(groups: Sequence[Group]) -> Mapping[tuple[Group, str], int]:
+def style_numbers(groups: Sequence[RunGroup]) -> Mapping[tuple[RunGroup, str], int]:
     """Return the number of the style of each group's kinds of models: in all pictures the same."""
     columns = [(group, kind) for group in groups for kind in group.distinct_kinds(Rule())]
     columns += [(group, kind) for group in groups for kind in (group.runs[0].primary, "global")]
     return {column: number for number, column in enumerate(dict.fromkeys(columns))}
 
 
-def label_of(group: Group, kind: str, rule: Rule) -> str:
+def label_of(group: RunGroup, kind: str, rule: Rule) -> str:
     """Name a group's model; the kind is left out where it is the only one."""
     return group.label if group.distinct_kinds(rule) == [kind] else f"{group.label}, {kind}"
 

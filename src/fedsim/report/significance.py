@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.queries import Queries
 from fedsim.report.rules import Rule
@@ -91,7 +91,7 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
     return Estimate(value, float(low), float(high), float(found.pvalue), over)
 
 
-def intervals_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Block:
+def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
     """Return a table of the delivered models' scores at the last evaluation, with intervals over people.
 
     On unseen data sets it is the global model's of methods that deliver a client's own.
@@ -111,7 +111,7 @@ def intervals_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequ
     return Block(["run", "model", "data set", "score", "mean", "interval", "over"], lines, tuple(notes), num_left=4)
 
 
-def differences_table(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Block:
+def differences_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
     """Return a table of paired tests between groups, of the models that :func:`intervals_table` has.
 
     Where two groups have two seeds in common, Student's test over these; where both have scores of single queries, the
@@ -143,11 +143,11 @@ def differences_table(groups: Sequence[Group], names: Sequence[str], metrics: Se
     return Block(headers, lines, tuple(notes), num_left=3)
 
 
-def _named(group: Group, name: str, metric: str) -> str:
+def _named(group: RunGroup, name: str, metric: str) -> str:
     return label_of_line(group, kind_of_last(group, name, metric))
 
 
-def _tests(first: Group, second: Group, name: str, metric: str) -> Iterator[Estimate]:
+def _tests(first: RunGroup, second: RunGroup, name: str, metric: str) -> Iterator[Estimate]:
     key = [f"test/{kind_of_last(group, name, metric)}/{name}/{metric}" for group in (first, second)]
     of_seeds = [
         {run.summary["seed"]: scores[k] for run in group.runs if k in (scores := Rule().scores(run))}
@@ -166,7 +166,7 @@ def _tests(first: Group, second: Group, name: str, metric: str) -> Iterator[Esti
         yield over_people(difference, one.pids, test=True)
 
 
-def _mean_queries(group: Group, name: str, metric: str) -> Queries | str:
+def _mean_queries(group: RunGroup, name: str, metric: str) -> Queries | str:
     """Return the mean over seeds of each query's score, or say why there is none."""
     found = [queries_of(run, name, kind_of_last(group, name, metric)) for run in group.runs]
     there = [of for of in found if of is not None and metric in of.scores]

@@ -11,7 +11,7 @@ from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
 from fedsim.report.figure import draw, draw_cmc, draw_curves, draw_tradeoff
 from fedsim.report.given import open_runs
-from fedsim.report.groups import Group, group_opened
+from fedsim.report.groups import RunGroup, group_opened
 from fedsim.report.layout import Block, Format
 from fedsim.report.left_out import left_out_block
 from fedsim.report.participation import draw_participation
@@ -108,7 +108,7 @@ def report(
 
 
 def _further_blocks(
-    groups: Sequence[Group], metric: str, rule: Rule, target: str | None, fairness: bool, significance: bool
+    groups: Sequence[RunGroup], metric: str, rule: Rule, target: str | None, fairness: bool, significance: bool
 ) -> list[Block]:
     blocks = [convergence_table(groups, target)] if target is not None else []
     if fairness:
@@ -128,7 +128,7 @@ def _texts(blocks: Sequence[Block], format_: Format, left_out: Sequence[str]) ->
     return [block.text(format_) for block in blocks]
 
 
-def _draw(groups: Sequence[Group], metric: str, rule: Rule, files: Sequence[str | None]) -> list[str]:
+def _draw(groups: Sequence[RunGroup], metric: str, rule: Rule, files: Sequence[str | None]) -> list[str]:
     """Draw what is asked for; return a line per file."""
     names = titles_of(all_sets(groups))
     drawings: list[Callable[[Path], None]] = [

@@ -13,7 +13,7 @@ import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
-from fedsim.strategy.rank_group import Span
+from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Machine:
 
     def __init__(self, strategy: FederatedStrategy, ranks: range) -> None:
         self.strategy, self.ranks = strategy, ranks
-        self._deals = 0
+        self._queues = 0
         with self.folder() as folder:
             self._counter = Counter(folder / "deals")
 
@@ -71,30 +71,30 @@ class Machine:
         """This rank's place on the machine, from 0."""
         return self.strategy.global_rank - self.ranks.start
 
-    def open_spans(self, blocks: Sequence[range]) -> None:
+    def open_rank_groups(self, blocks: Sequence[range]) -> None:
         """Let ranks train clients together, those of each block by their places; all ranks of the run call it."""
         size = len(self.ranks)
         firsts = range(0, self.strategy.world_size, size)  # of all machines
         self.strategy.make_groups([range(f + block.start, f + block.stop) for f in firsts for block in blocks])
 
-    def span(self, places: range) -> Span:
+    def rank_group(self, places: range) -> RankGroup:
         """Return the ranks of one of these blocks."""
-        return Span(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
+        return RankGroup(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
 
     def meet(self) -> None:
         """Wait for all ranks of the run."""
         self.strategy.exchange([])
 
-    def deal(self, items: Sequence[T]) -> Iterator[T]:
+    def queue(self, items: Sequence[T]) -> Iterator[T]:
         """Yield those of the items that this rank gets, one by one; all ranks of the machine call it with the same.
 
-        An item goes to the rank that asks first, in the order of the items. Ranks meet between two deals.
+        An item goes to the rank that asks first, in the order of the items. Ranks meet between two queues.
         """
-        self._deals += 1
-        return self._dealt(self._deals, items)
+        self._queues += 1
+        return self._taken(self._queues, items)
 
-    def _dealt(self, deal: int, items: Sequence[T]) -> Iterator[T]:
-        while (number := self._counter.take(deal)) < len(items):
+    def _taken(self, queue: int, items: Sequence[T]) -> Iterator[T]:
+        while (number := self._counter.take(queue)) < len(items):
             yield items[number]
 
 

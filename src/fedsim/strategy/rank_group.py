@@ -10,8 +10,8 @@ from fedsim.strategy.strategy import FederatedStrategy
 
 
 @dataclass(frozen=True)
-class Span:
-    """Some ranks, and this one among them; all of them do the same visit, each with pieces of its batches."""
+class RankGroup:
+    """Some ranks, and this one among them; all of them do the same session, each with micro-batches."""
 
     strategy: FederatedStrategy
     ranks: range

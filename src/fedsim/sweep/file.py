@@ -21,7 +21,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.parsing.error_lines import one_line
 
-Draw = dict[str, Any]
+Sample = dict[str, Any]
 """Option name, without hyphens -> value."""
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
@@ -113,7 +113,7 @@ def sweep_of(content: object, name: str) -> Sweep:
     return _Reader(name).read(content)
 
 
-def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Draw]:
+def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Sample]:
     """Yield what each run is told.
 
     Args:
@@ -129,7 +129,7 @@ def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Dra
     limits = [limit for limit in (count, sweep.run_cap) if limit is not None]
     if sweep.method == "grid":
         grids = [parameter.grid for parameter in sweep.parameters.values()]
-        found: Iterator[Draw] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
+        found: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
     elif limits:
         found = (_sample(sweep, number, seed) for number in itertools.count())
     else:
@@ -137,7 +137,7 @@ def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Dra
     yield from itertools.islice(found, min(limits, default=None))
 
 
-def command_of(sweep: Sweep, draw: Draw) -> list[str]:
+def command_of(sweep: Sweep, draw: Sample) -> list[str]:
     """Return a draw's command line, as W&B's agent makes it.
 
     >>> sweep = Sweep(name="s.yaml", method="grid", parameters={}, metric="val/mAP", maximize=True,
@@ -159,9 +159,9 @@ def command_of(sweep: Sweep, draw: Draw) -> list[str]:
     return line
 
 
-def _sample(sweep: Sweep, number: int, seed: int) -> Draw:
+def _sample(sweep: Sweep, number: int, seed: int) -> Sample:
     """Each value has a generator of its own: another parameter in the file does not change it."""
-    draw: Draw = {}
+    draw: Sample = {}
     for name, parameter in sweep.parameters.items():
         generator = numpy_generator(seed, number, name, "sweep")
         draw[name] = parameter.sample(float(generator.random()), float(generator.standard_normal()))

@@ -14,14 +14,14 @@ from tabulate import tabulate
 
 from fedsim.parsing.error_lines import one_line
 from fedsim.report import Rule, compare_with, group_runs
-from fedsim.sweep.file import Draw, Sweep, command_of, draws
+from fedsim.sweep.file import Sample, Sweep, command_of, draws
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepRun:
     """One draw and where it goes."""
 
-    draw: Draw
+    draw: Sample
     command: tuple[str, ...]
     """starts it, or continues it where a checkpoint was left"""
     folder: Path
@@ -47,7 +47,7 @@ class Job:
 class Result:
     """How a draw ended."""
 
-    job: Job
+    job: SweepRun
     code: int
     """of its process; 0 also for a draw that was finished before"""
     summary: dict[str, Any]
@@ -58,17 +58,17 @@ class Result:
         return None if value is None else float(value)
 
 
-def plan_jobs(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0) -> list[Job]:
+def plan_jobs(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0) -> list[SweepRun]:
     """Return one job per draw, equal ones once; ``count`` and ``seed`` are those of :func:`draws`.
 
     A run directory, in ``root``, is named after a hash of the command line, so that another call, or a file with more
     values, finds the draws that are done.
     """
-    jobs: dict[Path, Job] = {}
+    jobs: dict[Path, SweepRun] = {}
     for draw in draws(sweep, count, seed):
         folder = root / hashlib.sha256("\0".join(command_of(sweep, draw)).encode()).hexdigest()[:8]
         own = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
-        jobs[folder] = Job(draw, tuple(command_of(sweep, draw | own)), folder)
+        jobs[folder] = SweepRun(draw, tuple(command_of(sweep, draw | own)), folder)
     return list(jobs.values())
 
 
@@ -113,7 +113,7 @@ def _differing(results: Sequence[Result]) -> list[str]:
     return [name for name in names if len({str(result.job.draw[name]) for result in results}) > 1]
 
 
-def _label(draw: Draw, shown: Sequence[str]) -> str:
+def _label(draw: Sample, shown: Sequence[str]) -> str:
     """A draw in few words: of a config file, or a paper's row, its name."""
     words = [
         Path(draw[name]).stem if name in ("config", "paper") else f"{short}={_value(draw[name])}"
@@ -128,7 +128,7 @@ def outcome_of(result: Result, metric: str) -> str:
     return f"{failed}: {_reason(result.job)}" if result.code else f"{metric} {_text(result.score(metric))}"
 
 
-def _reason(job: Job) -> str:
+def _reason(job: SweepRun) -> str:
     """The error message in a job's log, or its last line."""
     lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("fedsim: error: ")]

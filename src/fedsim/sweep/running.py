@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedsim.core.errors import ConfigError, RunStoppedError
-from fedsim.sweep.local import Job, Result, outcome_of
+from fedsim.sweep.local import Result, SweepRun, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _Running:
     """A job's process."""
 
     number: int
-    job: Job
+    job: SweepRun
     process: subprocess.Popen[bytes]
     share: dict[str, str]
     began: float
@@ -48,7 +48,7 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], metric: str, parallel: int = 1, noun: str = "draw", line_interval: float = 60.0
+    jobs: Sequence[SweepRun], metric: str, parallel: int = 1, noun: str = "draw", line_interval: float = 60.0
 ) -> list[Result]:
     """Run jobs, ``parallel`` of them at once. A finished one is skipped, an interrupted one continued.
 
@@ -123,7 +123,7 @@ def _gpus() -> list[str]:
     return []
 
 
-def _started(number: int, job: Job, share: dict[str, str]) -> _Running:
+def _started(number: int, job: SweepRun, share: dict[str, str]) -> _Running:
     """Start a job's process; its output goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("w") as file:
@@ -158,7 +158,7 @@ def _passing_signals_on(running: Sequence[_Running]) -> Iterator[list[int]]:
             each.process.wait()
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: SweepRun) -> dict[str, str]:
     """This process's own, in which the running Python and its fedsim are found first, and W&B needs no server."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RUN}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.parsing.options import check_options
 from fedsim.report import report
-from fedsim.sweep.local import Job
+from fedsim.sweep.local import SweepRun
 from fedsim.sweep.running import run_jobs
 
 _METRIC = "val/mAP"
@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> str:
     return report([str(job.folder) for job in jobs])
 
 
-def plan_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+def plan_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[SweepRun]:
     """Return a job per seed. Its folder is named after the seed and a hash of the options, so that others get theirs.
 
     Folders are in ``--run_dir``, or in ``runs/NAME-seeds`` after the last config or the paper's row.
@@ -61,7 +61,7 @@ def plan_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[Job]:
         folder = root / f"seed{seed}-{mark}"
         own = [*options, f"--seed_everything={seed}", f"--run_dir={folder}"]
         own += ["--ckpt_path=last"] if folder.is_dir() else []
-        jobs.append(Job({"seed": seed}, (sys.executable, "-m", "fedsim", "fit", *own), folder))
+        jobs.append(SweepRun({"seed": seed}, (sys.executable, "-m", "fedsim", "fit", *own), folder))
     return jobs
 
 

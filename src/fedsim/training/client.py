@@ -19,14 +19,14 @@ from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
-from fedsim.strategy.rank_group import Span
+from fedsim.strategy.rank_group import RankGroup
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.labeller import source_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.session import BatchReport, Outcome, Visit
+from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining, Objective
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
@@ -50,7 +50,8 @@ class Trains(Protocol):
 class Client(LightningModule):
     """A participant of the federation.
 
-    Clients visit the rank's resident model one after another. Between visits the private tensors wait in a store.
+    The rank's model of the architecture holds one client after another. Between sessions, the private tensors wait in a
+    store.
 
     Args:
         data: images and labels, not decoded.
@@ -64,8 +65,8 @@ class Client(LightningModule):
     """
 
     received: Download
-    """while it visits: the server's message"""
-    visit: Visit
+    """during a session: the server's message"""
+    session: ClientSession
     """while it trains"""
 
     def __init__(
@@ -90,11 +91,11 @@ class Client(LightningModule):
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
         self.kept: dict[str, Tensor] = {}
-        """while it visits: tensors of the method that live between rounds, by name; see :meth:`keep`"""
+        """during a session: tensors of the method that live between rounds, by name; see :meth:`keep`"""
         self.round = 0
         """the current one, from 0"""
         self.progress = (0, 0, 0)
-        """of the last visit; see :class:`Visit`"""
+        """of the last session; see :class:`ClientSession`"""
 
     def start(self, kept: Mapping[str, Tensor]) -> None:
         """Store the private state of a client that has not trained; ``kept`` are the method's, see :meth:`keep`."""
@@ -109,25 +110,25 @@ class Client(LightningModule):
         work: float,
         precision: str,
         listener: Callable[[BatchReport], None],
-        span: Span | None = None,
+        rank_group: RankGroup | None = None,
     ) -> None:
-        """Load the private state and set every random stream of this visit to round ``round_``, from 0.
+        """Load the private state and set every random stream of this session to round ``round_``, from 0.
 
         ``work`` is the share of the local work to do (stragglers: below 1), and ``precision`` is ``32-true`` or
-        ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``span`` train the client together.
+        ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``rank_group`` train the client together.
         """
         self.round = round_
-        self.visit = Visit(
+        self.session = ClientSession(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
-            report=partial(self._report, listener), span=span, reseed=self._seed_piece,
+            report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
         self.optimizer = self._make_ready(self.model)
-        self.visit.relieve_host(self.model, f"client {self.client_name}, round {round_ + 1},")
+        self.session.relieve_host(self.model, f"client {self.client_name}, round {round_ + 1},")
 
     def trainable_replica(self, role: str) -> FlatModel:
-        """Return a second model, made ready to train in this visit, with its own dropout stream.
+        """Return a second model, made ready to train in this session, with its own dropout stream.
 
         Its weights are those of the last client: load all of them. It steps by ``client.step(loss, optimizer=...)``
         with its ``optimizer(client.training_settings)``. See :meth:`FlatModel.replica` for ``role``.
@@ -137,31 +138,31 @@ class Client(LightningModule):
         return replica
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
-        """Prepare a model to train in this visit; return its optimizer."""
+        """Prepare a model to train in this session; return its optimizer."""
         model.reset_counters()
-        if self.visit.pieces is not None:
-            self.visit.pieces.models[role] = model
+        if self.session.micro_batches is not None:
+            self.session.micro_batches.models[role] = model
         if model.network.has_dropout:
             model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
         model.network.train()
-        optimizer = self.visit.optimizers[f"{_MOMENTS}{role}."] = model.optimizer(self.training_settings)
+        optimizer = self.session.optimizers[f"{_MOMENTS}{role}."] = model.optimizer(self.training_settings)
         optimizer.reset(self.round)
         if self._keeps_optimizers:
             prefix = f"{_MOMENTS}{role}."
             optimizer.resume({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
         return optimizer
 
-    def _seed_piece(self, number: int) -> None:
-        """Give every layer that draws random numbers a stream of its own for a piece of a batch."""
-        assert self.visit.pieces is not None
+    def _seed_micro_batch(self, number: int) -> None:
+        """Give every layer that draws random numbers a stream of its own for a micro-batch."""
+        assert self.session.micro_batches is not None
         seed_global_stream(derive_seed(self.seed, self.round, self.client_name, "modules", number))
-        for role, model in self.visit.pieces.models.items():
+        for role, model in self.session.micro_batches.models.items():
             if model.network.has_dropout:
                 model.network.set_generator(self.generator(f"dropout{role} {number}", device=self.device))
 
     def _keep_moments(self) -> None:
-        """Keep what the optimizers of this visit remember."""
-        for prefix, optimizer in self.visit.optimizers.items():
+        """Keep what the optimizers of this session remember."""
+        for prefix, optimizer in self.session.optimizers.items():
             self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
@@ -169,21 +170,21 @@ class Client(LightningModule):
 
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
-        return self.visit.batches(epoch, self.local_epochs, self.limit_batches, views)
+        return self.session.batches(epoch, self.local_epochs, self.limit_batches, views)
 
     def train_on(self, batch: Batch, by: Trains) -> None:
         """Train on a batch: ``by``, usually the method, has the loss and takes the step.
 
         With ``model.client.graph`` the step may be a recorded one, see :mod:`fedsim.training.graphs`.
         """
-        if self.visit.replay is None:
+        if self.session.replay is None:
             by.take_step(self, by.loss(self, batch))
         else:
-            self.visit.replay.take(batch, by, lambda batch: by.take_step(self, by.loss(self, batch)))
+            self.session.replay.take(batch, by, lambda batch: by.take_step(self, by.loss(self, batch)))
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
-        return self.model.forward(images, self.visit.precision)
+        return self.model.forward(images, self.session.precision)
 
     def training_step(self, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch (scalar) and count it."""
@@ -191,9 +192,9 @@ class Client(LightningModule):
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
-        scored = self.visit.source.score(output, batch, counts)
+        scored = self.session.source.score(output, batch, counts)
         if counts:
-            self.visit.tally.add(scored.loss.detach(), scored.guesses, scored.truth, scored.parts)
+            self.session.metrics.add(scored.loss.detach(), scored.guesses, scored.truth, scored.parts)
         return scored.loss
 
     def step(
@@ -201,17 +202,17 @@ class Client(LightningModule):
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
-        A step takes the mean gradient of its images, however many batches it has, and pieces of batches.
+        A step takes the mean gradient of its images, however many batches it has, and micro-batches.
         ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
         client's own, which reports progress. Returns whether it stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
-        _, done, total = self.visit.progress
-        share, pieces = self.visit.share, self.visit.pieces
+        _, done, total = self.session.progress
+        share, micro_batches = self.session.share, self.session.micro_batches
         scaled = loss if share == 1 else loss * share
-        if pieces is None:
+        if micro_batches is None:
             scaled.backward()
-        elif not pieces.backward(scaled, stepped):
+        elif not micro_batches.backward(scaled, stepped):
             return False
         steps = done % settings.accumulate == 0 or done == total  # also outside batches(), where both are 0
         if steps:
@@ -221,25 +222,25 @@ class Client(LightningModule):
                 nn.utils.clip_grad_norm_(stepped.parameters, settings.grad_clip)
             stepped.step()
         if stepped is self.optimizer:
-            self.visit.report(loss.detach())
+            self.session.report(loss.detach())
         return steps
 
     def _report(self, listener: Callable[[BatchReport], None], loss: Tensor) -> None:
-        """Tell a listener how far the visit is; ``loss`` is that of the last batch."""
-        epoch, done, total = self.visit.progress
+        """Tell a listener how far the session is; ``loss`` is that of the last batch."""
+        epoch, done, total = self.session.progress
         share = (epoch + done / max(total, 1)) / self.local_epochs
         listener(BatchReport(self.client_name, done, total, share, loss))
 
     def end_training(self) -> None:
-        """Settle the last batch; raise NoClustersError if the visit had no labels to train on."""
-        if self.visit.pieces is not None:
-            self.visit.pieces.settle()
-        self.visit.source.check()
+        """Settle the last batch; raise NoClustersError if the session had no labels to train on."""
+        if self.session.micro_batches is not None:
+            self.session.micro_batches.settle()
+        self.session.source.check()
 
     def end_round(
         self, contribution: Sequence[Tensor], limit: float, signals: Signals = MappingProxyType({})
     ) -> Outcome:
-        """Check the results of the visit, and store the private state; of several ranks, the first does so.
+        """Check the results of the session, and store the private state; of several ranks, the first does so.
 
         The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
         ``limit``. The results have its ``signals``, read along.
@@ -254,21 +255,26 @@ class Client(LightningModule):
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
-        loss, correct, images, values = self.visit.tally.read([*bounds, *more])  # the visit's only wait for the device
+        loss, correct, images, values = self.session.metrics.read(
+            [*bounds, *more]
+        )  # the session's only wait for the device
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._not_finite("loss or weights")
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
-        if (inexact := self.visit.inexact) is not None:
+        if (inexact := self.session.inexact) is not None:
             raise self._bad_update(inexact, "the weight of the loss", "model.client.micro_batch to null")
         found = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
         self._check_signals(found)
-        if self.visit.is_first:
+        if self.session.is_first:
             self.store_private(self.model.private, self.kept)
-        facts = {**self.visit.source.facts, **dict(zip(self.objective.parts, self.visit.tally.parts, strict=False))}
-        return Outcome(loss, correct, images, time.perf_counter() - self.visit.started, facts, found)
+        facts = {
+            **self.session.source.facts,
+            **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
+        }
+        return Outcome(loss, correct, images, time.perf_counter() - self.session.started, facts, found)
 
     def _on_device(self, signals: Signals) -> list[Tensor]:
         """Return the scalars, float64, of all measured signals."""
@@ -289,12 +295,12 @@ class Client(LightningModule):
                     raise BadUpdateError(f"client {self.client_name}, round {self.round + 1}: its {what} is {value}")
 
     def leave(self) -> None:
-        """Free the memory of the visit, whether it counts or not."""
+        """Free the memory of the session, whether it counts or not."""
         self.unload()
-        for optimizer in self.visit.optimizers.values():
+        for optimizer in self.session.optimizers.values():
             optimizer.release()  # its moments would occupy the device until the client's next round
-        self.progress = self.visit.progress
-        del self.visit  # tensors of every batch, random generators
+        self.progress = self.session.progress
+        del self.session  # tensors of every batch, random generators
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:
         """Return an error that names the batch and the remedy, if memory ran out."""
@@ -330,11 +336,11 @@ class Client(LightningModule):
         self.kept[name] = tensor.detach().clone()
 
     def load(self) -> None:
-        """Copy the private groups and the own head into the resident model, and fetch the kept tensors."""
+        """Copy the private groups and the own head into the rank's model, and fetch the kept tensors."""
         stored = self.private_state()
         self.model.seat(self.num_classes)
         self.model.private.copy_(stored.pop("state"), non_blocking=True)
-        # copies: methods may work in place, and the visit may not count
+        # copies: methods may work in place, and the session may not count
         self.kept = {n.removeprefix(_KEPT): t.to(self.device, non_blocking=True, copy=True) for n, t in stored.items()}
 
     def unload(self) -> None:
@@ -343,7 +349,7 @@ class Client(LightningModule):
         self.__dict__.pop("received", None)
 
     def remembered(self, name: str) -> Tensor:
-        """Return a kept tensor as it was before the visit."""
+        """Return a kept tensor as it was before the session."""
         return self.private_state()[_KEPT + name]
 
     def store_private(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
@@ -370,7 +376,7 @@ class Client(LightningModule):
             return None
         return self.model.head_of(self.private_state()["state"], self.num_classes)
 
-    # -- pieces --------------------------------------------------------------------------------------------------------
+    # -- micro-batches -------------------------------------------------------------------------------------------------
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""

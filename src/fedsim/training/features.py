@@ -40,7 +40,7 @@ class _Plain:
 PLAIN: Extraction = _Plain()
 """The neck's feature of the image as it is."""
 POOLED: Extraction = _Plain(layer="pool")
-"""The trunk's, pooled."""
+"""The backbone's, pooled."""
 
 
 def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:

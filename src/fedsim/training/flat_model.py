@@ -1,4 +1,4 @@
-"""The resident model of an architecture on a rank's device; clients are loaded into it one after another."""
+"""The rank's model of an architecture on a rank's device; clients are loaded into it one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils import skip_init
 from fedsim.core.allocator import GraphMemory
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
-from fedsim.models.groups import BODY, TRUNK, Group
+from fedsim.models.groups import BACKBONE, BODY, Group
 from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
 
 class FlatModel:
-    """A resident model, its flat buffer, the place of its guests' identity heads, and their optimizers.
+    """A rank's model, its flat buffer, the place of its guests' identity heads, and their optimizers.
 
     The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
     one slice. Shared heads belong to the model; then there is no own head.
@@ -63,7 +63,7 @@ class FlatModel:
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] what every client starts from"""
-        # without initial weights: a replica is made in the middle of a visit, whose random streams it must not move
+        # without initial weights: a replica is made in the middle of a session, whose random streams it must not move
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the client that was seated last"""
         counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
@@ -162,12 +162,12 @@ class FlatModel:
 
         It is made at the first call, one for each role, such as ``global`` or ``previous``, and has a buffer, a head
         and optimizers of its own. Its weights and its mode, training or evaluation, are those of the last client: set
-        both in each visit.
+        both in each session.
         """
         if role not in self._replicas:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
-                its.copy_(mine)  # what reset_counters() goes back to: not where this visit has come to
+                its.copy_(mine)  # what reset_counters() goes back to: not where this session has come to
             new._channels_last = self._channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
@@ -182,27 +182,27 @@ class FlatModel:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
             rest = [*self.network.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
-            trunk = list(self.network.backbone.named_parameters(prefix="backbone"))
+            backbone = list(self.network.backbone.named_parameters(prefix="backbone"))
             if self.network.pooling is not None:
-                trunk += self.network.pooling.named_parameters(prefix="pooling")
-            groups = [trunk, rest]
+                backbone += self.network.pooling.named_parameters(prefix="pooling")
+            groups = [backbone, rest]
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """The random streams that the model's layers and those of its replicas draw from in this visit."""
+        """The random streams that the model's layers and those of its replicas draw from in this session."""
         return [g for model in (self, *self._replicas.values()) for g in model.network.generators]
 
     @cached_property
     def copy_stream(self) -> torch.cuda.Stream:
-        """The stream on which images are copied ahead: one for all visits, whose memory can be used again."""
+        """The stream on which images are copied ahead: one for all sessions, whose memory can be used again."""
         return torch.cuda.Stream(self.device)
 
     @cached_property
     def graph_memory(self) -> GraphMemory:
-        """The memory of recorded training steps, which stays from visit to visit; only on GPUs."""
+        """The memory of recorded training steps, which stays from session to session; only on GPUs."""
         return GraphMemory(self.device)
 
     @property
@@ -237,7 +237,7 @@ class FlatModel:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole trunk is shared, so that the server has a model of its own: what fedsim export writes."""
+        """Whether the whole backbone is shared, so that the server has a model that fedsim export can write."""
         return self.serves("pool")
 
     def serves(self, layer: Literal["neck", "pool", "head"], known: Container[str] = ()) -> bool:
@@ -247,7 +247,7 @@ class FlatModel:
         """
         if layer == "head" and self.has_own_heads:
             return False
-        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - TRUNK)}, "head": set()}[layer]
+        needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - BACKBONE)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
         return all(entry.shared or entry.name in known for entry in needed)
 

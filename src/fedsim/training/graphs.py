@@ -1,9 +1,9 @@
-"""Training steps as CUDA graphs: recorded once in a visit, then replayed, each by one launch of the host.
+"""Training steps as CUDA graphs: recorded once in a session, then replayed, each by one launch of the host.
 
 A step of ResNet-50 is about 500 launches, for which the host needs as long as a large GPU for 32 images. A graph holds
-the addresses of tensors, so all that a step reads must stay where it is until the visit ends: weights and moments do,
-the batch is copied to where the recorded one was, and the loss and the guesses are copied out. Tensors of the visit
-(received model, mask, random stream) are in the graph, too: so each visit records its own.
+the addresses of tensors, so all that a step reads must stay where it is until the session ends: weights and moments do,
+the batch is copied to where the recorded one was, and the loss and the guesses are copied out. Tensors of the session
+(received model, mask, random stream) are in the graph, too: so each session records its own.
 
 Numbers of the host are in a graph as they were: shapes, learning rates. Where one changes, the step is recorded anew.
 Learning rates as tensors would need no new graph, but torch's SGD reads them back, which waits, and its fused Adam
@@ -23,20 +23,20 @@ from torch import Tensor
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.running_metrics import Tally
+from fedsim.training.running_metrics import RunningMetrics
 from fedsim.training.settings import ELEMENTWISE, LocalTraining
 
 log = logging.getLogger(__name__)
 
 WARM_UP = 3
 """Plain steps before a model's first recording: libraries choose their kernels, optimizers make their moments. In later
-visits one is enough."""
+sessions one is enough."""
 
 
 class Visiting(Protocol):
-    """The view that recordings have of a visit."""
+    """The view that recordings have of a session."""
 
-    tally: Tally
+    metrics: RunningMetrics
     report: Callable[[Tensor], None]
     """is told the loss of each batch, a scalar"""
     optimizers: dict[str, LocalOptimizer]
@@ -48,7 +48,7 @@ def why_plain(settings: LocalTraining, num_images: int, device: torch.device) ->
         return "only GPUs have graphs"
     if settings.clusters:
         return "clusters change with each local epoch"
-    if settings.piece_of(num_images) is not None:
+    if settings.micro_batch_of(num_images) is not None:
         return "micro_batch cuts its batches"
     if settings.accumulate > 1:
         return "accumulate makes batches without a step"
@@ -58,8 +58,8 @@ def why_plain(settings: LocalTraining, num_images: int, device: torch.device) ->
     return None
 
 
-class _Noted(Tally):
-    """Stands in for the tally while a step is recorded: its tensors get their values with each replay."""
+class _Noted(RunningMetrics):
+    """Stands in for the running metrics while a step is recorded: its tensors get their values with each replay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     batch: Batch
     """where the graph reads its images and labels"""
-    tally: _Noted
+    metrics: _Noted
     losses: list[Tensor]
     """that are reported"""
     steps: list[tuple[LocalOptimizer, int]]
@@ -87,16 +87,16 @@ class _Recording:
 
 
 class Replay:
-    """The steps of one visit: plain at first, then recorded, then replayed, as long as nothing of the host changes.
+    """The steps of one session: plain at first, then recorded, then replayed, as long as nothing of the host changes.
 
     Args:
-        visit: counts batches.
-        model: whose steps they are; the graphs of its visits share a pool of memory.
+        session: counts batches.
+        model: whose steps they are; the graphs of its sessions share a pool of memory.
         who: client and round, for the line that says why steps stay plain.
     """
 
-    def __init__(self, visit: Visiting, model: FlatModel, who: str) -> None:
-        self._visit, self._model, self._memory, self._who = visit, model, model.graph_memory, who
+    def __init__(self, session: Visiting, model: FlatModel, who: str) -> None:
+        self._session, self._model, self._memory, self._who = session, model, model.graph_memory, who
         self._recording: _Recording | None = None
         self._last: object = None
         """key of the last step, if that was plain"""
@@ -108,7 +108,7 @@ class Replay:
         """Train on a batch: ``step`` does so, as ``by`` says, which is the same object as long as it does the same."""
         if by is not self._by:
             self._by, self._last, self._recording = by, None, None
-        key = (_layout(batch), [(o.rates, o.num_resets) for o in self._visit.optimizers.values()])
+        key = (_layout(batch), [(o.rates, o.num_resets) for o in self._session.optimizers.values()])
         if self._recording is not None and self._recording.key == key:
             for mine, given in zip(_tensors(self._recording.batch), _tensors(batch), strict=True):
                 mine.copy_(given)
@@ -126,10 +126,10 @@ class Replay:
 
     def _record(self, key: object, batch: Batch, step: Callable[[Batch], None]) -> _Recording | None:
         """Record a step without taking it; None, and a line, if that is not possible."""
-        visit, own = self._visit, _copied(batch)
-        before = {optimizer: optimizer.num_steps for optimizer in visit.optimizers.values()}
-        tally, report, noted, losses = visit.tally, visit.report, _Noted(), list[Tensor]()
-        visit.tally, visit.report = noted, losses.append
+        session, own = self._session, _copied(batch)
+        before = {optimizer: optimizer.num_steps for optimizer in session.optimizers.values()}
+        metrics, report, noted, losses = session.metrics, session.report, _Noted(), list[Tensor]()
+        session.metrics, session.report = noted, losses.append
         try:
             graph = self._memory.record(self._model.generators, lambda: step(own))
         except Exception as error:  # whatever a method does: its plain step shows whether that is a mistake
@@ -139,7 +139,7 @@ class Replay:
             log.warning("model.client.graph: steps of %s and later ones stay plain: %s", self._who, _first_line(error))
             return None
         finally:
-            visit.tally, visit.report = tally, report
+            session.metrics, session.report = metrics, report
             steps = [(optimizer, optimizer.num_steps - count) for optimizer, count in before.items()]
             for optimizer, count in before.items():
                 optimizer.num_steps = count
@@ -151,10 +151,10 @@ class Replay:
         recording.graph.replay()
         for optimizer, steps in recording.steps:
             optimizer.num_steps += steps
-        for loss, guesses, labels, parts in recording.tally.calls:  # copies: the next replay overwrites them
-            self._visit.tally.add(loss.clone(), guesses.clone(), labels.clone(), [part.clone() for part in parts])
+        for loss, guesses, labels, parts in recording.metrics.calls:  # copies: the next replay overwrites them
+            self._session.metrics.add(loss.clone(), guesses.clone(), labels.clone(), [part.clone() for part in parts])
         for loss in recording.losses:
-            self._visit.report(loss.clone())
+            self._session.report(loss.clone())
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

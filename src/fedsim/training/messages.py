@@ -25,7 +25,7 @@ class Download:
 
 
 class Measured(NamedTuple):
-    """A signal that is on the device: the host reads it with the results of the visit, and does not wait for it."""
+    """A signal that is on the device: the host reads it with the results of the session, and does not wait for it."""
 
     values: Tensor
     """of any shape and type; of whole numbers below 2**53"""
@@ -95,9 +95,9 @@ class Report:
     images: float = 0.0
     """images trained on, over all local epochs"""
     seconds: float = math.nan
-    """measured duration of the visit: it differs from machine to machine"""
+    """measured duration of the session: it differs from machine to machine"""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """other numbers about the visit, by name, such as the number of clusters"""
+    """other numbers about the session, by name, such as the number of clusters"""
     traffic: Mapping[str, float] = field(default_factory=dict)
     """numbers that decide the bytes of the upload, by name"""
 

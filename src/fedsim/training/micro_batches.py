@@ -1,8 +1,9 @@
-"""Batches in pieces, so that ranks can share them: the sums over pieces are exact, on any number of ranks.
+"""Micro-batches, so that ranks can share a batch: their sums are exact on any number of ranks.
 
-The gradient of a batch, a mean over its images, is the weighted sum of the pieces' gradients. Normalisation layers and
-losses see one piece at a time, as with gradient accumulation; running statistics take one step for each batch, to the
-mean over the pieces. The size of a piece decides the result, and the number of ranks does not.
+The gradient of a batch, a mean over its images, is the weighted sum of the micro-batches' gradients. Normalisation
+layers and losses see one micro-batch at a time, as with gradient accumulation; running statistics take one step for
+each batch, to the mean over the micro-batches. The size of a micro-batch decides the result, and the number of ranks
+does not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.exact import GRID, accumulate
-from fedsim.strategy.rank_group import Span
+from fedsim.strategy.rank_group import RankGroup
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.optimizer import LocalOptimizer
@@ -23,18 +24,19 @@ GRADIENT_GRID = 2.0**44
 """Grid points per unit of gradients: they are smaller than weights, for which :data:`~fedsim.core.exact.GRID` is."""
 
 LARGEST_GRADIENT = 2.0**6
-"""Of a piece. Weights of pieces sum to 1, so no sum of any of them has more than 2**50 grid points: it is exact."""
+"""Of a micro-batch. Weights of micro-batches sum to 1, so no sum of any of them has more than 2**50 grid points: it is
+exact."""
 
 LARGEST_CHANGE = 2.0**10
-"""The same of a piece's change of running statistics, on the grid of uploads."""
+"""The same of a micro-batch's change of running statistics, on the grid of uploads."""
 
 
 def cut(num_images: int, size: int) -> list[slice]:
-    """Cut a batch into pieces of ``size`` images, in order; a last one of one image joins the piece before.
+    """Cut a batch into micro-batches of ``size`` images, in order.
 
-    Batch normalisation cannot train on one image.
+    A last one of one image joins the micro-batch before it: batch normalisation cannot train on one image.
 
-    >>> [len(range(10)[piece]) for piece in cut(10, 4)], [len(range(9)[piece]) for piece in cut(9, 4)]
+    >>> [len(range(10)[part]) for part in cut(10, 4)], [len(range(9)[part]) for part in cut(9, 4)]
     ([4, 4, 2], [4, 5])
     """
     starts = list(range(0, num_images, size))
@@ -44,11 +46,11 @@ def cut(num_images: int, size: int) -> list[slice]:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of a batch, on this rank."""
+class MicroBatch:
+    """A micro-batch of a batch, on this rank."""
 
     number: int
-    """among all pieces of the visit"""
+    """among all micro-batches of the session"""
     weight: float
     """its share of the batch's images; 0: another rank counts it, and this one has nothing else to do"""
     is_first: bool
@@ -56,54 +58,55 @@ class Piece:
     is_last: bool
     """likewise"""
     is_whole: bool = False
-    """whether the batch is one piece: then there is nothing to sum, and all ranks of the span do the same"""
+    """whether the batch is one micro-batch: then there is nothing to sum, and all ranks of the rank group do the
+    same"""
 
 
-class Pieces:
-    """The pieces of a visit's batches.
+class MicroBatches:
+    """The micro-batches of a session's batches.
 
     Args:
-        size: images in a piece.
-        span: the ranks that share the batches; None: this one has them all.
-        reseed: sets the random streams that layers draw from, by the number of the piece.
+        size: images in a micro-batch.
+        rank group: the ranks that share the batches; None: this one has them all.
+        reseed: sets the random streams that layers draw from, by the number of the micro-batch.
     """
 
-    def __init__(self, size: int, span: Span | None, reseed: Callable[[int], None]) -> None:
-        self.size, self.span, self._reseed = size, span, reseed
+    def __init__(self, size: int, rank_group: RankGroup | None, reseed: Callable[[int], None]) -> None:
+        self.size, self.rank_group, self._reseed = size, rank_group, reseed
         self.number = 0
-        """pieces of the visit so far, of all ranks"""
+        """micro-batches of the session so far, of all ranks"""
         self.models: dict[str, FlatModel] = {}
-        """those that train in this visit, by role"""
+        """those that train in this session, by role"""
         self.excess: Tensor | None = None
-        """largest value in a piece so far, as a share of the largest that is exact; a scalar on the device. It does not
-        depend on the rank that trains a piece, so neither does the verdict"""
+        """largest value in a micro-batch so far, as a share of the largest that is exact; a scalar on the device. It
+        does not depend on the rank that trains a micro-batch, so neither does the verdict"""
         self._gradients: dict[int, _GradientSum] = {}
-        self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a piece of it is trained
+        self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a micro-batch of it is trained
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts the current piece in the client's loss and accuracy."""
-        piece = self.current
-        return self.span is None or self.span.is_first if piece.is_whole else piece.weight > 0
+        """Whether this rank counts the current micro-batch in the client's loss and accuracy."""
+        micro_batch = self.current
+        return self.rank_group is None or self.rank_group.is_first if micro_batch.is_whole else micro_batch.weight > 0
 
     def of(self, batch: Batch) -> Iterator[Batch]:
-        """Yield this rank's pieces of a batch: every rank gets at least one."""
+        """Yield this rank's micro-batches: every rank gets at least one."""
         self.settle()
         slices, first = cut(len(batch.labels), self.size), self.number
         self.number += len(slices)
         if len(slices) == 1:
-            self.current = Piece(first, 1.0, is_first=True, is_last=True, is_whole=True)
+            self.current = MicroBatch(first, 1.0, is_first=True, is_last=True, is_whole=True)
             self._reseed(first)
             yield batch
             return
-        place, count = (self.span.place, self.span.size) if self.span else (0, 1)
+        place, count = (self.rank_group.place, self.rank_group.size) if self.rank_group else (0, 1)
         mine = range(place, len(slices), count)
         statistics = [_StatisticsSum(model) for model in self.models.values()]
         self._statistics = statistics
         for index in mine or [0]:
             weight = len(batch.labels[slices[index]]) / len(batch.labels) if mine else 0.0
             is_last = not mine or index == mine[-1]
-            self.current = Piece(first + index, weight, is_first=index == place or not mine, is_last=is_last)
+            self.current = MicroBatch(first + index, weight, is_first=index == place or not mine, is_last=is_last)
             self._reseed(first + index)
             for running in statistics:
                 running.restart()
@@ -111,7 +114,7 @@ class Pieces:
             self.settle()
 
     def settle(self) -> None:
-        """Count the running statistics of the piece that was trained; after a batch's last piece, sum them.
+        """Count the running statistics of the micro-batch that was trained; after a batch's last micro-batch, sum them.
 
         A method that leaves the loop over batches after a step does not come back for the next one: so this is called
         after training, too.
@@ -133,44 +136,46 @@ class Pieces:
             running.finish()
 
     def backward(self, loss: Tensor, optimizer: LocalOptimizer) -> bool:
-        """Back-propagate the mean loss of the current piece; return whether gradients are those of the whole batch."""
-        piece = self.current
-        if piece.is_whole:
+        """Back-propagate the loss of the current micro-batch; return whether gradients are those of the whole batch."""
+        micro_batch = self.current
+        if micro_batch.is_whole:
             loss.backward()
             return True
         gradient = self._gradients.setdefault(id(optimizer), _GradientSum(optimizer))
-        if piece.is_first:
+        if micro_batch.is_first:
             gradient.begin()
         loss.backward()
-        self._watch(gradient.add(piece.weight), LARGEST_GRADIENT)
-        if not piece.is_last:
+        self._watch(gradient.add(micro_batch.weight), LARGEST_GRADIENT)
+        if not micro_batch.is_last:
             return False
         self._sum(gradient.total)
-        if self.span is not None and not optimizer.is_flat:  # flat steps need a gradient of every parameter anyway
-            self.span.sum_(gradient.given)
+        if (
+            self.rank_group is not None and not optimizer.is_flat
+        ):  # flat steps need a gradient of every parameter anyway
+            self.rank_group.sum_(gradient.given)
         gradient.finish()
         return True
 
     def _watch(self, tensors: Sequence[Tensor], limit: float) -> None:
-        """Note how close to the ``limit`` the addends of a piece come; the host does not wait."""
+        """Note how close to the ``limit`` the addends of a micro-batch come; the host does not wait."""
         if tensors:
             excess = nn.utils.get_total_norm(tensors, float("inf")) / limit
             self.excess = excess if self.excess is None else torch.maximum(self.excess, excess)
 
     def _sum(self, total: Tensor) -> Tensor:
-        """Sum over the ranks of the span, in place."""
-        return total if self.span is None else self.span.sum_(total)
+        """Sum over the ranks of the rank group, in place."""
+        return total if self.rank_group is None else self.rank_group.sum_(total)
 
 
 class _GradientSum:
-    """The gradient of a batch, summed over its pieces."""
+    """The gradient of a batch, summed over its micro-batches."""
 
     def __init__(self, optimizer: LocalOptimizer) -> None:
         self.parameters = optimizer.parameters
         sizes = [parameter.numel() for parameter in self.parameters]
         self.total = torch.zeros(sum(sizes), dtype=torch.float64, device=optimizer.flat.buffer.device)
         self.given = torch.zeros(len(sizes), dtype=torch.float64)
-        """for each parameter, the number of pieces that gave a gradient; on the CPU"""
+        """for each parameter, the number of micro-batches that gave a gradient; on the CPU"""
         self._parts = self.total.split(sizes)
         self._before: list[Tensor | None] = []
 
@@ -182,7 +187,7 @@ class _GradientSum:
         self._clear()
 
     def add(self, weight: float) -> list[Tensor]:
-        """Add a piece's gradients; they are taken from the parameters, and returned."""
+        """Add a micro-batch's gradients; they are taken from the parameters, and returned."""
         gradients = []
         for number, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
             if parameter.grad is not None:
@@ -195,8 +200,10 @@ class _GradientSum:
     def finish(self) -> None:
         """Let parameters have the gradient of the batch, and of those before it in the same step."""
         given = self.given.tolist()
-        for parameter, part, pieces, before in zip(self.parameters, self._parts, given, self._before, strict=True):
-            if pieces:
+        for parameter, part, micro_batches, before in zip(
+            self.parameters, self._parts, given, self._before, strict=True
+        ):
+            if micro_batches:
                 gradient = (part / GRADIENT_GRID).to(torch.float32).view_as(parameter)
                 parameter.grad = gradient if before is None else before.add_(gradient)
             else:
@@ -208,7 +215,7 @@ class _GradientSum:
 
 
 class _StatisticsSum:
-    """The change of a model's running statistics in a batch: the mean over its pieces, each from the same start."""
+    """The change of a model's running statistics in a batch: the mean over micro-batches, each from the same start."""
 
     def __init__(self, model: FlatModel) -> None:
         self._views = model.flat.running
@@ -221,7 +228,7 @@ class _StatisticsSum:
             view.copy_(start)
 
     def add(self, weight: float) -> list[Tensor]:
-        """Add the changes in a piece, and return them."""
+        """Add the changes in a micro-batch, and return them."""
         changes = [view - start for view, start in zip(self._views, self._start, strict=True)]
         for total, change in zip(self.totals, changes, strict=True):
             accumulate(total, weight, change)
@@ -233,8 +240,8 @@ class _StatisticsSum:
             view.copy_(start + total / GRID)
 
 
-def _part(batch: Batch, piece: slice) -> Batch:
+def _part(batch: Batch, micro_batch: slice) -> Batch:
     """Return some images of a batch."""
-    views = tuple(view[piece] for view in batch.views)
-    targets = None if batch.targets is None else batch.targets[piece]
-    return Batch(batch.images[piece], batch.labels[piece], views, targets)
+    views = tuple(view[micro_batch] for view in batch.views)
+    targets = None if batch.targets is None else batch.targets[micro_batch]
+    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets)

@@ -37,15 +37,15 @@ class LocalOptimizer:
 
     The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters with one learning rate that
     lie side by side in the flat buffer; a model has two to four. Gradients are then views of one buffer, too. The flat
-    one runs if the optimizer works element by element and every parameter got a gradient in the visit's first batch: a
-    parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
+    one runs if the optimizer works element by element and every parameter got a gradient in the session's first batch:
+    a parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
     batch; a network that leaves layers out at random needs ``flat_step: false``.
 
     Flat steps pay where parameters are many and small: they save calls, and cost an addition of each gradient to the
     buffer. On GPUs plain steps take fewer launches, by kernels on lists of tensors; there Adam and AdamW are fused.
 
-    ``groups`` are two groups of named parameters: the trunk, and neck with head. They lie in the buffer ``flat``, own
-    heads in its reserve.
+    ``groups`` are two groups of named parameters: the backbone, and neck with head. They lie in the buffer ``flat``,
+    own heads in its reserve.
     """
 
     def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
@@ -65,12 +65,12 @@ class LocalOptimizer:
         self._round = 0
         self._earlier: Mapping[str, Tensor] = {}
         self.num_steps = 0
-        """in this visit"""
+        """in this session"""
         self.num_resets = 0
         """since it was made"""
 
     def reset(self, round_: int) -> None:
-        """Forget the last visit: no state, no gradients, learning rates of round ``round_``."""
+        """Forget the last session: no state, no gradients, learning rates of round ``round_``."""
         self._round = round_
         for optimizer in self._optimizers:
             optimizer.reset(self.settings.rate_factor(round_))
@@ -79,11 +79,11 @@ class LocalOptimizer:
         self.release()
 
     def resume(self, state: Mapping[str, Tensor]) -> None:
-        """Let this visit's first step go on from the state of an earlier visit."""
+        """Let this session's first step go on from the state of an earlier session."""
         self._earlier = state
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the visit's steps leave, by torch's names: each [N] in the order of the flat buffer.
+        """Return what the session's steps leave, by torch's names: each [N] in the order of the flat buffer.
 
         Numbers of a parameter fill its elements. Flat steps leave what plain ones do.
         """
@@ -105,7 +105,7 @@ class LocalOptimizer:
         return state
 
     def _pieces(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
-        """Go through what the visit's optimizer steps: its memory of it, the tensor, and its elements of the buffer."""
+        """Yield for each tensor that is stepped: its moments, the tensor, and its elements of the buffer."""
         if self._views is None:
             for parameter in self.parameters:
                 place = self.flat.place_of(parameter)
@@ -115,7 +115,7 @@ class LocalOptimizer:
                 yield self._flat_optimizer.optimizer.state[segment.vector], segment.vector, slice(*segment.span())
 
     def _go_on(self) -> None:
-        """Give the visit's optimizer its earlier state, but for parameters that it never stepped."""
+        """Give the session's optimizer its earlier state, but for parameters that it never stepped."""
         options = self.configured.param_groups[0]
         on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
         pieces = [
@@ -155,11 +155,11 @@ class LocalOptimizer:
 
     @property
     def rates(self) -> list[float]:
-        """Learning rates of the trunk, and of neck and head."""
+        """Learning rates of the backbone, and of neck and head."""
         return [float(group["lr"]) for group in self._plain.groups]
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """Change :attr:`rates` in the middle of a visit."""
+        """Change :attr:`rates` in the middle of a session."""
         for optimizer in self._optimizers:
             for group, rate in zip(optimizer.groups, rates, strict=True):
                 group["lr"] = rate
@@ -177,7 +177,7 @@ class LocalOptimizer:
 
     @property
     def is_flat(self) -> bool:
-        """Whether this visit's steps are flat; known after the first."""
+        """Whether this session's steps are flat; known after the first."""
         return self._views is not None
 
     def step(self) -> None:
@@ -197,7 +197,7 @@ class LocalOptimizer:
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.grad is None or not parameter.requires_grad:
                 raise ConfigError(
-                    "model.client.flat_step: a parameter was frozen in the middle of a visit; set it to false"
+                    "model.client.flat_step: a parameter was frozen in the middle of a session; set it to false"
                 )
             if parameter.grad is not view:  # somebody put another tensor in its place
                 view.copy_(parameter.grad)
@@ -227,7 +227,7 @@ class LocalOptimizer:
         self.add_to_gradients((self.flat.shared[:length] - centre[:length]).mul_(strength))
 
     def mean_gradient(self, start: Tensor) -> Tensor:
-        """Return ``(start - now) / (norm of a * rate)`` [n]: the visit's mean gradient, if SGD took the steps.
+        """Return ``(start - now) / (norm of a * rate)`` [n]: the session's mean gradient, if SGD took the steps.
 
         Steps without momentum count alike, and the norm of a is their number. With momentum, earlier gradients count
         more often (:attr:`normaliser`), and the mean is a weighted one. ``start`` [n] are the first elements of the
@@ -253,7 +253,7 @@ class LocalOptimizer:
 
     @property
     def normaliser(self) -> float:
-        """FedNova's norm of a: how often the visit's steps, of SGD without dampening, count a gradient."""
+        """FedNova's norm of a: how often the session's steps, of SGD without dampening, count a gradient."""
         options = self.configured.param_groups[0]
         return sgd_normaliser(self.num_steps, options["momentum"], options["nesterov"])
 

@@ -1,4 +1,4 @@
-"""Losses and right guesses of a visit's batches, which stay on the device until somebody reads them."""
+"""Losses and right guesses of a session's batches, which stay on the device until somebody reads them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.strategy.rank_group import Span
-from fedsim.training.micro_batches import Pieces
+from fedsim.strategy.rank_group import RankGroup
+from fedsim.training.micro_batches import MicroBatches
 
 
-class Tally:
+class RunningMetrics:
     """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits.
 
-    Where batches are cut, each of the ``pieces`` counts like a batch, also those that other ranks train.
+    Where batches are cut, each of the ``micro_batches`` counts like a batch, also those that other ranks train.
     """
 
-    def __init__(self, pieces: Pieces | None = None) -> None:
-        self._pieces = pieces
-        self._numbers: list[int] = []  # of the pieces, if batches are cut
+    def __init__(self, micro_batches: MicroBatches | None = None) -> None:
+        self._micro_batches = micro_batches
+        self._numbers: list[int] = []  # of the micro-batches, if batches are cut
         self._losses: list[Tensor] = []
         self._guesses: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -29,16 +29,18 @@ class Tally:
         self.parts: list[float] = []
         """after :meth:`read`: mean over images of each part of the loss; none if it has no parts"""
         self.excess = 0.0
-        """after :meth:`read`: see :attr:`Pieces.excess`"""
+        """after :meth:`read`: see :attr:`MicroBatches.excess`"""
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """Count a batch: mean loss (scalar) and its parts; guesses [B], labels [B], of identities or of clusters."""
-        if self._pieces is not None:
+        if self._micro_batches is not None:
             self._num_parts = len(parts)
-            if not self._pieces.counts:
+            if not self._micro_batches.counts:
                 return
-            number = self._pieces.current.number
-            assert number not in self._numbers[-1:], "a piece is counted twice: let the method require whole_batches"
+            number = self._micro_batches.current.number
+            assert number not in self._numbers[-1:], (
+                "a micro-batch is counted twice: let the method require whole_batches"
+            )
             self._numbers.append(number)
         self._losses.append(loss)
         self._guesses.append(guesses)
@@ -58,8 +60,8 @@ class Tally:
         found = torch.full((2,), float(images), dtype=torch.float64, device=device)
         if self._labels:
             found[0] = (torch.cat(self._guesses) == torch.cat(self._labels)).sum()
-        if self._pieces is not None and self._pieces.span is not None:
-            found = self._pieces.span.sum_(found.cpu())  # a rank without pieces knows no device
+        if self._micro_batches is not None and self._micro_batches.rank_group is not None:
+            found = self._micro_batches.rank_group.sum_(found.cpu())  # a rank without micro-batches knows no device
         return found
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
@@ -68,32 +70,42 @@ class Tally:
         if self._losses:
             right = [(torch.cat(self._guesses) == torch.cat(self._labels)).sum(dtype=torch.float32)]
         columns = [self._losses, *(list(column) for column in zip(*self._parts, strict=True))] if self._losses else []
-        excess = [] if self._pieces is None or self._pieces.excess is None else [self._pieces.excess]
+        excess = (
+            [] if self._micro_batches is None or self._micro_batches.excess is None else [self._micro_batches.excess]
+        )
         scalars = [*right, *itertools.chain(*columns), *more, *excess]
         values = torch.stack(scalars).tolist() if scalars else []
         self.excess = values.pop() if excess else 0.0
         correct, values = sum(values[: len(right)]), values[len(right) :]
         sizes = [float(len(labels)) for labels in self._labels]
         means = [values[start : start + len(sizes)] for start in range(0, len(columns) * len(sizes), len(sizes) or 1)]
-        if self._pieces is not None and self._pieces.span is not None:
-            correct, sizes, means = self._of_all_ranks(self._pieces.span, self._pieces.number, correct, sizes, means)
+        if self._micro_batches is not None and self._micro_batches.rank_group is not None:
+            correct, sizes, means = self._of_all_ranks(
+                self._micro_batches.rank_group, self._micro_batches.number, correct, sizes, means
+            )
         sums = [sum(mean * size for mean, size in zip(of_one, sizes, strict=True)) for of_one in means]
         loss, *parts = sums or [0.0]
         self.parts = [part / sum(sizes) for part in parts]
         return loss, correct, sum(sizes), values[len(columns) * len(self._losses) :]
 
     def _of_all_ranks(
-        self, span: Span, num_pieces: int, correct: float, sizes: list[float], means: list[list[float]]
+        self,
+        rank_group: RankGroup,
+        num_micro_batches: int,
+        correct: float,
+        sizes: list[float],
+        means: list[list[float]],
     ) -> tuple[float, list[float], list[list[float]]]:
-        """Return the same of all ranks of a span, in the order in which one rank would have them."""
+        """Return the same of all ranks of a rank group, in the order in which one rank would have them."""
         table, others = (
-            torch.zeros(n, dtype=torch.float64) for n in ((2 + self._num_parts) * num_pieces, 1 + span.size)
+            torch.zeros(n, dtype=torch.float64)
+            for n in ((2 + self._num_parts) * num_micro_batches, 1 + rank_group.size)
         )
-        rows = table.view(2 + self._num_parts, num_pieces)
+        rows = table.view(2 + self._num_parts, num_micro_batches)
         if sizes:
             rows[:, self._numbers] = torch.tensor([sizes, *means], dtype=torch.float64)
-        others[0], others[1 + span.place] = correct, self.excess
-        together = span.sum_(torch.cat([table, others]))
+        others[0], others[1 + rank_group.place] = correct, self.excess
+        together = rank_group.sum_(torch.cat([table, others]))
         table.copy_(together[: len(table)])
         correct, *excess = together[len(table) :].tolist()
         self.excess = max(excess)

@@ -1,4 +1,4 @@
-"""One visit of a client to the resident model: batches, reports, random streams."""
+"""One session of a client in the rank's model: batches, reports, random streams."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fedsim.core.transfer import ahead, send
 from fedsim.data.batches import grouped, limited, shares_of_steps
-from fedsim.strategy.rank_group import Span
+from fedsim.strategy.rank_group import RankGroup
 from fedsim.training.batch import Batch, ClientImages
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.graphs import Replay, why_plain
-from fedsim.training.labels.labeller import LabelSource, PseudoLabels
-from fedsim.training.micro_batches import LARGEST_CHANGE, LARGEST_GRADIENT, Pieces
+from fedsim.training.labels.labeller import Labeller, PseudoLabels
+from fedsim.training.micro_batches import LARGEST_CHANGE, LARGEST_GRADIENT, MicroBatches
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.running_metrics import Tally
+from fedsim.training.running_metrics import RunningMetrics
 from fedsim.training.settings import LocalTraining
 
 
@@ -41,7 +41,7 @@ class BatchReport(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The results of a visit."""
+    """The results of a session."""
 
     loss: float
     """sum over images"""
@@ -54,11 +54,11 @@ class Outcome(NamedTuple):
     """the numbers that the method measures, see :attr:`Upload.signals`"""
 
 
-class Visit:
-    """A client's stay at the resident model: one round. Not a module, because attributes of modules are slow to set.
+class ClientSession:
+    """A client's stay in the rank's model during one round; no module, as attributes of modules are slow to set.
 
     ``stream`` returns a random stream of this client and round, by purpose and device; ``reseed`` sets those of layers,
-    for each piece of a batch; ``report`` is told each batch's loss, a scalar. See
+    for each micro-batch of a batch; ``report`` is told each batch's loss, a scalar. See
     :meth:`Client.begin_round` for the other arguments.
     """
 
@@ -66,21 +66,21 @@ class Visit:
         self,
         images: ClientImages,
         settings: LocalTraining,
-        source: LabelSource,
+        source: Labeller,
         stream: Callable[[str, torch.device | str], torch.Generator],
         *,
         work: float,
         precision: str,
         report: Callable[[Tensor], None],
-        span: Span | None = None,
+        rank_group: RankGroup | None = None,
         reseed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.report = source, work, precision, report
-        size = settings.piece_of(len(images.labels))
-        self.pieces = None if size is None else Pieces(size, span, reseed)
+        size = settings.micro_batch_of(len(images.labels))
+        self.micro_batches = None if size is None else MicroBatches(size, rank_group, reseed)
         """of its batches; None: batches are not cut"""
-        self.tally = Tally(self.pieces)
+        self.metrics = RunningMetrics(self.micro_batches)
         self.progress = (0, 0, 0)
         """local epoch, batches of it that have begun, batches of it in all"""
         self.share = 1.0
@@ -112,21 +112,25 @@ class Visit:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank sends and stores the results: it does, unless it is a further one of a span."""
-        return self.pieces is None or self.pieces.span is None or self.pieces.span.is_first
+        """Whether this rank sends and stores the results: it does, unless it is a further one of a rank group."""
+        return (
+            self.micro_batches is None
+            or self.micro_batches.rank_group is None
+            or self.micro_batches.rank_group.is_first
+        )
 
     @property
     def inexact(self) -> str | None:
-        """After the tally was read: the reason why sums of pieces are not exact; None: they are."""
-        if self.tally.excess <= 1:
+        """After the running metrics was read: the reason why sums of micro-batches are not exact; None: they are."""
+        if self.metrics.excess <= 1:
             return None
         return (
-            f"a piece of a batch has a gradient beyond {LARGEST_GRADIENT:.0f}, or moves running statistics by more "
-            f"than {LARGEST_CHANGE:.0f}, where sums of pieces are no longer exact"
+            f"a micro-batch has a gradient beyond {LARGEST_GRADIENT:.0f}, or moves running statistics by more "
+            f"than {LARGEST_CHANGE:.0f}, where sums of micro-batches are no longer exact"
         )
 
     def batches(self, epoch: int, local_epochs: int, limit: float | None, views: int) -> Iterator[Batch]:
-        """Yield the batches of a local epoch, or this rank's pieces of them; see :meth:`Client.batches`."""
+        """Yield the batches of a local epoch, or this rank's micro-batches of them; see :meth:`Client.batches`."""
         for optimizer in self.optimizers.values():
             optimizer.begin_epoch(epoch)
         share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
@@ -137,10 +141,10 @@ class Visit:
         shares = shares_of_steps(order[:count], self._settings.accumulate)
         for position, batch in enumerate(self.read(order[:count], labels, views), start=1):
             self.progress, self.share = (epoch, position, count), shares[position - 1]
-            if self.pieces is None:
+            if self.micro_batches is None:
                 yield batch
             else:
-                yield from self.pieces.of(batch)
+                yield from self.micro_batches.of(batch)
         self.share = 1.0
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
@@ -148,7 +152,7 @@ class Visit:
         settings = self._settings
         if settings.local_steps is None:
             return num_batches
-        if epoch == 0:  # also of a second training in the same visit
+        if epoch == 0:  # also of a second training in the same session
             self._steps_left = max(1, int(self.work * settings.local_steps))
         count = min(num_batches, self._steps_left * settings.accumulate)
         self._steps_left -= math.ceil(count / settings.accumulate)

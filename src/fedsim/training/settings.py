@@ -29,12 +29,12 @@ _ARGUMENTS = {"learning rate": "lr", "beta parameter": "betas", "epsilon": "eps"
 
 
 def _default_optimizer(params: Iterable[Any]) -> Optimizer:
-    """FedReIDBench's (paper 003's code): SGD with Nesterov momentum, trunk rate 0.005."""
+    """FedReIDBench's (paper 003's code): SGD with Nesterov momentum, backbone rate 0.005."""
     return SGD(params, lr=0.005, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """The client learning rate as a function of the global round."""
 
     kind: Literal["constant", "step", "milestones", "cosine"] = "constant"
@@ -152,7 +152,7 @@ class LongRound:
     """number of the round, from 1"""
     local_epochs: int
     """E in that round"""
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
     """of learning rates over the local epochs of that round, on top of the round's own factor"""
 
     def check(self, where: str) -> None:
@@ -172,8 +172,8 @@ class LocalTraining:
     batch_size: int | None = 32
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     micro_batch: int | None = None
-    """images per piece of a batch: ranks of a machine can then share a client's batches, and less memory is needed.
-    Normalisation layers and losses look at one piece. null: a batch is one piece"""
+    """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
+    needed. Normalisation layers and losses look at one micro-batch. null: a batch is one micro-batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
@@ -207,7 +207,7 @@ class LocalTraining:
     """copy the next images to a GPU while it trains on these; for images that are not there already (``data.cache``)"""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
     """learning rate over rounds"""
     cluster: Clustering | None = None
     """train on clusters of the images and ignore identities; null: train on identities"""
@@ -245,15 +245,15 @@ class LocalTraining:
             return num_images
         return self.batch_size if self.sampler == "identity" or self.cluster else min(self.batch_size, num_images)
 
-    def piece_of(self, num_images: int) -> int | None:
-        """Return the images in a piece for a client with that many; None if its batches are not cut."""
+    def micro_batch_of(self, num_images: int) -> int | None:
+        """Return the images in a micro-batch for a client with that many; None if its batches are not cut."""
         return (
             self.micro_batch if self.micro_batch is not None and self.micro_batch < self.batch_of(num_images) else None
         )
 
-    def pieces_of(self, num_images: int) -> int:
-        """Return the pieces of a batch of a client with that many images."""
-        size = self.piece_of(num_images)
+    def micro_batches_of(self, num_images: int) -> int:
+        """Return the micro-batches of a client with that many images."""
+        size = self.micro_batch_of(num_images)
         return math.ceil(self.batch_of(num_images) / size) if size else 1
 
     def keeps_state(self, alone: bool) -> bool:
@@ -262,13 +262,13 @@ class LocalTraining:
         return alone and made in ELEMENTWISE if self.optimizer_state is None else self.optimizer_state == "keep"
 
     @cached_property
-    def trunk_lr(self) -> float:
+    def backbone_lr(self) -> float:
         """The optimizer's own learning rate."""
         return float(self.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"])
 
     def lr_in(self, round_: int) -> float:
-        """Return the trunk's learning rate in round ``round_``, from 0, in closed form."""
-        return self.trunk_lr * self.schedule.factor(round_)
+        """Return the backbone's learning rate in round ``round_``, from 0, in closed form."""
+        return self.backbone_lr * self.schedule.factor(round_)
 
     def check(self, where: str) -> None:
         """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
@@ -284,7 +284,7 @@ class LocalTraining:
         positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
         not_negative(where, head_lr=self.head_lr)
         at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
-        self._check_pieces(where)
+        self._check_micro_batches(where)
         if self.compile and self.graph:
             raise ConfigError(f"{where}.compile: a step is either compiled or a graph; set compile or graph to false")
         if self.compile and self.batch_size is None:
@@ -301,7 +301,7 @@ class LocalTraining:
             self.cluster.check(f"{where}.cluster")
             at_least(where, 2, ", what cluster needs", num_instances=self.num_instances)
 
-    def _check_pieces(self, where: str) -> None:
+    def _check_micro_batches(self, where: str) -> None:
         size, batch = self.micro_batch, self.batch_size
         at_least(where, 1, "; use null for whole batches", micro_batch=size)
         if size is None:

@@ -25,7 +25,7 @@ from fedsim.generation.saved import check_trained, hash_images, restore
 from fedsim.generation.sheet import check_sheet_file, join_sheets, swap_sheet, write_sheet
 from fedsim.generation.swaps import draw_pairs, make_swaps, soft_labels, swap_grid
 
-Labels = Literal["teacher", "appearance"]
+SwapLabels = Literal["teacher", "appearance"]
 """What a swapped image is labelled with."""
 
 
@@ -70,7 +70,7 @@ def write(
     generators: str = "generators",
     output: str = "generated",
     ratio: float = 1.0,
-    labels: Labels = "teacher",
+    labels: SwapLabels = "teacher",
     least: float = 0.01,
     clients: list[str] | None = None,
     device: str = "auto",

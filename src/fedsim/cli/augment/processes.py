@@ -89,7 +89,7 @@ def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None,
     for group in ([name for name in names if name == pretrain], [name for name in names if name != pretrain]):
         if group:  # a generator's steps take the same time at any client
             placement = place(dict.fromkeys(group, 1.0), min(processes, len(group)))
-            _run([placement.hosted_by(rank) for rank in range(len(placement.loads))], options)
+            _run([placement.clients_of(rank) for rank in range(len(placement.loads))], options)
 
 
 def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ class Line(NamedTuple):
     """tried: done just now; read: a file, variable or library says so; guessed: it follows from others"""
 
 
-class Finding(NamedTuple):
+class Problem(NamedTuple):
     """What stands in the way, or may do so."""
 
     what: str
@@ -46,10 +46,10 @@ class Checkup:
 
     here: list[Line]
     uses: list[Line]
-    findings: list[Finding]
+    findings: list[Problem]
 
     @property
-    def blocks(self) -> list[Finding]:
+    def blocks(self) -> list[Problem]:
         """What stands in the way."""
         return [finding for finding in self.findings if finding.blocks]
 
@@ -63,21 +63,21 @@ def examine(facts: Facts, wish: Wish) -> Checkup:
 # -- what stands in the way --------------------------------------------------------------------------------------------
 
 
-def _libraries(facts: Facts, _: Wish) -> Iterator[Finding]:
+def _libraries(facts: Facts, _: Wish) -> Iterator[Problem]:
     if facts.torch.problem:
-        yield Finding(f"torch: {facts.torch.problem}", "install fedsim anew: pip install -e .")
+        yield Problem(f"torch: {facts.torch.problem}", "install fedsim anew: pip install -e .")
     elif facts.plan.problem:
-        yield Finding(f"ranks: {facts.plan.problem}", "install fedsim anew: pip install -e .")
+        yield Problem(f"ranks: {facts.plan.problem}", "install fedsim anew: pip install -e .")
 
 
-def _refusal(facts: Facts, __: Wish) -> Iterator[Finding]:
+def _refusal(facts: Facts, __: Wish) -> Iterator[Problem]:
     """The line with which a fit would end; it brings its remedy."""
     if facts.plan.refusal:
         what, _, remedy = facts.plan.refusal.partition("; ")
-        yield Finding(what, remedy or "see fedsim fit --help")
+        yield Problem(what, remedy or "see fedsim fit --help")
 
 
-def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Finding]:
+def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Problem]:
     """GPUs that the machine has, or the wish wants, and torch does not see."""
     wanted = wish.accelerator in ("gpu", "cuda")
     if facts.torch.gpus or facts.torch.problem or wish.accelerator == "cpu":
@@ -87,7 +87,7 @@ def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Finding]:
     what, remedy, hidden = _why_unseen(facts)
     own = f" (torch: {facts.torch.why_no_gpu.partition('. ')[0]})" if facts.torch.why_no_gpu else ""
     remedy += "" if wanted else ", or set --trainer.accelerator cpu"
-    yield Finding(what + own, remedy, blocks=wanted or not hidden)
+    yield Problem(what + own, remedy, blocks=wanted or not hidden)
 
 
 def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
@@ -109,7 +109,7 @@ def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
     return what, "give the job a GPU (--gpus-per-node), or the container (docker --gpus all, apptainer --nv)", False
 
 
-def _gpus(facts: Facts, _: Wish) -> Iterator[Finding]:
+def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
     """The GPUs of this machine's ranks."""
     if not facts.plan.on_gpu:
         return
@@ -117,70 +117,70 @@ def _gpus(facts: Facts, _: Wish) -> Iterator[Finding]:
     chosen = {number: facts.torch.gpus[number] for number in numbers if number < len(facts.torch.gpus)}
     for number, gpu in chosen.items():
         if gpu.problem:
-            yield Finding(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", "leave it out of trainer.devices")
+            yield Problem(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", "leave it out of trainer.devices")
         elif gpu.free < _LITTLE_GPU * gpu.total:
             what = f"cuda:{number}: {_gib(gpu.free)} of {_gib(gpu.total)} GiB are free, so another process works there"
-            yield Finding(what, "choose others by trainer.devices, such as '[1]'", blocks=False)
+            yield Problem(what, "choose others by trainer.devices, such as '[1]'", blocks=False)
     if len({gpu.name for gpu in chosen.values()}) > 1:
         what = f"the GPUs are of different models: {_counted([gpu.name for gpu in chosen.values()])}"
-        yield Finding(what, "bits are the same on one model only: choose by trainer.devices", blocks=False)
+        yield Problem(what, "bits are the same on one model only: choose by trainer.devices", blocks=False)
 
 
-def _sums(facts: Facts, _: Wish) -> Iterator[Finding]:
+def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
     several, by_nccl = len(facts.plan.devices) > 1, facts.plan.on_gpu and not facts.plan.is_on_one
     if facts.sums:
         name = "NCCL" if by_nccl else "gloo"
         remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if by_nccl else "see docs/cluster.md"
-        yield Finding(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
+        yield Problem(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
     if by_nccl and not facts.torch.nccl:
-        yield Finding("torch has no NCCL, by which GPUs sum", "install torch with CUDA (pytorch.org), or take one rank")
+        yield Problem("torch has no NCCL, by which GPUs sum", "install torch with CUDA (pytorch.org), or take one rank")
     if several and facts.shared.free < _SHARED:
         free = facts.shared.free / 2**20
         what = f"{facts.shared.where} has {free:,.0f} MiB free, which {len(facts.plan.devices)} ranks share"
-        yield Finding(what, "give the container more: --shm-size=8g, or --ipc=host")
+        yield Problem(what, "give the container more: --shm-size=8g, or --ipc=host")
 
 
-def _faiss(facts: Facts, wish: Wish) -> Iterator[Finding]:
+def _faiss(facts: Facts, wish: Wish) -> Iterator[Problem]:
     """FAISS ranks only if the wish says so; ``fedsim rank`` takes it by itself to find neighbours."""
     asked, faiss = wish.backend == "faiss", facts.faiss
     otherwise = "leave model.evaluation.backend at auto" if asked else "fedsim rank: set --backend torch"
     if faiss.problem:
-        yield Finding(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", asked)
+        yield Problem(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", asked)
         return
     for device, problem in (faiss.trials or {}).items():
         if problem:
             where = device == "cpu" or not facts.plan.devices or device in facts.plan.devices
-            yield Finding(f"faiss on {device}: {problem}", otherwise, asked and where)
+            yield Problem(f"faiss on {device}: {problem}", otherwise, asked and where)
     if facts.plan.on_gpu and not faiss.for_gpu:
         what = f"{faiss.version or 'this FAISS'} is built for CPUs, ranks are on GPUs"
-        yield Finding(what, f"install faiss-gpu, or {otherwise}", asked)
+        yield Problem(what, f"install faiss-gpu, or {otherwise}", asked)
     elif facts.plan.on_gpu and faiss.sees < len(facts.torch.gpus):
         what = f"faiss sees {faiss.sees} GPUs, torch {len(facts.torch.gpus)}"
-        yield Finding(what, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", asked)
+        yield Problem(what, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", asked)
 
 
-def _memory(facts: Facts, _: Wish) -> Iterator[Finding]:
+def _memory(facts: Facts, _: Wish) -> Iterator[Problem]:
     ranks = len(facts.plan.devices)
     if facts.cores < ranks:
         what = f"{ranks} ranks have {facts.cores:g} cores"
-        yield Finding(what, "ask for a core per rank, better four (--cpus-per-task)", blocks=False)
+        yield Problem(what, "ask for a core per rank, better four (--cpus-per-task)", blocks=False)
     if facts.memory.free < 2 * GIB * max(ranks, 1):
         what = f"{_gib(facts.memory.free)} GiB of memory are free, for {max(ranks, 1)} ranks"
-        yield Finding(what, "a rank needs about 2 GiB beside its images", blocks=False)
+        yield Problem(what, "a rank needs about 2 GiB beside its images", blocks=False)
 
 
-def _folders(facts: Facts, wish: Wish) -> Iterator[Finding]:
+def _folders(facts: Facts, wish: Wish) -> Iterator[Problem]:
     disk = facts.disk
     if disk.problem:
-        yield Finding(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "name another --run_dir")
+        yield Problem(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "name another --run_dir")
     elif disk.free < _LITTLE_DISK:
         what = f"run_dir: {_gib(disk.free)} GiB are free at {disk.where}"
-        yield Finding(what, "make room, or name another --run_dir", blocks=disk.free < _DISK)
+        yield Problem(what, "make room, or name another --run_dir", blocks=disk.free < _DISK)
 
 
-def _wandb(facts: Facts, wish: Wish) -> Iterator[Finding]:
+def _wandb(facts: Facts, wish: Wish) -> Iterator[Problem]:
     if wish.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
-        yield Finding("W&B: there is no login, and a logger wants one", "call wandb login, or set WANDB_MODE=offline")
+        yield Problem("W&B: there is no login, and a logger wants one", "call wandb login, or set WANDB_MODE=offline")
 
 
 # -- what there is, and what is used of it -----------------------------------------------------------------------------

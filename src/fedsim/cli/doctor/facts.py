@@ -66,7 +66,7 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitDevices:
     """The device and ranks that a fit would take, by the code that a fit runs."""
 
     devices: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ class Facts:
     shared: Room = Room("/dev/shm", 0, 0)
     """of Plan.shared"""
     torch: TorchFacts = TorchFacts()
-    plan: Plan = Plan()
+    plan: FitDevices = FitDevices()
     faiss: FaissFacts = FaissFacts()
     sums: str | None = None
     """why ranks of this machine cannot sum; empty: they can; None: not tried"""

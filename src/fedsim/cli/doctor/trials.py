@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from fedsim.cli.doctor.facts import (
     Facts,
     FaissFacts,
+    FitDevices,
     Gpu,
-    Plan,
     TorchFacts,
     Wish,
     memory_room,
@@ -35,10 +35,10 @@ LIMIT = 120.0
 """seconds that libraries may take to load and to be tried; from a slow disk they need a minute"""
 _MOST_CPU_RANKS = 2  # that try a sum: more of them would say no more
 
-T = TypeVar("T", TorchFacts, FaissFacts, Plan)
+T = TypeVar("T", TorchFacts, FaissFacts, FitDevices)
 
 
-class Trial:
+class ProbeProcess:
     """A process that looks at something and writes what it saw as a line of JSON; it is gone when the block ends.
 
     Args:
@@ -68,7 +68,7 @@ class Trial:
                 return seen
         return {"problem": next(reversed(err.strip().splitlines()), f"its process ended with code {code}")}
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> ProbeProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,12 +81,12 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
     """Look at this machine, and try what the fit of ``wish`` would use; it takes about twice ``limit`` at most."""
     deadline = time.monotonic() + limit
     with ExitStack() as stack:  # the slow ones begin first, at the same time
-        machine = stack.enter_context(Trial("torch_and_plan", asdict(wish)))
-        faiss = stack.enter_context(Trial("faiss"))
+        machine = stack.enter_context(ProbeProcess("torch_and_plan", asdict(wish)))
+        faiss = stack.enter_context(ProbeProcess("faiss"))
         facts = quick_facts(wish, environ)
         seen = machine.answer(deadline)
         torch = read(TorchFacts, seen.get("torch", seen))
-        plan = read(Plan, seen.get("plan", seen))
+        plan = read(FitDevices, seen.get("plan", seen))
         shared = room_of(Path(plan.shared))
         facts = replace(facts, torch=torch, plan=plan, shared=shared, faiss=read(FaissFacts, faiss.answer(deadline)))
     return replace(facts, sums=try_sums(plan.devices, limit))
@@ -129,6 +129,8 @@ def try_sums(devices: Sequence[str], limit: float) -> str | None:
     deadline = time.monotonic() + limit
     with tempfile.TemporaryDirectory(prefix="fedsim-doctor-") as folder, ExitStack() as stack:
         store = str(Path(folder) / "store")
-        trials = [stack.enter_context(Trial("sums", rank, devices, store, limit / 2)) for rank in range(len(devices))]
+        trials = [
+            stack.enter_context(ProbeProcess("sums", rank, devices, store, limit / 2)) for rank in range(len(devices))
+        ]
         problems = [trial.answer(deadline).get("problem", "") for trial in trials]
     return next(filter(None, problems), "")

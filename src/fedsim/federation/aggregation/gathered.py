@@ -15,7 +15,7 @@ from fedsim.training.messages import Report, Upload
 from fedsim.training.statistics import StatisticsPolicy
 from fedsim.training.uploads import Uploads
 
-Rule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
+UploadRule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
 """architecture, uploads, reports -> the vector [num_shared] that takes the place of the weighted mean"""
 
 
@@ -28,7 +28,7 @@ class GatheringAggregator(Aggregator):
     bits on any number of ranks. ``others`` are the arguments of Aggregator.
     """
 
-    def __init__(self, rule: Rule, *others: Any) -> None:
+    def __init__(self, rule: UploadRule, *others: Any) -> None:
         super().__init__(*others)
         self._rule = rule
 

@@ -81,13 +81,13 @@ class RoundProgress(RoundCallback, ProgressBar):
         self._last = time.monotonic()
         position = self._clients.index(report.client)
         done = self._round + (position + report.share) / len(self._clients)
-        visit = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
-        visit += f", loss {float(report.loss):.3f}"
+        status = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
+        status += f", loss {float(report.loss):.3f}"
         if self._bar is None:
-            log.info("round %d/%d: %s%s", self._round + 1, self._rounds, visit, self._time_left(done))
+            log.info("round %d/%d: %s%s", self._round + 1, self._rounds, status, self._time_left(done))
         else:
             self._bar.n = done
-            self._bar.set_postfix_str(visit)
+            self._bar.set_postfix_str(status)
 
     def _time_left(self, done: float) -> str:
         """Return the time that the rest will take at the pace so far; empty if nobody knows; ``done``: rounds."""

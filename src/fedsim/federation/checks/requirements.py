@@ -115,14 +115,14 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
         log.info("fewer images than model.client.batch_size, so all in one batch: %s%s", names, more)
 
 
-def check_pieces(
+def check_micro_batches(
     settings: Mapping[str, LocalTraining],
     models: Mapping[str, FlatModel],
     method: Method,
     objective: Objective,
     reduction: str,
 ) -> None:
-    """Raise ConfigError if the batches of a client cannot be cut into pieces as its ``settings`` ask for."""
+    """Raise ConfigError if the batches of a client cannot be cut into micro-batches as its ``settings`` ask for."""
     sizes = {(s.micro_batch, s.batch_size) for s in settings.values() if s.micro_batch not in (None, s.batch_size)}
     if not sizes:
         return
@@ -134,7 +134,7 @@ def check_pieces(
             f"{field}: center loss moves its centers with whole batches; set it or model.objective.center to null"
         )
     if reduction == "fp32":
-        raise ConfigError(f"{field}: the sums of pieces are exact; set model.reduction to exact, or it to null")
+        raise ConfigError(f"{field}: the sums of micro-batches are exact; set model.reduction to exact, or it to null")
     normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]
     if any(layer.momentum is None for layer in normalised):
         raise ConfigError(f"{field}: batch normalisation without a momentum needs whole batches; set it to null")
@@ -142,8 +142,8 @@ def check_pieces(
         assert size is not None  # see above
         if normalised and (size == 1 or (batch is not None and batch % size == 1)):
             raise ConfigError(
-                f"{field}: pieces of {size} leave one image of a batch{'' if batch is None else f' of {batch}'} alone, "
-                "which batch normalisation cannot train on; choose another size"
+                f"{field}: micro-batches of {size} leave one image of a batch{'' if batch is None else f' of {batch}'} "
+                "alone, which batch normalisation cannot train on; choose another size"
             )
 
 

@@ -1,4 +1,4 @@
-"""Clients that fail or are slow: an axis of its own, usable with every method."""
+"""Clients that fail or are slow: a component, usable with every method."""
 
 from __future__ import annotations
 

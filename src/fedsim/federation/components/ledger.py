@@ -17,7 +17,7 @@ from fedsim.core.flat import FlatParameters
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.masked import Accounting, PrunedTraffic
 from fedsim.federation.components.hardware import Hardware
-from fedsim.federation.components.listener import Axis, RoundRecord
+from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.functional.encodings import dense_bytes
 from fedsim.methods.base import Method
 from fedsim.training.server import Server
@@ -53,7 +53,7 @@ class Traffic(NamedTuple):
         return self.extra_down + self.extra_up
 
 
-class Ledger(Axis):
+class Ledger(RoundListener):
     """Counts the bytes of a run, alike on all ranks, and with ``hardware``, the clients', simulates seconds.
 
     ``method`` declares the tensors beside the shared ones; ``archs``: client -> architecture, for all clients; the

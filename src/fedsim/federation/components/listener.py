@@ -1,4 +1,4 @@
-"""Axes: choices that any method can be combined with, each a file here and an argument of the federation."""
+"""Listeners: choices that any method can be combined with, each a file here and an argument of the federation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.training.messages import Report
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round that has been trained: axes learn from it."""
+    """A round that has been trained: listeners learn from it."""
 
     round_: int
     """from 0"""
@@ -28,7 +28,7 @@ class RoundRecord:
     """client -> its architecture"""
 
 
-class Axis:
+class RoundListener:
     """What happens around the rounds; every rank does it with the same numbers, and all come to the same."""
 
     key: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""Noise on what clients and server send: an axis of its own, usable with every method.
+"""Noise on what clients and server send: a component, usable with every method.
 
 :class:`WhiteNoise` is paper 001's, which guarantees nothing. :class:`DifferentialPrivacy` bounds what one client can
 change, adds noise in proportion to that bound, and accounts for what the rounds add up to.
@@ -20,7 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.aggregation.masked import clients_prune
-from fedsim.federation.components.listener import Axis
+from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.components.selection import Selection
 from fedsim.methods.base import Method, Weights
 from fedsim.training.client import Client
@@ -28,7 +28,7 @@ from fedsim.training.messages import Download, Report, Upload
 from fedsim.training.server import Server
 
 
-class Privacy(Axis):
+class Privacy(RoundListener):
     """Where a round can be made more private, hook by hook; by default nothing is changed."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:

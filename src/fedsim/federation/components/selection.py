@@ -1,4 +1,4 @@
-"""Which clients take part in a round: an axis of its own, usable with every method."""
+"""Which clients take part in a round: a component, usable with every method."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.federation.components.listener import Axis, RoundRecord
+from fedsim.federation.components.listener import RoundListener, RoundRecord
 
 log = logging.getLogger(__name__)
 
 
-class Selection(Axis, ABC):
+class Selection(RoundListener, ABC):
     """The server's choice of clients. Every rank makes it, and all come to the same."""
 
     key = "selection"
@@ -125,7 +125,7 @@ class PowerOfChoice(Selection):
 
     In each round d candidates are drawn without replacement, with probabilities in proportion to their numbers of
     images; the m of them with the largest losses take part. The loss is the mean training loss of the client's last
-    visit, infinite before the first; the paper's pow-d asks all candidates for their loss on the current model, which
+    session, infinite before the first; the paper's pow-d asks all candidates for their loss on the current model, which
     costs a download each. Among equal losses the order of the draw decides.
 
     Args:
@@ -140,7 +140,7 @@ class PowerOfChoice(Selection):
         at_least("model.selection", count, hint=", the clients that are chosen among them", candidates=candidates)
         self.count, self.candidates = count, candidates
         self.losses: dict[str, float] = {}
-        """client -> mean training loss of its last visit"""
+        """client -> mean training loss of its last session"""
         self._num_images: Mapping[str, int] = {}
 
     def prepare(self, num_images: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Who spans whom: large clients get several ranks, so that the round ends early. Pure functions of predicted times."""
+"""Assign several ranks to large clients, so that the round ends sooner: pure functions of predicted times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GAIN = 0.95
-"""A plan with spans must be predicted to take at most this share of the time without: the sums cost some time, too."""
+"""A plan with rank groups must be predicted to take at most this share of the time without: the sums cost some time,
+too."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +19,19 @@ class Task:
     client: str
     seconds: float
     """on one rank, in any unit"""
-    pieces: int = 1
+    micro_batches: int = 1
     """of a batch: the ranks that can share the client"""
 
     def on(self, ranks: int) -> float:
-        """Return the seconds on several ranks: the busiest has the most pieces of each batch."""
-        return self.seconds * math.ceil(self.pieces / ranks) / self.pieces
+        """Return the seconds on several ranks: the busiest has the most micro-batches of each batch."""
+        return self.seconds * math.ceil(self.micro_batches / ranks) / self.micro_batches
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the ranks of a machine do in a round: first the spans, in this order, then they take the other clients."""
+class RoundPlan:
+    """The work of a machine's ranks in a round: first the rank groups, in this order, then the other clients."""
 
-    spans: Sequence[tuple[str, range]]
+    rank_groups: Sequence[tuple[str, range]]
     """client, and the ranks that train it together, counted from 0"""
     rest: Sequence[str]
     """the other clients, in the order in which ranks take them"""
@@ -39,7 +40,7 @@ class Plan:
 
 
 def blocks(num_ranks: int, size: int) -> list[range]:
-    """Return the groups of ``size`` ranks that may span a client: side by side, so that there are few of them.
+    """Return the groups of ``size`` ranks that may share a client: ranks side by side, so that there are few groups.
 
     >>> blocks(5, 2)
     [range(0, 2), range(2, 4)]
@@ -47,20 +48,22 @@ def blocks(num_ranks: int, size: int) -> list[range]:
     return [range(first, first + size) for first in range(0, num_ranks - size + 1, size)]
 
 
-def make_plan(tasks: Sequence[Task], num_ranks: int) -> Plan:
+def make_plan(tasks: Sequence[Task], num_ranks: int) -> RoundPlan:
     """Plan a round: the best of some plans, each of which lets no client take longer than a limit if it can help it.
 
     The limits are the times of large clients on 1, 2, ... ranks (moldable tasks; Turek, Wolf and Yu 1992). A client
     gets the fewest ranks that keep it below the limit. Every rank computes the same plan.
 
-    >>> make_plan([Task("large", 8, pieces=4), Task("a", 1), Task("b", 1)], num_ranks=2)
-    Plan(spans=[('large', range(0, 2))], rest=['a', 'b'], seconds=5.0)
+    >>> make_plan([Task("large", 8, micro-batches=4), Task("a", 1), Task("b", 1)], num_ranks=2)
+    Plan(rank groups=[('large', range(0, 2))], rest=['a', 'b'], seconds=5.0)
     """
     ordered = sorted(tasks, key=lambda task: -task.seconds)
     whole = _simulated(ordered, {}, num_ranks)
     share = sum(task.seconds for task in tasks) / num_ranks
-    large = [task for task in ordered if task.pieces > 1 and task.seconds > share / 2]
-    times = {(task, ranks): task.on(ranks) for task in large for ranks in range(1, min(num_ranks, task.pieces) + 1)}
+    large = [task for task in ordered if task.micro_batches > 1 and task.seconds > share / 2]
+    times = {
+        (task, ranks): task.on(ranks) for task in large for ranks in range(1, min(num_ranks, task.micro_batches) + 1)
+    }
     plans = []
     for limit in sorted(set(times.values())):
         sizes = {}
@@ -73,10 +76,10 @@ def make_plan(tasks: Sequence[Task], num_ranks: int) -> Plan:
     return best if best.seconds <= GAIN * whole.seconds else whole
 
 
-def _simulated(ordered: Sequence[Task], sizes: dict[str, int], num_ranks: int) -> Plan:
+def _simulated(ordered: Sequence[Task], sizes: dict[str, int], num_ranks: int) -> RoundPlan:
     """Return the plan in which clients get ``sizes`` ranks, one by default; ``ordered``: the most expensive first."""
     free = [0.0] * num_ranks
-    spans: list[tuple[str, range]] = []
+    rank_groups: list[tuple[str, range]] = []
     together = [task for task in ordered if sizes.get(task.client, 1) > 1]
     for task in sorted(together, key=lambda task: -sizes[task.client]):
         size = sizes[task.client]
@@ -86,9 +89,9 @@ def _simulated(ordered: Sequence[Task], sizes: dict[str, int], num_ranks: int) -
         end = max(free[rank] for rank in block) + task.on(size)
         for rank in block:
             free[rank] = end
-        spans.append((task.client, block))
+        rank_groups.append((task.client, block))
     rest = [task for task in ordered if sizes.get(task.client, 1) == 1]
     heapq.heapify(free)
     for task in rest:
         heapq.heapreplace(free, free[0] + task.seconds)
-    return Plan(spans, [task.client for task in rest], max(free))
+    return RoundPlan(rank_groups, [task.client for task in rest], max(free))

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from fedsim.core.placement import Placement, place
-from fedsim.core.store import ClientStore, FileStore, MemoryStore, Place, make_store
+from fedsim.core.store import ClientStore, FileStore, MemoryStore, StorePlace, make_store
 from fedsim.federation.scheduling.plan import blocks
-from fedsim.federation.scheduling.scheduler import Schedule
+from fedsim.federation.scheduling.scheduler import RoundScheduler
 from fedsim.strategy.machine import Machine
 from fedsim.training.snapshots import Snapshots
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosting:
+class RankShare:
     """A rank's place among the others."""
 
     placement: Placement
@@ -31,37 +31,43 @@ class Hosting:
     """where private states wait"""
     snapshots: Snapshots
     """local models of the last round, if an evaluation follows"""
-    schedule: Schedule
+    scheduler: RoundScheduler
     """who trains whom in a round"""
 
 
-def make_hosting(
+def make_rank_share(
     costs: Mapping[str, float],
-    pieces: Mapping[str, int],
+    micro_batches: Mapping[str, int],
     rank: int,
     world_size: int,
     machine: Machine | None,
-    store: Place,
+    store: StorePlace,
     device: torch.device,
     largest: int,
-) -> Hosting:
+) -> RankShare:
     """Divide the clients among ranks; with a machine, all ranks of the run together.
 
-    ``costs``: client -> predicted work; ``pieces``: client -> pieces of its batches. ``store`` is where private states
+    ``costs``: client -> predicted work; ``micro_batches``: client -> micro-batches. ``store`` is where private states
     wait, ``device`` that of the models, of which the largest has ``largest`` bytes.
     """
     placement = place(costs, world_size, len(machine.ranks) if machine else 1)
-    own = near = placement.hosted_by(rank)
+    own = near = placement.clients_of(rank)
     if machine is None:
         states, snapshots = make_store(store, device, near), Snapshots(MemoryStore(torch.device("cpu")))
     else:
         near, size = placement.shared_by(machine.ranks), len(machine.ranks)
-        if any(number > 1 for number in pieces.values()):
-            machine.open_spans([block for ranks in range(2, size + 1) for block in blocks(size, ranks)])
+        if any(number > 1 for number in micro_batches.values()):
+            machine.open_rank_groups([block for ranks in range(2, size + 1) for block in blocks(size, ranks)])
         with machine.folder(2 * largest * len(near), in_memory=store != "disk") as folder:
             states = FileStore(folder / "states", near)
             snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(near))))
-    schedule = Schedule(costs, pieces, near, machine)
-    return Hosting(
-        placement=placement, machine=machine, own=own, near=near, states=states, snapshots=snapshots, schedule=schedule
+    scheduler = RoundScheduler(costs, micro_batches, near, machine)
+    return RankShare(
+        placement=placement,
+        machine=machine,
+        own=own,
+        near=near,
+        states=states,
+        snapshots=snapshots,
+        scheduler=scheduler,
     )

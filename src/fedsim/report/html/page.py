@@ -17,7 +17,7 @@ from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.report.comparison import tables_beside
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.names import differences
 from fedsim.report.rules import Rule
@@ -40,7 +40,7 @@ _WIDEST = 1400
 
 
 def write_page(
-    path: Path, groups: Sequence[Group], metric: str, rule: Rule, compare: str | None, left_out: Sequence[str]
+    path: Path, groups: Sequence[RunGroup], metric: str, rule: Rule, compare: str | None, left_out: Sequence[str]
 ) -> None:
     """Write a page about runs into one file, which needs no network.
 
@@ -105,7 +105,7 @@ def sort_key(cell: str) -> str:
         return ""
 
 
-def _all_scores(groups: Sequence[Group], names: Sequence[str], rule: Rule) -> Block:
+def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) -> Block:
     """Every model on every test set, with all metrics."""
     metrics = [metric for metric in METRICS if any(_has(group, metric, rule) for group in groups)]
     titles, lines = titles_of(names), []
@@ -118,18 +118,18 @@ def _all_scores(groups: Sequence[Group], names: Sequence[str], rule: Rule) -> Bl
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
 
 
-def _has(group: Group, metric: str, rule: Rule) -> bool:
+def _has(group: RunGroup, metric: str, rule: Rule) -> bool:
     return any(key.startswith("test/") and key.endswith(f"/{metric}") for key in rule.scores(group.runs[0]))
 
 
-def _differences(groups: Sequence[Group]) -> Block:
+def _differences(groups: Sequence[RunGroup]) -> Block:
     """The settings in which groups differ."""
     found = differences([group.runs[0] for group in groups])
     lines = [[name, *values] for name, values in found.items()]
     return Block(["setting", *(group.label for group in groups)], lines)
 
 
-def _versions(groups: Sequence[Group]) -> Block:
+def _versions(groups: Sequence[RunGroup]) -> Block:
     """What ran where, and when."""
     runs = [(group.label, run.summary) for group in groups for run in group.runs]
     packages = list(dict.fromkeys(name for _, summary in runs for name in summary.get("versions", {})))
@@ -145,7 +145,7 @@ def _versions(groups: Sequence[Group]) -> Block:
     return Block(["run", "seed", *packages, *others], lines, num_left=1)
 
 
-def _pictures(groups: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
         folder = group.runs[0].folder
@@ -155,7 +155,7 @@ def _pictures(groups: Sequence[Group]) -> Iterator[tuple[str, str, list[tuple[st
                 yield group.label, title, [(file.stem, _embedded(file)) for file in files]
 
 
-def _sheets(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
     """Yield contact sheets, each once."""
     folders = dict.fromkeys(of for group in groups for run in group.runs for of in (run.folder, run.folder.parent))
     for folder in folders:
@@ -163,7 +163,7 @@ def _sheets(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
             yield str(file), _embedded(file)
 
 
-def _sheet_command(groups: Sequence[Group]) -> str:
+def _sheet_command(groups: Sequence[RunGroup]) -> str:
     """Return the command that draws a contact sheet; empty where runs do not say of which data.
 
     A fit draws none by itself: it would take longer by up to half a second, and copy people's pictures unasked.

@@ -12,7 +12,7 @@ from plotly import graph_objects
 
 from fedsim.core.errors import DataError
 from fedsim.report import series
-from fedsim.report.groups import Group
+from fedsim.report.groups import RunGroup
 from fedsim.report.participation import blocks_of, clients_of, participation_of, rungs_of
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
@@ -45,7 +45,7 @@ class Plot:
         return json.dumps(contents).replace("<", "\\u003c")
 
 
-def plots_of(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
+def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
     """Return all pictures that the runs have numbers for; ``names``: test set -> how it is written."""
     means_first = sorted(names, key=lambda name: name not in _MEANS)
     shown = _NAMES.get(metric, metric)
@@ -107,7 +107,7 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
     return figure
 
 
-def _bars(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
+def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
     figure = graph_objects.Figure(layout=_layout("", _NAMES.get(metric, metric)))
     for column in series.bars(groups, list(names), metric, rule):
         style = style_of(column.number)
@@ -132,7 +132,7 @@ def _bars(groups: Sequence[Group], names: Mapping[str, str], metric: str, rule: 
     return figure
 
 
-def _shares(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
+def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
     found = {}
     for label, run in _single(groups).items():
         try:
@@ -143,7 +143,7 @@ def _shares(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
     return found
 
 
-def _rungs(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
+def _rungs(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
     found = {label: (run, rungs_of(run)) for label, run in _single(groups).items()}
     return {
         label: _heat_map(run, [_numbers(row) for row in rungs], {"zmin": 1, "colorscale": "Viridis"})
@@ -152,7 +152,7 @@ def _rungs(groups: Sequence[Group]) -> dict[str, graph_objects.Figure]:
     }
 
 
-def _single(groups: Sequence[Group]) -> dict[str, Run]:
+def _single(groups: Sequence[RunGroup]) -> dict[str, Run]:
     return {f"{group.label}, seed {run.summary['seed']}": run for group in groups for run in group.runs}
 
 

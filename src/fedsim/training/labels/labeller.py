@@ -1,4 +1,4 @@
-"""Where the labels of a client's images come from in a visit: identities, or clusters that are found on the way."""
+"""Where the labels of a client's images come from in a session: identities, or clusters that are found on the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLUSTERS = "bottom_up"
 CENTERS = "centers"
 """the name of the centers that a client keeps between rounds, for center loss: [Z, D] float32"""
 FACTS = ("clusters", "clustered")
-"""numbers about a visit of a client that clusters: clusters of the last local epoch, share of the images in them"""
+"""numbers about a session of a client that clusters: clusters of the last local epoch, share of the images in them"""
 
 
 class ScoredBatch(NamedTuple):
@@ -123,8 +123,8 @@ class Labelled(Protocol):
         """Return the features [n, D] of all images without augmentation."""
 
 
-class LabelSource:
-    """The labels of a client's images during one visit: the people on them."""
+class Labeller:
+    """The labels of a client's images during one session: the people on them."""
 
     pseudo: PseudoLabels | None = None
     """of the current local epoch, where labels are clusters"""
@@ -184,14 +184,14 @@ class LabelSource:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Numbers about the visit, by the names in :data:`FACTS`."""
+        """Numbers about the session, by the names in :data:`FACTS`."""
         return {}
 
     def check(self) -> None:
-        """Raise NoClustersError if the visit had no labels."""
+        """Raise NoClustersError if the session had no labels."""
 
 
-class Clusters(LabelSource):
+class Clusters(Labeller):
     """Clusters of the images instead, by density and anew for each local epoch, or growing from round to round."""
 
     _found = False
@@ -247,6 +247,6 @@ class Clusters(LabelSource):
             raise NoClustersError(f"client {name}, round {round_}: no clusters of its images")
 
 
-def source_of(client: Labelled) -> LabelSource:
+def source_of(client: Labelled) -> Labeller:
     """Return the source that a client's settings ask for."""
-    return (Clusters if client.training_settings.clusters else LabelSource)(client)
+    return (Clusters if client.training_settings.clusters else Labeller)(client)

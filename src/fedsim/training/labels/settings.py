@@ -54,7 +54,7 @@ class Clustering:
 class BottomUp:
     """Labels for clients that know no identities: at first every image is a cluster, then clusters merge (FedUReID).
 
-    Between rounds the client keeps the cluster of each image. Images are compared by the trunk's pooled features of
+    Between rounds the client keeps the cluster of each image. Images are compared by the backbone's pooled features of
     unit length, without augmentation.
     """
 
