@@ -11,7 +11,7 @@ PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test test-fast test-others coverage: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-others test-cluster coverage acceptance check format docs clean
+.PHONY: help setup quickstart test test-fast test-others test-cluster coverage acceptance check format docs release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,11 @@ docs: export NO_MKDOCS_2_WARNING = 1 # a notice about other projects, in every b
 docs: $(STAMP)  ## build the site of the documentation, and check its links
 	$(BIN)/python -m mkdocs build --strict
 	@echo "the site is build/docs/index.html; its search needs a server: $(BIN)/python -m http.server -d build/docs"
+
+release: $(STAMP)  ## build sdist and wheel in dist, and try the wheel in a new environment: several GB, minutes
+	rm -rf dist
+	$(BIN)/python -m build
+	.ci/try_wheel dist/*.whl $(PYTHON)
 
 clean:  ## remove the environment and all caches, but no runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist src/*.egg-info

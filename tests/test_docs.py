@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fedsim.methods
 from failing import PATIENCE
@@ -20,10 +21,13 @@ from fedsim.sweep import seeds
 from quick_start import QuickPython
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CODE_OF_CONDUCT.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "peers" / "README.md",
     *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
@@ -98,6 +102,23 @@ def test_the_glossary_has_all_three_ranks():
     assert {"rank", "rank-1, rank-5, rank-10", "`fedsim rank`"} <= set(words)
 
 
+def test_the_readme_names_every_requirement_of_a_machine_without_a_gpu():
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    [shown] = re.findall(r"^pip install (torch .*?)^pip install --no-deps \.$", README, re.MULTILINE | re.DOTALL)
+    name = r"[\w-]+(?:\[\w+\])?"
+    listed = set(re.findall(rf"(?<![\w<>=.,-]){name}", shown))
+    assert listed == {re.match(name, need)[0] for need in needs} - {"faiss-gpu"}
+    bounded = [need for need in needs if "<" in need]
+    assert [need for need in bounded if f"'{need}'" not in shown] == []
+
+
+def test_a_release_is_the_same_in_all_files():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    version, day = re.findall(r"^## \[(\d\S*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert (cited["version"], str(cited["date-released"])) == (version, day)
+    assert fedsim.__version__ == version
+
+
 def slow_dry_runs(text):
     """Commands that train on drawn people at a size or for rounds that take hours."""
     commands = re.sub(r"\\\n#?", "", text)  # one line each, also in the comments of a config
@@ -125,6 +146,8 @@ def test_all_published_tables_are_listed():
 
 
 def test_ci_calls_the_readme_s_test_command():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert ".ci/run" in [step.get("run") for step in jobs["test"]["steps"]]
     assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)
 

@@ -1,9 +1,14 @@
 """The plan of the house: two towers of rooms, each of which knows only rooms below it; no circle, a light door."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
+import tomllib
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import fedsim
@@ -160,3 +165,138 @@ def test_functions_that_are_listed_as_slow_exist():
     assert [name for name in names if "[" in name or name.count("::") != 1] == []
     assert [name for path, name in pairs if f"def {name}(" not in (TESTS.parent / path).read_text()] == []
     assert names == sorted(set(names))
+
+
+# -- private names of other libraries ----------------------------------------------------------------------------------
+
+PRIVATE = re.compile(r"_(?!_)\w+")
+DOCUMENTED = {
+    "_asdict",
+    "_exit",
+    "_fields",
+    "_replace",
+}  # in spite of the underscore
+PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyproject.toml bounds Lightning's
+    "lightning": {
+        "compatibility": {"_layer_sync"},
+        "fit": {"_dump_config", "_name", "_parser", "_root_dir", "_version"},
+        "mlflow_run": {"_experiment_name", "_mlflow_client", "_run_id", "_run_name"},
+        "notebook": {"_SubprocessScriptLauncher"},
+        "preemption": {"_broadcast_sigterm_tensor"},
+        "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
+        "sharing": {"_destroy_dist_connection"},
+        "strategy": {
+            "_configure_launcher",
+            "_get_process_group_backend",
+            "_launcher",
+            "_parallel_devices",
+            "_process_group_backend",
+            "_start_method",
+        },
+        "tracking": {"_wandb_init"},
+    },
+    "argparse": {
+        "fit": {"_actions"},
+        "short_help": {"_action_groups", "_actions", "_group_actions"},
+        "error_lines": {"_actions"},
+    },
+    "torch": {
+        "devices": {"_is_mkldnn_bf16_supported"},
+        "flat": {"_non_persistent_buffers_set"},
+        "groups": {"_NormBase"},
+        "lora": {"_BatchNorm"},
+        "memory": {"_cdata"},
+        "optimizer": {"_foreach_add_"},
+        "requirements": {"_BatchNorm"},
+    },
+    "torchmetrics": {"metrics": {"_plot"}},
+}
+
+
+def strangers(kind):
+    """The bases of a class that are not of this package."""
+    return [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in {"fedsim", "builtins"}]
+
+
+def inherited(kind):
+    """Private names that a class has from the bases that are not of this package, also those of its instances."""
+    for base in strangers(kind):
+        yield from filter(PRIVATE.fullmatch, vars(base))
+        with suppress(OSError, TypeError):  # classes in C have no source
+            yield from re.findall(r"\bself\.(_(?!_)\w+)", inspect.getsource(base))
+
+
+def is_self(node):
+    return isinstance(node, ast.Name) and node.id in {"self", "cls"}
+
+
+def private_names(tree, kinds=()):
+    """Private names in a module that belong to others: imported, of other objects, or of the bases of its classes.
+
+    ``kinds`` are its classes. A name on ``self`` is a base's, if a base has it; on anything else it is another
+    library's unless the module itself has a function, class, attribute or variable of this name.
+    """
+    nodes = list(ast.walk(tree))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr)]
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and is_self(node.value)}
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            parts = {part for alias in node.names for part in alias.name.split(".")}
+            origin = (getattr(node, "module", None) or "").split(".")
+            if not ({"fedsim", "__future__"} & {origin[0], *parts}):
+                yield from filter(PRIVATE.fullmatch, {*parts, *origin})
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"getattr", "setattr"}:
+            names = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+            yield from filter(PRIVATE.fullmatch, names)
+    yield from (node.attr for node in attributes if not is_self(node.value) and node.attr not in own)
+    for kind in kinds:
+        [body] = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
+        used = {node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute) and is_self(node.value)}
+        used |= {node.name for node in body.body if isinstance(node, ast.FunctionDef)}
+        yield from used & set(inherited(kind))
+
+
+def classes(name):
+    """The classes that a module defines."""
+    found = vars(import_module(name)).values()
+    return [kind for kind in found if isinstance(kind, type) and kind.__module__ == name]
+
+
+def test_private_names_of_other_libraries_are_these():
+    """Before a new one is listed: is there a public way? Files count by their names, wherever they lie."""
+    used = {
+        f"{path.stem}: {private}"
+        for name, path in KNOWN.items()
+        for private in private_names(ast.parse(path.read_text()), classes(name))
+        if private not in DOCUMENTED
+    }
+    listed = {f"{file}: {name}" for files in PRIVATE_NAMES.values() for file, names in files.items() for name in names}
+    assert used == listed
+
+
+def test_private_names_of_other_libraries_are_found():
+    source = """
+from fedsim.core.flat import _own
+from somewhere import _imported
+from somewhere._inner import name
+import somewhere._other
+_table = 1
+class Reader(Base):
+    def __init__(self): self._mine = 0
+    def _overridden(self): return self._of_base + self._mine
+    def read(self, other): return other._mine + other._foreign + table._table
+getattr(Reader, "_by_name")
+other._stored = super()._above
+"""
+    base = type("Base", (), {"_overridden": None, "_of_base": 1, "_unused": 2, "__module__": "somewhere"})
+    found = set(private_names(ast.parse(source), [type("Reader", (base,), {"__module__": "fedsim"})]))
+    imported = {"_imported", "_inner", "_other"}
+    assert found == imported | {"_overridden", "_of_base", "_foreign", "_by_name", "_stored", "_above"}
+
+
+def test_lightning_is_bounded_by_the_version_whose_private_names_are_used():
+    needs = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    [bounds] = [need.removeprefix("lightning") for need in needs if re.match(r"lightning\b", need)]
+    assert re.fullmatch(r">=2\.\d+,<2\.\d+", bounds)
