@@ -133,7 +133,7 @@ def _cost_table(
         per_client = {name: size + size // 4 for name, size in per_client.items()}
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
-    spent = how.privacy.metrics(rounds - 1, ()) if rounds else {}
+    spent = how.noise.metrics(rounds - 1, ()) if rounds else {}
     rows = [
         *_traffic_rows(model, traffic),
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),

@@ -46,6 +46,7 @@ from fedsim.federation.callbacks import (
     reach_mlflow,
 )
 from fedsim.federation.checks.compatibility import naming_the_field
+from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
@@ -131,6 +132,8 @@ class FedSimCLI(LightningCLI):
         parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
         parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
+        # of an instance the parser does not know the class
+        parser.set_defaults({"model.selection": {"class_path": f"{AllClients.__module__}.AllClients"}})
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

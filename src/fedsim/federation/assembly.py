@@ -49,9 +49,9 @@ def assemble(
     Raises:
         ConfigError: if settings and data do not fit together.
     """
-    settings = {c.name: settings_of(c, how.client, how.clients) for c in data.federated.clients}
+    settings = {c.name: settings_of(c, how.client, how.overrides) for c in data.federated.clients}
     federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
-    check_settings(federated, how.clients, how.bn_stats, how.method, how.hardware)
+    check_settings(federated, how.overrides, how.bn_stats, how.method, how.hardware)
     check_batches(federated.clients, settings, says=rank == 0)
     models, archs = _build_models(how, federated.clients, device)
     costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
@@ -97,7 +97,7 @@ def _build_models(
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
     common, ladder = layout_of(how.backbone), how.adaptive_backbones.ladder if how.adaptive_backbones else ()
     for data in clients:
-        own = how.clients[data.name].backbone if data.name in how.clients else None
+        own = how.overrides[data.name].backbone if data.name in how.overrides else None
         backbone, layout = (how.backbone, common) if own is None else (own, layout_of(own))
         groups.setdefault(layout, (backbone, []))[1].append(data)
     for backbone in ladder:

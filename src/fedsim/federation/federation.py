@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning import LightningModule
-from torch import nn
 from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import prepare_memory
+from fedsim.core.arguments import takes_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks, strategy_of
-from fedsim.federation.settings import (
-    Accounting,
-    AdaptiveBackbones,
-    Aggregation,
-    AllClients,
-    Availability,
-    Backbone,
-    ClientOverride,
-    Evaluation,
-    Hardware,
-    LocalTraining,
-    Method,
-    Neck,
-    Objective,
-    OptimizerCallable,
-    Privacy,
-    Selection,
-    Settings,
-    StatisticsPolicy,
-    StorePlace,
-)
+from fedsim.federation.settings import Settings
 from fedsim.federation.wiring import evaluator_of, listeners_of, round_of
 from fedsim.strategy.machine import Machine, machine_of
 from fedsim.strategy.strategy import FederatedStrategy
@@ -48,64 +28,14 @@ from fedsim.training.messages import Report
 class Federation(LightningModule):
     """Server, clients of this rank, and the round that joins them.
 
-    Args:
-        method: the federated method: FedAvg, FedPav, Local, or your own Method by its class_path.
-        backbone: ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels.
-        neck: layers between pooled features and the identity head.
-        client: what clients do in a round.
-        clients: settings of single clients that differ, by client name.
-        objective: the supervised loss.
-        selection: who takes part in a round.
-        availability: drop-outs and stragglers.
-        adaptive_backbones: clients change their backbones by their rewards; null: they do not.
-        privacy: WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed.
-        hardware: the clients' links and devices, from which simulated seconds are logged; null: they are not.
-        accounting: how bytes are counted, of pruned models above all.
-        aggregation: Median, TrimmedMean or Krum in the place of the weighted mean; null: the method's own.
-        server_optimizer: FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted
-            mean, exactly.
-        bn_stats: what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics.
-        reduction: exact: the same bits on any number of ranks; fp32: plain float32 sums.
-        on_bad_update: after a loss or weights that are not finite, stop the run, or leave the client out of the round.
-        client_store: where private states wait between rounds: device, host, or disk (for very many clients).
-        evaluation: how models are scored.
-        threads: CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine.
-        seed: of all training randomness; set by seed_everything on the command line.
+    Its arguments are the fields of :class:`~fedsim.federation.settings.Settings`.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        backbone: Backbone | nn.Module,
-        neck: Neck = Neck(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
-        client: LocalTraining = LocalTraining(),  # noqa: B008
-        clients: dict[str, ClientOverride] | None = None,
-        objective: Objective = Objective(),  # noqa: B008
-        selection: Selection = AllClients(),  # noqa: B008
-        availability: Availability = Availability(),  # noqa: B008
-        adaptive_backbones: AdaptiveBackbones | None = None,
-        privacy: Privacy | None = None,
-        hardware: Hardware | None = None,
-        accounting: Accounting = Accounting(),  # noqa: B008
-        aggregation: Aggregation | None = None,
-        server_optimizer: OptimizerCallable | None = None,
-        bn_stats: StatisticsPolicy = "mean",
-        reduction: Literal["exact", "fp32"] = "exact",
-        on_bad_update: Literal["stop", "skip_client"] = "stop",
-        client_store: StorePlace = "device",
-        evaluation: Evaluation = Evaluation(),  # noqa: B008
-        threads: int = 1,
-        seed: int = 0,
-    ) -> None:
+    @takes_fields(Settings)
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.settings = Settings(
-            method=method, backbone=backbone, neck=neck, client=client, clients=clients or {}, objective=objective,
-            selection=selection, availability=availability, adaptive_backbones=adaptive_backbones,
-            privacy=privacy or Privacy(), hardware=hardware, accounting=accounting, aggregation=aggregation,
-            server_optimizer=server_optimizer, bn_stats=bn_stats, reduction=reduction, on_bad_update=on_bad_update,
-            client_store=client_store, evaluation=evaluation, threads=threads, seed=seed,
-        )  # fmt: skip
+        self.settings = settings
         self.reports: Mapping[str, Report] = {}
         """of the clients whose updates counted in the last round"""
         self.round_metrics: Mapping[str, float] = {}

@@ -54,7 +54,7 @@ def device_memory(how: Settings, parts: Parts, data: FederatedDataModule, precis
     fixed_bytes = sum(flat.fixed_bytes for flat in parts.models.values())
     sizes = dict.fromkeys(parts.models, 0)
     for client in parts.federated.clients:
-        settings, arch = settings_of(client, how.client, how.clients), parts.archs[client.name]
+        settings, arch = settings_of(client, how.client, how.overrides), parts.archs[client.name]
         images = settings.micro_batch_of(client.num_images) or settings.batch_of(client.num_images)
         sizes[arch] = max(sizes[arch], images)
     pixels = data.augmentation.crop or data.size

@@ -93,12 +93,13 @@ class RankWorker:
     def _do_round(self, client: Client, table: RoundTable, keep_snapshot: bool) -> None:
         """Download, train, measure, upload."""
         method, server, privacy = self.how.method, self.parts.server, self.how.privacy
-        client.received = privacy.received(client, server, message_to(method, server, client.model.arch))
+        message = message_to(method, server, client.model.arch)
+        client.received = message if privacy is None else privacy.received(client, server, message)
         method.download(client)
         method.train(client)
         client.end_training()
         upload = method.upload(client)
-        sent = privacy.uploaded(client, server, upload)
+        sent = upload if privacy is None else privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}

@@ -77,7 +77,7 @@ class Round:
         # 5. Every rank computes the same weights, normalised before they meet any upload.
         weights = aggregation_weights(method, reports, parts.archs)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if there is to be any.
-        means = how.privacy.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
+        means = how.noise.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
         # 7. The server moves towards the means, and does what else the method asks of it.
         if means:  # nobody answered: no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)

@@ -25,54 +25,53 @@ from fedsim.models.reid import Neck
 from fedsim.training.settings import ClientOverride, LocalTraining, Objective, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
-__all__ = [
-    "Accounting",
-    "AdaptiveBackbones",
-    "Aggregation",
-    "AllClients",
-    "Availability",
-    "Backbone",
-    "ClientOverride",
-    "Evaluation",
-    "Hardware",
-    "LocalTraining",
-    "Method",
-    "Neck",
-    "Objective",
-    "OptimizerCallable",
-    "Privacy",
-    "Selection",
-    "Settings",
-    "StatisticsPolicy",
-    "StorePlace",
-]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
-    """The arguments of :class:`~fedsim.federation.federation.Federation`, which documents them."""
+    """The settings of a federation: the arguments of :class:`~fedsim.federation.federation.Federation`."""
 
     method: Method
+    """the federated method: FedAvg, FedPav, Local, or your own Method by its class_path"""
     backbone: Backbone | nn.Module
-    neck: Neck
-    client: LocalTraining
-    clients: Mapping[str, ClientOverride]
-    objective: Objective
-    selection: Selection
-    availability: Availability
-    adaptive_backbones: AdaptiveBackbones | None
-    privacy: Privacy
-    hardware: Hardware | None
-    accounting: Accounting
-    aggregation: Aggregation | None
-    server_optimizer: OptimizerCallable | None
-    bn_stats: StatisticsPolicy
-    reduction: Literal["exact", "fp32"]
-    on_bad_update: Literal["stop", "skip_client"]
-    client_store: StorePlace
-    evaluation: Evaluation
-    threads: int
-    seed: int
+    """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
+    neck: Neck = Neck()
+    """layers between pooled features and the identity head"""
+    client: LocalTraining = LocalTraining()
+    """what clients do in a round"""
+    clients: dict[str, ClientOverride] | None = None
+    """settings of single clients that differ, by client name"""
+    objective: Objective = Objective()
+    """the supervised loss"""
+    selection: Selection = AllClients()
+    """who takes part in a round"""
+    availability: Availability = Availability()
+    """drop-outs and stragglers"""
+    adaptive_backbones: AdaptiveBackbones | None = None
+    """clients change their backbones by their rewards; null: they do not"""
+    privacy: Privacy | None = None
+    """WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed"""
+    hardware: Hardware | None = None
+    """the clients' links and devices, from which simulated seconds are logged; null: they are not"""
+    accounting: Accounting = Accounting()
+    """how bytes are counted, of pruned models above all"""
+    aggregation: Aggregation | None = None
+    """Median, TrimmedMean or Krum in the place of the weighted mean; null: the method's own"""
+    server_optimizer: OptimizerCallable | None = None
+    """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
+    bn_stats: StatisticsPolicy = "mean"
+    """what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics"""
+    reduction: Literal["exact", "fp32"] = "exact"
+    """exact: the same bits on any number of ranks; fp32: plain float32 sums"""
+    on_bad_update: Literal["stop", "skip_client"] = "stop"
+    """after a loss or weights that are not finite, stop the run, or leave the client out of the round"""
+    client_store: StorePlace = "device"
+    """where private states wait between rounds: device, host, or disk (for very many clients)"""
+    evaluation: Evaluation = Evaluation()
+    """how models are scored"""
+    threads: int = 1
+    """CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine"""
+    seed: int = 0
+    """of all training randomness; set by seed_everything on the command line"""
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
@@ -81,3 +80,13 @@ class Settings:
         within("model", "[1, 1024]", threads=self.threads)  # torch's own error is a page
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)
+
+    @property
+    def overrides(self) -> Mapping[str, ClientOverride]:
+        """:attr:`clients`; empty if there are none."""
+        return self.clients or {}
+
+    @property
+    def noise(self) -> Privacy:
+        """:attr:`privacy`, or the kind that changes nothing."""
+        return self.privacy or Privacy()

@@ -30,11 +30,11 @@ def listeners_of(how: Settings, parts: Parts) -> list[RoundListener]:
         ConfigError: if they do not go together with the federation.
     """
     ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
-    how.privacy.prepare(how.method, parts.server, how.selection)
+    how.noise.prepare(how.method, parts.server, how.selection)
     how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if how.aggregation is not None:
-        how.aggregation.check(how.method, parts.server, how.bn_stats, how.privacy)
-    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.privacy, parts.rank_share.scheduler]
+        how.aggregation.check(how.method, parts.server, how.bn_stats, how.noise)
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.noise, parts.rank_share.scheduler]
 
 
 def round_of(how: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:

@@ -10,11 +10,12 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedsim.core.arguments import texts_of_fields
 from fedsim.core.errors import ConfigError
 
 _SECTIONS = {  # package, file and class whose arguments are the options of a section
     "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
-    "model": ("fedsim", "federation/federation.py", "Federation"),
+    "model": ("fedsim", "federation/settings.py", "Settings"),
     "data": ("fedsim", "data/datamodule.py", "FederatedDataModule"),
 }
 
@@ -104,14 +105,19 @@ def arguments_of_section(section: str) -> list[str]:
 
 def texts_of_section(section: str) -> dict[str, str]:
     """Return option of a section -> what the docstring of its class says of it."""
-    text = ast.get_docstring(_class_of(*_SECTIONS[section])) or ""
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE)
-    return {name: " ".join(said.split()) for name, said in found}
+    node = _class_of(*_SECTIONS[section])
+    text = ast.get_docstring(node) or ""
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
+    return {name: " ".join(text.split()) for name, text in (texts | texts_of_fields(node)).items()}
 
 
 def _read_arguments(package: str, file: str, cls: str, method: str) -> list[str]:
     """Names of a method's arguments, read off its source."""
     body = _class_of(package, file, cls).body
+    if fields := [
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]:
+        return fields  # of a dataclass
     [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
     return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
 

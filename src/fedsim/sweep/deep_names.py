@@ -20,7 +20,7 @@ from fedsim.parsing.class_names import did_you_mean
 from fedsim.parsing.config_files import SafeLoader, read_config, with_shipped
 from fedsim.parsing.listing import classes_of
 
-_SECTIONS = {"model": "Federation", "data": "FederatedDataModule"}
+_SECTIONS = {"model": "Settings", "data": "FederatedDataModule"}
 _WITHIN = ("init_args", "dict_kwargs")
 """Parts of a setting's name that a config may have between a class and its arguments."""
 

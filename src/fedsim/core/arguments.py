@@ -1,0 +1,69 @@
+"""Constructors whose arguments are the fields of a dataclass, so that these stand in one place."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]], Callable[Concatenate[Any, P], None]]:
+    """Let a constructor of one argument, an instance of the dataclass ``settings``, take its fields instead.
+
+    Type checkers, ``help()`` and jsonargparse see names, types, defaults and texts of the fields.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Size:
+    ...     height: int
+    ...     width: int = 128
+    >>> class Image:
+    ...     @takes_fields(Size)
+    ...     def __init__(self, size):
+    ...         self.pixels = size.height * size.width
+    >>> Image(256).pixels, inspect.signature(Image)
+    (32768, <Signature (height: int, width: int = 128) -> None>)
+    """
+    types = get_type_hints(settings)
+    fields = [p.replace(annotation=types[name]) for name, p in inspect.signature(settings).parameters.items()]
+
+    def with_fields(constructor: Callable[[Any, S], None]) -> Callable[Concatenate[Any, P], None]:
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            constructor(self, settings(*args, **kwargs))
+
+        functools.update_wrapper(construct, constructor)
+        del construct.__wrapped__  # type: ignore[attr-defined] # its signature is another one
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        construct.__signature__ = inspect.Signature([own, *fields], return_annotation=None)  # type: ignore[attr-defined]
+        construct.__doc__ = _text(settings)
+        return construct
+
+    return with_fields
+
+
+def texts_of_fields(node: ast.ClassDef) -> dict[str, str]:
+    """Return field of a dataclass -> the text below it, in one line."""
+    texts = {}
+    for field, below in itertools.pairwise(node.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = " ".join(text.split())
+    return texts
+
+
+def _text(settings: Callable[..., Any]) -> str:
+    """Return the docstring of a constructor with the texts of the fields of ``settings``."""
+    try:
+        [node] = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
+    except OSError:  # typed into a shell
+        return ""
+    assert isinstance(node, ast.ClassDef)
+    lines = [f"    {name}: {text}" for name, text in texts_of_fields(node).items()]
+    return "\n".join([f"Take the fields of {node.name}.", "", "Args:", *lines])
