@@ -17,10 +17,9 @@ from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.aggregation.masked import Accounting
 from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.hardware import ClientHardware, Hardware
-from fedsim.federation.components.ledger import Ledger, Traffic
+from fedsim.federation.components.ledger import Accounting, Ledger, Traffic
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes

@@ -9,7 +9,7 @@ from torch import nn
 
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
-from fedsim.federation.aggregation.masked import MaskedAggregator
+from fedsim.federation.aggregation.masked import MaskedSum
 from fedsim.federation.aggregation.sums import Aggregator
 from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.functional.normalise import normalise_images
@@ -41,8 +41,8 @@ def federation():
 def aggregator(federation, reduction="exact", has_masks=True):
     strategy = SimpleNamespace(sum_=lambda tensor: tensor)
     archs = dict.fromkeys(CLIENTS, "smallcnn")
-    kind = MaskedAggregator if has_masks else Aggregator
-    return kind(strategy, federation.parts.statistics, archs, reduction, torch.device("cpu"), 0)
+    form = MaskedSum() if has_masks else None
+    return Aggregator(strategy, federation.parts.statistics, archs, reduction, torch.device("cpu"), 0, form)
 
 
 def uploads(federation, density, seed=0):
@@ -152,7 +152,7 @@ def test_methods_without_masks_pay_nothing(federation):
     assert len(plain) == flat.num_shared
     assert len(masked) == flat.num_shared + flat.num_shared_parameters + 1
     with pytest.raises(AssertionError, match="declares no masks"):
-        aggregator(federation, has_masks=False).encode("a", uploads(federation, 0.5)["a"])
+        aggregator(federation, has_masks=False).facts("a", uploads(federation, 0.5)["a"])
 
 
 # -- the server's step -------------------------------------------------------------------------------------------------

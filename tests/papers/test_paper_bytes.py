@@ -10,8 +10,7 @@ import torch
 
 from fedsim.__main__ import main
 from fedsim.cli.describe import FederatedTrainer
-from fedsim.federation.aggregation.masked import Accounting
-from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.components.ledger import Accounting, Ledger
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.functional.pruning import pruned_fraction
 from fedsim.methods.pruned import prunable_layers

@@ -20,7 +20,7 @@ from fedsim.federation import Federation
 from fedsim.parsing.class_arguments import arguments_of_class, defaults_of_class
 from fedsim.parsing.class_files import class_files, parsed_classes
 from fedsim.parsing.listing import KINDS, classes_of
-from fedsim.parsing.options import _names, check_options
+from fedsim.parsing.options import _SECTIONS, _names, check_options
 from run_dirs import scores_of, with_mean, write_run
 
 

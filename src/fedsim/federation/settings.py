@@ -13,9 +13,9 @@ from fedsim.core.checks import at_least, within
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
-from fedsim.federation.aggregation.masked import Accounting
 from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.hardware import Hardware
+from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
 from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import AllClients, Selection

@@ -11,9 +11,9 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import evaluator_for
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
-from fedsim.federation.aggregation.gathered import GatheringAggregator
-from fedsim.federation.aggregation.masked import MaskedAggregator, clients_prune
-from fedsim.federation.aggregation.sums import Aggregator
+from fedsim.federation.aggregation.gathered import UploadRule
+from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
+from fedsim.federation.aggregation.sums import Aggregator, PlainSum
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import round_callbacks, strategy_of
 from fedsim.federation.parts import Parts
@@ -65,9 +65,12 @@ def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer
 
 def _make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
     """Return the sums that the method's uploads need."""
-    common = (strategy, parts.statistics, parts.archs, how.reduction, strategy.root_device, how.seed)
+    rule: UploadRule | None = None
     if how.aggregation is not None:
-        return GatheringAggregator(how.aggregation.aggregate, *common)
-    if "uploads" in how.method.requires:
-        return GatheringAggregator(partial(how.method.aggregate, parts.server), *common)
-    return MaskedAggregator(*common) if clients_prune(how.method) else Aggregator(*common)
+        rule = how.aggregation.aggregate
+    elif "uploads" in how.method.requires:
+        rule = partial(how.method.aggregate, parts.server)
+    form = MaskedSum() if clients_prune(how.method) else PlainSum()
+    return Aggregator(
+        strategy, parts.statistics, parts.archs, how.reduction, strategy.root_device, how.seed, form, rule
+    )

@@ -64,11 +64,6 @@ class Upload:
     zeros_count: bool = False
     """whether pruned elements enter the mean as zeros instead"""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is pruned."""
-        return self.mask is None
-
     def on_host(self) -> Upload:
         """Return a copy in host memory; the host waits for the device once, for the vector, which comes last."""
         extras = {name: tensor.to("cpu", non_blocking=True, copy=True) for name, tensor in self.extras.items()}

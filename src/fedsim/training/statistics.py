@@ -32,11 +32,15 @@ class BatchNormStatistics:
 
     def __init__(self, policy: StatisticsPolicy, model: FlatModel) -> None:
         self.policy = policy
+        self.is_plain = policy not in ("pooled", "first")
+        """whether statistics are sent as they are, and weigh like parameters"""
         flat = model.flat
         self.span = slice(flat.num_shared_parameters, flat.num_shared)
         """place of the shared statistics"""
         self.parameters = flat.shared_parameters
         """entries before them"""
+        self.num_parameters = sum(entry.numel for entry in self.parameters)
+        """numbers in them, without padding"""
         self.num_shared = flat.num_shared
         """length of the shared vector"""
         spans = {entry.name: entry.span for entry in flat.shared_entries if entry.kind == "buffer"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.federation.aggregation.sums import Aggregator, Extras, by_architecture
-from fedsim.methods.base import Weights
+from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report, Upload
 from fedsim.training.statistics import StatisticsPolicy
 from fedsim.training.uploads import Uploads
@@ -19,53 +17,31 @@ UploadRule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
 """architecture, uploads, reports -> the vector [num_shared] that takes the place of the weighted mean"""
 
 
-class GatheringAggregator(Aggregator):
-    """Lets a rule see every upload; see :class:`~fedsim.federation.aggregation.sums.Aggregator`.
+def gather(
+    waiting: Mapping[str, Upload], clients: list[str], length: int, device: torch.device, strategy: FederatedStrategy
+) -> Uploads:
+    """Return the uploads of all ranks' ``clients``, vectors of ``length``, for a rule.
 
-    Uploads wait in the host memory of the rank that trained the client, 4 bytes per shared element. Ranks exchange them
-    piece by piece: a piece of all clients has at most 64 MiB, and no rank holds more than its own clients' uploads
-    beside it. Every rank computes with the same numbers in the same order, that of the reports: the result has the same
-    bits on any number of ranks. ``others`` are the arguments of Aggregator.
+    ``waiting`` are those of this rank's clients, in host memory: 4 bytes per shared element. Ranks exchange them chunk
+    by chunk: a chunk of all clients has at most 64 MiB, and no rank holds more than its own clients' uploads beside it.
+    Every rank computes with the same numbers in the same order, that of ``clients``: the result has the same bits on
+    any number of ranks.
     """
 
-    def __init__(self, rule: UploadRule, *others: Any) -> None:
-        super().__init__(*others)
-        self._rule = rule
+    def chunk(span: slice) -> Tensor:
+        """Every row is filled by one rank and zero elsewhere, so the sum is exact."""
+        rows = torch.zeros(len(clients), span.stop - span.start, device=device)
+        for row, name in zip(rows, clients, strict=True):
+            if name in waiting:
+                row.copy_(waiting[name].vector[span])
+        return strategy.sum_(rows).add_(0.0).cpu()  # -0 becomes 0 on one rank, too
 
-    def begin(self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None) -> None:  # noqa: ARG002 - uploads wait whatever is known
-        """Forget the last round's uploads."""
-        super().begin(round_, extras)
-
-    def means(self, weights: Mapping[str, Weights], reports: Mapping[str, Report]) -> dict[str, Tensor]:
-        """Return what the rule makes of the uploads of each architecture, float32 [num_shared]."""
-        found = {}
-        for arch, members in by_architecture(reports, self.archs).items():
-            mean = self._rule(arch, self._uploads(arch, list(members)), members)
-            found[arch] = self.statistics[arch].decode(mean.double()).float().to(self._totals[arch].device)
-        for client, upload in self._waiting.items():
-            self.sum_extras(client, upload, weights[self.archs[client]])
-        self._waiting = {}
-        return found
-
-    def _uploads(self, arch: str, clients: list[str]) -> Uploads:
-        def piece(span: slice) -> Tensor:
-            """Every row is filled by one rank and zero elsewhere, so the sum is exact."""
-            rows = torch.zeros(len(clients), span.stop - span.start, device=self._totals[arch].device)
-            for row, name in zip(rows, clients, strict=True):
-                if name in self._waiting:
-                    row.copy_(self._waiting[name].vector[span])
-            return self.strategy.sum_(rows).add_(0.0).cpu()  # -0 becomes 0 on one rank, too
-
-        return Uploads(clients, self.statistics[arch].num_shared, piece)
-
-    def check(self, upload: Upload) -> None:
-        """Raise AssertionError if an upload is pruned: no rule here knows masks."""
-        assert upload.is_plain, "single uploads cannot be pruned"
+    return Uploads(clients, length, chunk)
 
 
-def check_statistics_of_uploads(bn_stats: StatisticsPolicy, who: str) -> None:
-    """Refuse policies for running statistics that only weighted sums can have."""
+def check_statistics_of_uploads(bn_stats: StatisticsPolicy, user: str) -> None:
+    """Refuse policies for running statistics that only weighted sums can have; ``user`` sees single uploads."""
     if bn_stats in ("pooled", "first"):
         raise ConfigError(
-            f"model.bn_stats: {bn_stats} is for weighted means, but {who} sees single uploads; set it to mean"
+            f"model.bn_stats: {bn_stats} is for weighted means, but {user} sees single uploads; set it to mean"
         )

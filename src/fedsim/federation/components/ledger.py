@@ -2,27 +2,45 @@
 
 Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger also covers
 clients that do not answer and the tensors that a method sends beside the model. Pruned elements are not sent:
-:class:`~fedsim.federation.aggregation.masked.Accounting` says how the rest is encoded. Tensors count as float32 without
-padding. The traffic between ranks is something else, and dense.
+:class:`Accounting` has the rules for the encoding of the others. Tensors count as float32 without padding. The traffic
+between ranks is another one, and dense.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from fedsim.core.flat import FlatParameters
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.aggregation.masked import Accounting, PrunedTraffic
+from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.listener import RoundListener, RoundRecord
-from fedsim.functional.encodings import dense_bytes
+from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.methods.base import Method
+from fedsim.training.messages import Report
 from fedsim.training.server import Server
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Rules for the traffic of pruned models and of the first round."""
+
+    encoding: Encoding = "bitmap"
+    """of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its position; or
+    all values with zeros; or the shortest of these. If the receiver already has the mask, only values are counted"""
+    masks: Literal["changed", "every_upload"] = "changed"
+    """when a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and never down
+    (paper 004's figures)"""
+    first_download: bool = True
+    """count the downloads of the first round; paper 004 does not, since everybody has the initial weights"""
 
 
 class Traffic(NamedTuple):
@@ -175,3 +193,73 @@ def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
     if shape == (flat.num_shared,):
         return sum(entry.numel for entry in flat.shared_entries)
     return prod(shape)
+
+
+class PrunedTraffic:
+    """Knows how much of the clients' models is left, and the bytes that it takes to send it.
+
+    ``method`` declares who prunes; ``archs``: client -> architecture, for all clients.
+    """
+
+    def __init__(self, method: Method, server: Server, archs: Mapping[str, str], rules: Accounting) -> None:
+        self._server, self._method, self._archs, self._rules = server, method, archs, rules
+        self._sizes = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
+        self.unpruned: dict[str, int] = {}
+        """client -> number of shared parameters that the server sends it; clients that are missing get all"""
+        self._note_server_masks()
+
+    def occurs(self, arch: str) -> bool:
+        """Return whether clients prune models of an architecture, or the server does."""
+        return clients_prune(self._method) or self._server_mask(arch) is not None
+
+    def bytes_of(self, name: str, down: int, up: int, report: Report | None) -> tuple[int, int]:
+        """Return the bytes of a client's download and upload, given those of whole models.
+
+        Without a download, ``down`` is 0; without a report, the upload did not arrive.
+        """
+        if not self.occurs(self._archs[name]):
+            return down, up
+        size, encoding = self._sizes[self._archs[name]], self._rules.encoding
+        always = self._rules.masks == "every_upload"
+        own = {} if report is None else report.traffic
+        left_down, left_up = self.unpruned.get(name, size), int(own.get("unpruned", size))
+        # a client has its own mask; of the server's it may have missed some
+        is_known = always or clients_prune(self._method) or left_down == size
+        pruned_down = sparse_bytes(size, left_down, encoding, is_known)
+        pruned_up = sparse_bytes(size, left_up, encoding, not (always or own.get("new mask")))
+        saved = dense_bytes(size)
+        return down and down - saved + pruned_down, up - saved + pruned_up
+
+    def at_most(self, arch: str, down: int, up: int) -> tuple[int, int]:
+        """Return an upper bound of the bytes of a download and an upload, given those of whole models: with masks."""
+        if not self.occurs(arch):
+            return down, up
+        size, always = self._sizes[arch], self._rules.masks == "every_upload"
+        is_own = clients_prune(self._method)
+        masked, known = (sparse_bytes(size, size, self._rules.encoding, is_known) for is_known in (False, True))
+        saved = dense_bytes(size)
+        most_down = known if always or is_own else masked
+        return down and down - saved + most_down, up - saved + (masked if always or is_own else saved)
+
+    def observe(self, reports: Mapping[str, Report]) -> None:
+        """Learn how much is left after a round."""
+        told = {name: report.traffic for name, report in reports.items()}
+        self.unpruned |= {name: int(numbers["unpruned"]) for name, numbers in told.items() if "unpruned" in numbers}
+        self._note_server_masks()
+
+    def density(self, name: str) -> float:
+        """Return the share of the shared parameters that a client's model has left."""
+        size = self._sizes[self._archs[name]]
+        return self.unpruned.get(name, size) / size
+
+    def _note_server_masks(self) -> None:
+        """Count the elements that the server sends in the next round, if it prunes."""
+        for arch, size in self._sizes.items():
+            mask = self._server_mask(arch)
+            if mask is not None:
+                left = size - int((~mask).count_nonzero())
+                self.unpruned |= {name: left for name, its in self._archs.items() if its == arch}
+
+    def _server_mask(self, arch: str) -> Tensor | None:
+        name = self._method.payload(self._server, arch, self._server.round).mask
+        return None if name is None else self._server.kept[arch][name]

@@ -1,7 +1,7 @@
 """Robust aggregation: rules that take the place of the weighted mean, usable with every method whose mean is plain.
 
 A mean follows any client that sends numbers that are large enough. These rules bound what a minority of bad uploads can
-do. They see single uploads; see :class:`~fedsim.federation.aggregation.gathered.GatheringAggregator` for their price.
+do. They see single uploads; see :func:`~fedsim.federation.aggregation.gathered.gather` for their price.
 Clients count alike: aggregation weights are not used. Running statistics are treated like parameters.
 """
 
