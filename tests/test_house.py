@@ -180,7 +180,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "lightning": {
         "compatibility": {"_layer_sync"},
         "fit": {"_dump_config", "_name", "_parser", "_root_dir", "_version"},
-        "mlflow_run": {"_experiment_name", "_mlflow_client", "_run_id", "_run_name"},
+        "tracking": {"_experiment_name", "_mlflow_client", "_run_id", "_run_name"},
         "notebook": {"_SubprocessScriptLauncher"},
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},

@@ -17,11 +17,10 @@ from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.summary import MAX_NAMES
-from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.hardware import ClientHardware, Hardware
 from fedsim.federation.components.ledger import Accounting, Ledger, Traffic
 from fedsim.federation.components.listener import RoundRecord
-from fedsim.federation.components.selection import RandomFraction
+from fedsim.federation.components.selection import Availability, RandomFraction
 from fedsim.functional.encodings import bitmap_bytes, dense_bytes, index_bytes, sparse_bytes
 from fedsim.methods import FedAvg, FedDIP, FedPav, Local, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload

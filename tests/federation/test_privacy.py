@@ -17,9 +17,15 @@ from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise, clip_norm, gaussian_epsilon
-from fedsim.federation.components.selection import UCB, AllClients, PoissonSampling, RandomFraction, Selection
+from fedsim.federation.components.selection import (
+    UCB,
+    AllClients,
+    Availability,
+    PoissonSampling,
+    RandomFraction,
+    Selection,
+)
 from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
 from fedsim.methods.base import Payload
 from fedsim.methods.fedpav import Distillation

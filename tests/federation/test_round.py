@@ -14,8 +14,7 @@ from fedsim.data import SyntheticReID
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.batches import shuffled_batches
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.components.availability import Availability
-from fedsim.federation.components.selection import UCB, RandomFraction
+from fedsim.federation.components.selection import UCB, Availability, RandomFraction
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import FedAvg, FedPav, FedSGD, Local
 from fedsim.methods.base import Weights

@@ -13,9 +13,8 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data import SyntheticReID
-from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.listener import RoundRecord
-from fedsim.federation.components.selection import UCB, AllClients, PowerOfChoice, RandomFraction
+from fedsim.federation.components.selection import UCB, AllClients, Availability, PowerOfChoice, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint

@@ -13,8 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from failing import Jitter, assert_equal, read_result, run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.components.availability import Availability
-from fedsim.federation.components.selection import RandomFraction
+from fedsim.federation.components.selection import Availability, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint

@@ -14,9 +14,8 @@ from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
 from fedsim.federation.events import strategy_of
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, listeners_of
 from fedsim.federation.memory import check_memory
-from fedsim.federation.wiring import listeners_of
 from fedsim.parsing.values import check_values
 
 

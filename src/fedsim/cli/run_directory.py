@@ -17,9 +17,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder, replacing
 from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
-from fedsim.federation.callbacks.mlflow_run import MLFLOW_ID_FILE
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
-from fedsim.federation.callbacks.tracking import RUN_ID_FILE
+from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
 from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint

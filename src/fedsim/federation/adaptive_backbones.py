@@ -147,7 +147,7 @@ class BackboneLadder(RoundListener):
             old, new = parts.archs[name], self._archs[rung - 1]
             if new != old:
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
-                parts.archs.assign(name, new)
+                parts.archs[name] = new
                 moved = True
                 if name in parts.rank_share.own:
                     _move(parts.clients[name], parts.models[new], parts.method, parts.server)
@@ -175,7 +175,7 @@ class BackboneLadder(RoundListener):
         if not state:
             raise ConfigError(OTHER_LADDER)
         for name, arch in state.items():
-            self._parts.archs.assign(name, arch)
+            self._parts.archs[name] = arch
             if name in self._parts.clients:
                 self._parts.clients[name].model = self._parts.models[arch]
 

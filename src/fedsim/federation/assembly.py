@@ -27,7 +27,6 @@ from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
 from fedsim.strategy.machine import Machine
-from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
@@ -88,7 +87,7 @@ def assemble(
 
 def _build_models(
     how: Settings, clients: Sequence[ClientData], device: torch.device
-) -> tuple[dict[str, FlatModel], Architectures]:
+) -> tuple[dict[str, FlatModel], dict[str, str]]:
     """Build one model per architecture: return architecture -> model, client -> architecture.
 
     Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
@@ -117,4 +116,4 @@ def _build_models(
         shared = shared_names(of_names, how.method.shared_groups, how.bn_stats)
         models[name] = FlatModel(name, network, shared, of_names, max_classes)
         archs |= {c.name: name for c in group}
-    return models, Architectures(archs)
+    return models, archs

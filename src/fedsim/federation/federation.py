@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.classification import evaluator_for
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.federation.adaptive_backbones import BackboneLadder
+from fedsim.federation.aggregation.gathered import UploadRule
+from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
+from fedsim.federation.aggregation.sums import Aggregator, PlainSum
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
+from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks, strategy_of
+from fedsim.federation.parts import Parts
+from fedsim.federation.rank_worker import RankWorker
+from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
-from fedsim.federation.wiring import evaluator_of, listeners_of, round_of
 from fedsim.strategy.machine import Machine, machine_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
@@ -126,3 +136,56 @@ class Federation(LightningModule):
         """Restore the listeners, and the private states of the clients that this rank hosts."""
         with self.strategy.together():
             restore(checkpoint, self.parts, self.listeners, self.settings.threads)
+
+
+def listeners_of(how: Settings, parts: Parts) -> list[RoundListener]:
+    """Return what acts around the rounds: choices that any method can be combined with.
+
+    Raises:
+        ConfigError: if they do not go together with the federation.
+    """
+    ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
+    how.noise.prepare(how.method, parts.server, how.selection)
+    how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
+    if how.aggregation is not None:
+        how.aggregation.check(how.method, parts.server, how.bn_stats, how.noise)
+    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.noise, parts.rank_share.scheduler]
+
+
+def round_of(how: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
+    """Return the round that a trainer runs."""
+    strategy = strategy_of(trainer)
+    aggregator = _make_aggregator(how, parts, strategy)
+    worker = RankWorker(how, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
+    return Round(how, parts, listeners, worker, aggregator, strategy)
+
+
+def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:
+    """Return what scores the federation's models."""
+    strategy = strategy_of(trainer)
+
+    def tell(what: str) -> None:
+        strategy.poll()
+        strategy.describe_activity(f"scoring the {what}")
+        for callback in round_callbacks(trainer):
+            callback.on_scoring(what)
+
+    rank_share = parts.rank_share
+    return evaluator_for(how.evaluation)(
+        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients, models=parts.models,
+        archs=parts.archs, federated=parts.federated, placement=rank_share.placement, machine=rank_share.machine,
+        snapshots=rank_share.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
+    )  # fmt: skip
+
+
+def _make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
+    """Return the sums that the method's uploads need."""
+    rule: UploadRule | None = None
+    if how.aggregation is not None:
+        rule = how.aggregation.aggregate
+    elif "uploads" in how.method.requires:
+        rule = partial(how.method.aggregate, parts.server)
+    form = MaskedSum() if clients_prune(how.method) else PlainSum()
+    return Aggregator(
+        strategy, parts.statistics, parts.archs, how.reduction, strategy.root_device, how.seed, form, rule
+    )

@@ -14,7 +14,6 @@ from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.scheduling.rank_share import RankShare
 from fedsim.methods.base import Method
-from fedsim.training.architectures import Architectures
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.labeller import FACTS
@@ -34,7 +33,7 @@ class Parts:
     """the images and labels of all clients, not decoded"""
     models: Mapping[str, FlatModel]
     """architecture -> the model of this rank"""
-    archs: Architectures
+    archs: dict[str, str]
     """of all clients"""
     statistics: Mapping[str, BatchNormStatistics]
     """architecture -> what happens to running statistics"""

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedsim.core.seeding import derive_seed
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.sums import Aggregator, aggregation_weights
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round_table import Columns, RoundTable
-from fedsim.federation.server_step import work_on_server
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import Weights, has_server_step
+from fedsim.methods.base import Method, Weights, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
+from fedsim.training.server import Server
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,30 @@ class Round:
         if recalibrates or has_server_step(how.method, parts.server.round):
             size = how.evaluation.batch_size if recalibrates else None
             work_on_server(self.strategy, parts.server, how.method, size)
+
+
+def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, recalibrate: int | None) -> None:
+    """Let rank 0 work as the server, and give everybody the result: replicas would drift apart.
+
+    ``recalibrate`` is the batch size of new running statistics from public images; None: they stay.
+    """
+    with strategy.together():
+        if strategy.global_rank == 0:
+            torch.manual_seed(derive_seed(server.seed, server.round, "server"))
+            if recalibrate is not None:
+                server.recalibrate(recalibrate)
+            if has_server_step(method, server.round):
+                method.server_step(server)
+    broadcast_server(strategy, server)
+
+
+def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
+    """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
+    for arch in sorted(server.vectors):
+        strategy.broadcast_(server.vector(arch))
+    kept = {(arch, name): tensor for arch, tensors in server.kept.items() for name, tensor in tensors.items()}
+    layout = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()}
+    for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
+        if strategy.global_rank != 0:
+            server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.models[arch].device)
+        strategy.broadcast_(server.kept[arch][name])

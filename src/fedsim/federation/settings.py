@@ -13,12 +13,11 @@ from fedsim.core.checks import at_least, within
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
-from fedsim.federation.components.availability import Availability
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
 from fedsim.federation.components.robust import Aggregation
-from fedsim.federation.components.selection import AllClients, Selection
+from fedsim.federation.components.selection import AllClients, Availability, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck

@@ -65,7 +65,7 @@ class RateSchedule:
 
     def factor(self, round_: int) -> float:
         """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
-        warm = warmup_factor(round_, self.warmup, self.warmup_start)
+        warm = warmup_factor(round_, self.warmup, self.warmup_start) if self.warmup else 1.0
         if self.kind == "step":
             last = round_ if self.drops is None else min(round_, self.step * self.drops)
             return warm * step_factor(last, self.step, self.gamma)

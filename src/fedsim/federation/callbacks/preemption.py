@@ -16,7 +16,7 @@ from lightning import LightningModule, Trainer
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
-from fedsim.federation.callbacks.watched import federation_of
+from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.events import RoundCallback, was_stopped
 from fedsim.strategy.launch import requeue
 from fedsim.strategy.strategy import FederatedStrategy

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from fedsim.core.placement import Placement
-from fedsim.federation.callbacks.watched import federation_of
+from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.events import RoundCallback
 from fedsim.training.client import BatchReport
 

@@ -1,24 +1,34 @@
-"""``summary.json``: what a run came to, in one small file."""
+"""The results of a run in its directory: ``summary.json``, ``config.yaml``, and scores of the last round."""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
 
 from fedsim._version import __version__
 from fedsim.core.files import replacing
 from fedsim.evaluation.query_file import write_queries
-from fedsim.federation.callbacks.watched import federation_of
 from fedsim.federation.events import was_stopped
+from fedsim.strategy.checkpoint_files import CONFIG_KEY
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
 
 QUERIES_FILE = "queries.npz"
 """In the run directory: scores of single queries in the last evaluation, see evaluation/query_file.py."""
+
+
+def federation_of(pl_module: LightningModule) -> Federation:
+    """Return the module with its type: fedsim's callbacks watch nothing but federations."""
+    return cast("Federation", pl_module)
 
 
 class RunSummary(Callback):
@@ -117,3 +127,45 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
+
+
+class KeepConfig(SaveConfigCallback):
+    """Writes the resolved configuration into the run directory, and into every checkpoint."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write config.yaml; Lightning's own writer could be killed half-way."""
+        with replacing(Path(trainer.default_root_dir) / self.config_filename) as partial:
+            partial.write_text(self._text)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Hand the text to the strategy, which makes a file of it."""
+        checkpoint[CONFIG_KEY] = self._text
+
+    @cached_property
+    def _text(self) -> str:
+        """The configuration as text: made once, as it takes time and does not change; valid, as it was parsed."""
+        config = self.config.clone()
+        config["ckpt_path"], config["overwrite"] = None, False  # of this start, not of the run
+        text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
+        return text
+
+
+class ScoreLastRound(Callback):
+    """Lets an evaluation follow the last round: a run without scores of its last model would have to be tested again.
+
+    An interval that is longer than the run still means that there is no evaluation.
+    """
+
+    def __init__(self) -> None:
+        self._every: int | None = None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the interval 1 in the last round; before it, clients are told whether their models are kept."""
+        every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
+        if every is not None and last is not None and every <= last == trainer.current_epoch + 1:
+            self._every, trainer.check_val_every_n_epoch = every, 1
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the trainer its interval back."""
+        if self._every is not None:
+            self._every, trainer.check_val_every_n_epoch = None, self._every

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 import fedsim
 from fedsim._version import __version__
@@ -26,7 +26,7 @@ from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
-from fedsim.federation.callbacks.watched import federation_of
+from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.federation.federation import Federation
@@ -265,3 +265,31 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
         for (split, kind), lines in groups.items()
         if len(lines) <= MAX_NAMES
     }
+
+
+MLFLOW_ID_FILE = "mlflow_id"
+"""In the run directory: the id of the MLflow run that a continued job continues."""
+
+
+def reach_mlflow(logger: MLFlowLogger) -> None:
+    """Ask a logger's server something, before the run directory is touched; MLflow raises if it does not answer."""
+    logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
+
+
+def join_mlflow_run(logger: MLFlowLogger, folder: Path, config: Mapping[str, Any]) -> None:
+    """Let a logger, before its first use, continue the MLflow run whose id is in the run directory, or begin one.
+
+    A run that begins gets the name of ``folder``, unless the logger has one, and ``config`` as its parameters. A logger
+    with a ``run_id`` of its own keeps it. Call it on rank 0 only.
+    """
+    path = folder / MLFLOW_ID_FILE
+    if logger._run_id is not None:  # there is no public way to ask for it, or to set it later
+        return
+    if path.is_file():
+        logger._run_id = path.read_text().strip()
+        return
+    if logger._run_name is None:
+        logger._run_name = folder.name
+    logger.log_hyperparams(public_config(config))
+    with replacing(path) as partial:
+        partial.write_text(str(logger.run_id))
