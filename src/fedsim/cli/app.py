@@ -9,7 +9,7 @@ import sys
 from jsonargparse import set_parsing_settings
 
 from fedsim.cli.commands import plain_command
-from fedsim.cli.options import WITH_TRAINER, asks_for_several, check_options
+from fedsim.cli.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
 from fedsim.cli.output import rank_of_this_process, say
 from fedsim.cli.ranks import start_ranks
 from fedsim.cli.verdicts import Verdict, one_line, verdict_on
@@ -57,7 +57,7 @@ def _run(command: str, words: list[str]) -> None:
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
-    helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
+    helps = asks_for_help(words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     if asks_for_several(words, command) and not helps:
         from fedsim.cli.sweep.seeds import run as run_seeds
