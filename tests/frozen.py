@@ -1,4 +1,4 @@
-"""Imported last by the server of forked processes: what forks find made, and a collector that leaves it alone."""
+"""Imported last by the fork server: what forks find made, and a collector that leaves it alone."""
 
 import gc
 

@@ -57,7 +57,7 @@ def root():
 def fedsim():
     """Run the command line in processes of its own: ``fedsim("fit", "--config", path)``.
 
-    They are forked from a server that has imported fedsim, as many as ``--trainer.devices`` says. ``launched=True``
+    They are forks of a fork server, which has imported fedsim: as many as ``--trainer.devices`` says. ``launched=True``
     starts a command as people do, so that it starts its other ranks itself.
     """
 
