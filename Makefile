@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
-test test-fast test-others coverage: export OMP_NUM_THREADS ?= 1
+test test-fast test-others coverage durations: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-others test-cluster coverage acceptance check format docs release clean
+.PHONY: help setup quickstart test test-fast test-others test-cluster durations coverage acceptance check format docs release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -46,6 +46,10 @@ test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and
 test-fast: JOBS = 2
 test-fast: $(STAMP)  ## run the tests that take less than a minute together, in two processes
 	$(BIN)/python -m $(PYTEST) -m "not slow and not dist and not others"
+
+durations: JOBS = 2
+durations: $(STAMP)  ## measure which test functions are slow, and write tests/durations.json (a failing test is no obstacle)
+	$(BIN)/python -m $(PYTEST) -m "not others and not cluster" --write-durations || test $$? -eq 1
 
 coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs
 	$(BIN)/python -m coverage erase

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from durations import FILE, Measurement, function_of, read_durations, seconds_of_files
 from environment import is_of_a_launcher
 from seen_by import measure_for
 from warm import WarmWorkers
 
 collect_ignore = ["frozen.py"]  # to import it changes what a process draws and parses
-SLOW = set((Path(__file__).parent / "slow.txt").read_text().split())
+DURATIONS = read_durations()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-durations", action="store_true", help=f"write to {FILE.name} which functions are slow")
 
 
 def pytest_configure(config):
@@ -26,6 +31,8 @@ def pytest_configure(config):
     os.environ["WANDB_MODE"] = "offline"
     for folder in ("DATA", "CACHE", "CONFIG"):
         os.environ[f"WANDB_{folder}_DIR"] = os.path.join(tempfile.gettempdir(), "fedsim-tests-wandb")
+    if config.getoption("write_durations", False):
+        config.pluginmanager.register(Measurement(FILE))
     # a process that lets others run the tests has no use for torch, which takes seconds to import
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(import_module("shared_fixtures"))
@@ -38,11 +45,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "fedsim" in getattr(item, "fixturenames", ()) or item.nodeid.partition("[")[0] in SLOW:
+        if "fedsim" in getattr(item, "fixturenames", ()) or function_of(item.nodeid) in DURATIONS:
             item.add_marker(pytest.mark.slow)
     # files that take long come first, so that no worker is left with one at the end
     slow = {item.path for item in items if item.get_closest_marker("dist") or item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    seconds = seconds_of_files(DURATIONS)
+    items.sort(key=lambda item: (item.path not in slow, -seconds[item.path.name]))
 
 
 def pytest_collection_finish():

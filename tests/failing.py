@@ -1,6 +1,6 @@
 """Runs in processes of their own, and parts of fedsim that fail on purpose.
 
-Every process of a :class:`Run` is forked from a server that has imported fedsim already: it starts in a second, not in
+Every process of a :class:`Run` is forked from a fork server, which has imported fedsim: it starts in a second, not in
 five. ``FAIL`` in its environment says where it fails: ``POINT@ROUND/RANK`` or ``POINT@ROUND/*``, rounds from 1;
 ``FAIL_WITH`` says how: by a signal to itself (SIGKILL unless another is named).
 """

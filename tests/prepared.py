@@ -42,7 +42,7 @@ def _step():
 
 def prepare():
     """Make what forks find done."""
-    with once.parsers(), once.people():
+    with once.people():
         with TemporaryDirectory() as folder, redirect_stdout(StringIO()), suppress(SystemExit):
             _begin(Path(folder))
         for text in (CONFIG, TINY):

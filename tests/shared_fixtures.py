@@ -40,13 +40,6 @@ def _people_are_drawn_once(request):
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _parsers_are_built_once():
-    """A command's parser is the same for all its command lines."""
-    with once.parsers():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _standins_are_written_once(request):
     """Take the stand-ins of earlier tests, but in tests of their files."""
@@ -64,7 +57,7 @@ def root():
 def fedsim():
     """Run the command line in processes of its own: ``fedsim("fit", "--config", path)``.
 
-    They are forked from a server that has imported fedsim, as many as ``--trainer.devices`` says. ``launched=True``
+    They are forks of a fork server, which has imported fedsim: as many as ``--trainer.devices`` says. ``launched=True``
     starts a command as people do, so that it starts its other ranks itself.
     """
 

@@ -1,6 +1,6 @@
 """Workers of pytest-xdist that begin warm: forks of a process that has imported everything and collected the tests.
 
-Each worker would import torch and the tests for twenty seconds of a core, and its server of forked processes would
+Each worker would import torch and the tests for twenty seconds of a core, and its fork server would
 import torch again. Here, the Python of the workers is a small program that asks that process for a fork, lends it its
 own input and output, and ends when the fork does.
 """
@@ -146,7 +146,7 @@ def _work(code, cwd, variables, files, has_server):
 
 
 def _begin_server(stderr):
-    """Start multiprocessing's server of forks as a fork, not as a new Python."""
+    """Start multiprocessing's fork server as a fork, not as a new Python."""
     from multiprocessing import forkserver, resource_tracker, util
 
     import failing  # noqa: F401 - it says what the server needs

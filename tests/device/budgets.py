@@ -13,7 +13,7 @@ from small import make_data, make_model
 
 @dataclass
 class Waits:
-    """Waits of the host for the pretended GPU."""
+    """Waits of the host for the simulated GPU."""
 
     of_visits: list[int] = field(default_factory=list)
     """in the last round, of each session"""

@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 import numpy as np
 
 import fedsim
-import pretend
+import simulated
 from budgets import counted_waits
 from failing import run_on_ranks
 from fedsim.__main__ import main
@@ -197,8 +197,8 @@ MUTANTS = [
 
 
 def _fit(folder, name, *options, waits=None, scored=False, **settings):
-    """Fit on a pretended GPU, deterministically; more than ``waits`` per session are a mistake."""
-    with pretend.cuda(1) as gpu, counted_waits(gpu) as found:
+    """Fit on a simulated GPU, deterministically; more than ``waits`` per session are a mistake."""
+    with simulated.cuda(1) as gpu, counted_waits(gpu) as found:
         fit(folder / "run", name, *options, gpus=1, scored=scored, deterministic=waits is None, **settings)
     if waits is not None:
         assert max(found.of_visits) <= waits, f"waits of sessions: {found}"
@@ -209,7 +209,7 @@ def _graph(folder, name, *options):
     """Fit with graphs, all of whose steps but the first ones are replayed, and without: the bits must be equal."""
     found, more = [], ["--model.client.batch_size=4", "--data.limit_client_batches=6", *options]
     for graph in ("true", "false"):
-        with pretend.cuda(1) as gpu:
+        with simulated.cuda(1) as gpu:
             words = [f"--model.client.graph={graph}", *more]
             found.append(fit(folder / graph, name, *words, gpus=1, rounds=1, scored=False))
         replays = gpu.kernels["replay"]
@@ -222,15 +222,15 @@ def _prefetch(folder):
     """Fit with copies ahead, of images in the host's memory; the bits must be those without."""
     found, far = [], ["--data.cache=host", "--data.size=[128,64]", "--data.limit_client_batches=5"]
     for prefetch in ("true", "false"):
-        with pretend.cuda(1):
+        with simulated.cuda(1):
             more = [*far, f"--model.client.prefetch={prefetch}"]
             found.append(fit(folder / prefetch, "fedpav", *more, gpus=1, rounds=1, scored=False))
     assert not (different := differences(*found)), f"other bits: {different}"
 
 
 def _commands(*commands):
-    """Call commands on the pretended GPU."""
-    with pretend.cuda(2):
+    """Call commands on the simulated GPU."""
+    with simulated.cuda(2):
         for words in commands:
             assert main([str(word) for word in words]) == 0
 
@@ -324,6 +324,6 @@ def play(folder, run, mutant=None):
 
 
 def _on_a_rank(mutant, name, ranks, share, folder):
-    with pretend.cuda(2, board=folder / "board"), nullcontext() if mutant is None else mutant.made():
+    with simulated.cuda(2, board=folder / "board"), nullcontext() if mutant is None else mutant.made():
         strategy = FederatedStrategy(ranks_per_device=share)
         fit(folder / "run", name, gpus=ranks, rounds=1, scored=False, strategy=strategy)

@@ -1,4 +1,4 @@
-"""Tiny fits by every method's config, on the CPU and on pretended GPUs."""
+"""Tiny fits by every method's config, on the CPU and on simulated GPUs."""
 
 import csv
 import functools

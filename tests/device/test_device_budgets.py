@@ -1,4 +1,4 @@
-"""Budgets on pretended GPUs: launches of a step, copies of an evaluation. Waits: test_device_methods.py.
+"""Budgets on simulated GPUs: launches of a step, copies of an evaluation. Waits: test_device_methods.py.
 
 Who needs fewer lowers the number; who needs more has a reason, and writes it down.
 """
@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-import pretend
+import simulated
 from budgets import kernels_of_a_step
 from fedsim.__main__ import main
 from fedsim.federation.federation import Federation
@@ -27,7 +27,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 @pytest.fixture
 def gpu():
-    with pretend.cuda(1) as record:
+    with simulated.cuda(1) as record:
         yield record
 
 
@@ -110,7 +110,7 @@ def test_deterministic_mode_fills_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     launched = []
     for deterministic in (False, True):
-        with pretend.cuda(1) as gpu:
+        with simulated.cuda(1) as gpu:
             fit(tmp_path / str(deterministic), "fedpav", deterministic=deterministic, gpus=1)
         launched.append(gpu.kernels["fill_"])
     assert launched[0] == launched[1]

@@ -1,4 +1,4 @@
-"""Every command that uses a device, on pretended GPUs: nothing is refused, and the results are those of the CPU."""
+"""Every command that uses a device, on simulated GPUs: nothing is refused, and the results are those of the CPU."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-import pretend
+import simulated
 from fedsim.__main__ import main
 from runs import differences, judged_in_two_steps, left_by, options
 from small_generators import STEPS, WIDTHS
@@ -19,11 +19,11 @@ def call(*words):
 
 
 def on(device, *words):
-    """Call a command on the CPU, or on pretended GPUs."""
+    """Call a command on the CPU, or on simulated GPUs."""
     if device == "cpu":
         call(*words)
     else:
-        with pretend.cuda(2):
+        with simulated.cuda(2):
             call(*words)
 
 
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_a_fit_goes_on_where_it_was(run, tmp_path):
     call(*options(tmp_path / "whole", "ditto", rounds=3))
-    with pretend.cuda(1):
+    with simulated.cuda(1):
         call(*options(tmp_path / "parts", "ditto", gpus=1, rounds=1))
         more = ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=3"]
         call("fit", "--ckpt_path", tmp_path / "parts", *more)

@@ -1,7 +1,7 @@
-"""Training steps as CUDA graphs on the pretended GPU: the bits of plain steps, few launches, a line where none is made.
+"""Training steps as CUDA graphs on the simulated GPU: the bits of plain steps, few launches, a line where none is made.
 
-What a recording refuses is in test_pretend_graphs.py, mistakes in our own code in mutants.py, and every method's config
-with recorded steps in test_device_methods.py.
+What a recording refuses is in test_simulated_graphs.py, mistakes in our own code in mutants.py, and every method's
+config with recorded steps in test_device_methods.py.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-import pretend
+import simulated
 from budgets import kernels_until
 from fedsim.methods import FedAvg, FedPav, FedProx
 from fedsim.models import Neck, ResNet
@@ -46,20 +46,20 @@ def test_every_optimizer_can_be_replayed(case, tmp_path, caplog):
     kind, *more = OPTIMIZERS[case]
     more = [*LONG, f"--model.client.optimizer={kind}", "--model.client.optimizer.lr=0.01", *more]
     how = {"deterministic": True, "scored": False, "precision": "bf16-mixed" if "bf16" in case else "32-true"}
-    with pretend.cuda(1) as gpu:
+    with simulated.cuda(1) as gpu:
         found = fit(tmp_path / "graph", "fedavg", *more, GRAPH, gpus=1, **how)
     assert gpu.kernels["replay"] > 0, caplog.text
     if kind == "SGD":
         assert differences(found, fit(tmp_path / "cpu", "fedavg", *more, **how)) == []
         return
-    with pretend.cuda(1):  # on GPUs these optimizers round otherwise
+    with simulated.cuda(1):  # on GPUs these optimizers round otherwise
         plain = fit(tmp_path / "plain", "fedavg", *more, gpus=1, **how)
     assert differences(found, plain) == []
 
 
 @pytest.fixture
 def gpu():
-    with pretend.cuda(1) as record:
+    with simulated.cuda(1) as record:
         yield record
 
 
@@ -73,7 +73,7 @@ def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
 
 
 def trained(method, *, graph, limit=9, batch_size=5, **client):
-    """Let two clients train on a pretended GPU; return weights, steps, reports and tallies of each."""
+    """Let two clients train on a simulated GPU; return weights, steps, reports and tallies of each."""
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     training = LocalTraining(batch_size=batch_size, optimizer=sgd, graph=graph, **client)
     model, data, device = make_model(method, client=training), make_data(size=(32, 16)), torch.device("cuda", 0)

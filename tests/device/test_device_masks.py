@@ -1,11 +1,11 @@
-"""Masks of pruning on a pretended GPU, where the smallest are found in another way than on a CPU."""
+"""Masks of pruning on a simulated GPU, where the smallest are found in another way than on a CPU."""
 
 import math
 
 import pytest
 import torch
 
-import pretend
+import simulated
 from fedsim.functional.pruning import global_magnitude_mask, remaining
 
 LAYERS = [slice(3, 23), slice(32, 132), slice(160, 167)]
@@ -18,7 +18,7 @@ def test_global_masks_are_those_of_the_cpu(floor):
         weights, mask = torch.randn(170, generator=generator), torch.rand(170, generator=generator) < 0.8
         expected = global_magnitude_mask(weights, mask, LAYERS, 0.35, floor)
         assert not torch.equal(expected, mask)
-        with pretend.cuda(1):
+        with simulated.cuda(1):
             found = global_magnitude_mask(weights.to("cuda"), mask.to("cuda"), LAYERS, 0.35, floor)
         assert torch.equal(found.cpu(), expected)
         least = [math.ceil(floor * (layer.stop - layer.start)) for layer in LAYERS]

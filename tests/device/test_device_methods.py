@@ -1,4 +1,4 @@
-"""Every method's config on pretended GPUs: nothing is refused, and the bits are those of the CPU.
+"""Every method's config on simulated GPUs: nothing is refused, and the bits are those of the CPU.
 
 On one GPU each step is recorded as a CUDA graph where the method lets it; on two GPUs steps are plain.
 """
@@ -8,7 +8,7 @@ import functools
 import pytest
 
 import others
-import pretend
+import simulated
 from budgets import counted_waits
 from failing import run_on_ranks
 from runs import METHODS, differences, fit, left_by, without_scores
@@ -57,7 +57,7 @@ def marks(name):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in METHODS])
 def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
     graph = [] if name in REFUSED else [GRAPH]
-    with pretend.cuda(1) as gpu, counted_waits(gpu) as waits:
+    with simulated.cuda(1) as gpu, counted_waits(gpu) as waits:
         found = fit(tmp_path / "run", name, *BATCHES, *graph, gpus=1, deterministic=True)
     assert differences(found, on_the_cpu(name)) == []
     assert gpu.reading().kernels > 300, "hardly anything ran on the GPU"
@@ -74,14 +74,14 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedcapr", "fedreid", "pfedme"])
 def test_bf16_gives_the_bits_of_the_cpu(name, tmp_path):
-    with pretend.cuda(1):
+    with simulated.cuda(1):
         found = fit(tmp_path / "gpu", name, gpus=1, precision="bf16-mixed")
     assert differences(found, fit(tmp_path / "cpu", name, precision="bf16-mixed")) == []
 
 
 def on_two_gpus(folder):
     """What each of two ranks does."""
-    with pretend.cuda(2, board=folder / "board") as gpu:
+    with simulated.cuda(2, board=folder / "board") as gpu:
         for name in (folder / "names").read_text().split():
             with counted_waits(gpu) as waits:
                 fit(folder / name, name, *BATCHES, gpus=2, scored=name in SCORED, deterministic=True)
@@ -92,7 +92,7 @@ def on_two_gpus(folder):
 
 @pytest.fixture(scope="module")
 def two_gpus(tmp_path_factory, request):
-    """The configs whose tests are run, on two ranks with a pretended GPU each."""
+    """The configs whose tests are run, on two ranks with a simulated GPU each."""
     folder = tmp_path_factory.mktemp("two-gpus")
     (folder / "names").write_text(" ".join(others.names_in(request, "test_two_gpus_give_the_bits_of_the_cpu")))
     run_on_ranks(on_two_gpus, folder, timeout=1200)

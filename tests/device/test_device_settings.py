@@ -1,10 +1,10 @@
-"""Stores, caches and axes on a pretended GPU: nothing is refused, and the bits are those of the CPU."""
+"""Stores, caches and axes on a simulated GPU: nothing is refused, and the bits are those of the CPU."""
 
 import pytest
 import torch
 
 import others
-import pretend
+import simulated
 from fedsim.core.transfer import ahead, send
 from runs import differences, fit
 
@@ -57,8 +57,8 @@ AXES = {
 
 
 def compare(folder, *options):
-    """Fit with options on the CPU and on a pretended GPU; return what differs."""
-    with pretend.cuda(1):
+    """Fit with options on the CPU and on a simulated GPU; return what differs."""
+    with simulated.cuda(1):
         found = fit(folder / "gpu", *options, gpus=1)
     return differences(found, fit(folder / "cpu", *options))
 
@@ -72,7 +72,7 @@ def on_the_cpu(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", others.each_second(MEMORY))
 def test_stores_and_caches(memory, on_the_cpu, tmp_path):
-    with pretend.cuda(1):
+    with simulated.cuda(1):
         found = fit(tmp_path / "gpu", "scaffold", *MEMORY[memory], gpus=1)
     assert differences(found, on_the_cpu) == []
 
@@ -91,7 +91,7 @@ def test_copies_run_ahead_of_the_work():
             fetched.append(len(fetched))
             yield send(row, torch.device("cuda", 0))
 
-    with pretend.cuda(1) as gpu:
+    with simulated.cuda(1) as gpu:
         found = []
         for number, row in enumerate(ahead(read(), torch.cuda.Stream())):
             assert fetched == list(range(min(number + 2, len(host))))

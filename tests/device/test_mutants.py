@@ -1,11 +1,11 @@
-"""Mistakes that a CPU does not show are found by a run on pretended GPUs."""
+"""Mistakes that a CPU does not show are found by a run on simulated GPUs."""
 
 import pytest
 
 import others
 from mutants import MUTANTS, ON_RANKS, RUNS, play
 
-FOUND = ("PretendError", "waits of sessions", "steps stay plain", "other bits")
+FOUND = ("SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits")
 """Words of a refusal, of a budget that is broken, and of a comparison."""
 
 

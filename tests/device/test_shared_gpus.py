@@ -1,4 +1,4 @@
-"""Several ranks on one pretended GPU: the bits of one rank on the CPU, and one line for settings that cannot be."""
+"""Several ranks on one simulated GPU: the bits of one rank on the CPU, and one line for settings that cannot be."""
 
 import functools
 import os
@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-import pretend
+import simulated
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.federation.scheduling import scheduler
@@ -53,20 +53,20 @@ def fit_all(folder, names, ranks, share):
 
 def two_on_one(folder):
     """What each of two ranks does, on one GPU."""
-    with pretend.cuda(1, board=folder / "board") as gpu:
+    with simulated.cuda(1, board=folder / "board") as gpu:
         fit_all(folder, [name for name in FITS if name not in FAST], 2, 2)
     assert gpu.reading().kernels > 1000, "hardly anything ran on the GPU"
 
 
 def two_on_one_fast(folder):
     """The same for a single fit."""
-    with pretend.cuda(1, board=folder / "board"):
+    with simulated.cuda(1, board=folder / "board"):
         fit_all(folder, FAST, 2, 2)
 
 
 def four_on_two(folder):
     """What each of four ranks does, on two GPUs: NCCL sums by the first rank of each."""
-    with pretend.cuda(2, board=folder / "board"):
+    with simulated.cuda(2, board=folder / "board"):
         fit_all(folder, FOUR, 4, 2)
 
 
@@ -133,7 +133,7 @@ def command(folder, *more):
 def a_gpu_each(folder):
     """What each of two ranks does, that sees one GPU, its own."""
     rank = as_torchrun(2)
-    with pretend.cuda(1, board=folder / "board", buses=[3 + rank]) as gpu:
+    with simulated.cuda(1, board=folder / "board", buses=[3 + rank]) as gpu:
         command(folder)
     assert any("allreduce" in text and "default group" in text for text in gpu.collectives), "NCCL did nothing"
 
@@ -141,21 +141,21 @@ def a_gpu_each(folder):
 def a_gpu_each_where_two_could_share(folder):
     """The same, where two ranks might share one."""
     rank = as_torchrun(2)
-    with pretend.cuda(1, board=folder / "board", buses=[3 + rank]):
+    with simulated.cuda(1, board=folder / "board", buses=[3 + rank]):
         command(folder, f"--{FIELD}=2")
 
 
 def a_gpu_for_two(folder):
     """What each of four ranks does, that sees one of two GPUs, which another rank sees, too."""
     rank = as_torchrun(4)
-    with pretend.cuda(1, board=folder / "board", buses=[3 + rank // 2]):
+    with simulated.cuda(1, board=folder / "board", buses=[3 + rank // 2]):
         command(folder, f"--{FIELD}=2")
 
 
 def a_gpu_too_few(folder):
     """What each of two ranks does, both of which are bound to one GPU, and nobody has said so."""
     as_torchrun(2)
-    with pretend.cuda(1, buses=[3]):
+    with simulated.cuda(1, buses=[3]):
         assert main(options(folder / "run", "fedpav", "--trainer.devices=auto", gpus=1)) == 2
 
 
@@ -184,7 +184,7 @@ def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
 def refused(capsys, folder, *more, ranks, **machine):
     """The line with which a fit ends, before other ranks are started and anything is written."""
     began = mock.patch.object(_SubprocessScriptLauncher, "launch", side_effect=AssertionError("a fit has begun"))
-    with began, pretend.cuda(**machine) if machine else nullcontext():
+    with began, simulated.cuda(**machine) if machine else nullcontext():
         said = refuse(capsys, *options(folder / "run", "fedpav", *more, gpus=ranks if machine else 0))
     assert not (folder / "run" / "config.yaml").exists(), "a run was begun"
     return said

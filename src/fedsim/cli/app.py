@@ -13,7 +13,7 @@ from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.parsing.error_lines import Verdict, one_line, verdict_on
-from fedsim.parsing.options import WITH_TRAINER, asks_for_several, check_options
+from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
 from fedsim.parsing.output import rank_of_this_process, say
 from fedsim.parsing.ranks import start_ranks
 
@@ -57,7 +57,7 @@ def _run(command: str, words: list[str]) -> None:
     # help says what is written below settings' fields; to read it takes a second, also of a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
-    helps = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
+    helps = asks_for_help(words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     if asks_for_several(words, command) and not helps:
         from fedsim.sweep.seeds import run as run_seeds

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -52,11 +53,14 @@ from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
 from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
 from fedsim.parsing.error_lines import understood
+from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import rank_of_this_process, say
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
 
+_PARSERS: dict[tuple[str, bool], dict[str, Any]] = {}
+"""command, and whether its parser has the text of the help -> that parser, as Lightning keeps it in its CLI"""
 _RUN_DIR = "RUN_DIR"  # as a logger's save_dir: the run directory, whichever it will be
 _ONE_FOLDER = "tensorboard"  # within it, also when a run is continued
 _DEFAULTS = {  # of arguments that Lightning's constructors need, or with which they fail
@@ -102,6 +106,7 @@ class FedSimCLI(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         self.command = args[0]
+        self.asks_for_help = asks_for_help(args)
         super().__init__(
             model_class=Federation,
             datamodule_class=FederatedDataModule,
@@ -119,6 +124,15 @@ class FedSimCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override] # Lightning calls it on the object, too
         """The given command, with its arguments that are no options: building all parsers takes half a second."""
         return {self.command: {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}[self.command]}
+
+    def setup_parser(self, *args: Any) -> None:
+        """Build a command's parser once per process; each command line gets a copy, which no other one has changed."""
+        key = self.command, self.asks_for_help
+        if key not in _PARSERS:
+            before = {*vars(self)}
+            super().setup_parser(*args)
+            _PARSERS[key] = {name: value for name, value in vars(self).items() if name not in before}
+        vars(self).update(deepcopy(_PARSERS[key]))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run directory, and let one seed rule."""

@@ -56,6 +56,15 @@ def asks_for_several(words: Sequence[str], command: str) -> bool:
     )
 
 
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Return whether the words of a command ask for its help, or for that of a class.
+
+    >>> asks_for_help(["-h"]), asks_for_help(["--model.method.help=FedProx"]), asks_for_help(["--config=help"])
+    (True, True, False)
+    """
+    return any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
+
+
 def check_options(words: Sequence[str], command: str) -> None:
     """Look at the first two parts of each option such as ``--trainer.max_epochs``; the parser looks at all of it.
 

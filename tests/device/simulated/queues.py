@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretend.graphs import Recording
-from pretend.kernels import Kernels
+from simulated.graphs import Recording
+from simulated.kernels import Kernels
 
 
 def queues(kernels: Kernels) -> Iterator[tuple[Any, str, Any]]:

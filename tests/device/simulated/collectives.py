@@ -1,6 +1,6 @@
 """What NCCL refuses, and the order of collectives on all ranks.
 
-A pretended NCCL group is a gloo group whose tensors must be on this rank's GPU.
+A simulated NCCL group is a gloo group whose tensors must be on this rank's GPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pretend import rules
-from pretend.places import Places
-from pretend.record import Record
+from simulated import rules
+from simulated.places import Places
+from simulated.record import Record
 
 _WORLD = "the default group"
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pretend.kernels import Called, Kernels, refuse
-from pretend.places import CPU, Places
-from pretend.queues import queues
+from simulated.kernels import Called, Kernels, refuse
+from simulated.places import CPU, Places
+from simulated.queues import queues
 
-NAME = "Pretended H100"
+NAME = "Simulated H100"
 _SILENT = (
     "_lazy_init", "init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
     "reset_peak_memory_stats",
@@ -29,7 +29,7 @@ _SILENT = (
 
 @contextmanager
 def shown(kernels: Kernels) -> Iterator[None]:
-    """Show the pretended GPUs to the program until the end of the block."""
+    """Show the simulated GPUs to the program until the end of the block."""
     parts = (
         _tensors,
         _storages,

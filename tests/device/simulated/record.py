@@ -1,4 +1,4 @@
-"""Counts of what a run asked of the pretended GPU."""
+"""Counts of what a run asked of the simulated GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pretend.places import site
+from simulated.places import site
 
 
 class Reading(NamedTuple):
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 @dataclass
 class Record:
-    """Everything that was counted since the pretender was installed."""
+    """Everything that was counted since the simulation began."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     """operation -> launches"""

@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretend import rules
-from pretend.collectives import Collectives
-from pretend.graphs import Pools, Recording
-from pretend.places import CPU, Places, site
-from pretend.record import Record
-from pretend.streams import Streams
+from simulated import rules
+from simulated.collectives import Collectives
+from simulated.graphs import Pools, Recording
+from simulated.places import CPU, Places, site
+from simulated.record import Record
+from simulated.streams import Streams
 
 _BACKWARD = "backward"
 
 
-class PretendError(RuntimeError):
-    """The pretended GPU refuses something: real ones would raise, or compute with wrong bytes."""
+class SimulatedGPUError(RuntimeError):
+    """The simulated GPU refuses something: real ones would raise, or compute with wrong bytes."""
 
 
 def refuse(text: str) -> None:
-    """Raise PretendError, with the lines of fedsim that are to blame."""
-    raise PretendError(f"{text}\n  at {site(4)}")
+    """Raise SimulatedGPUError, with the lines of fedsim that are to blame."""
+    raise SimulatedGPUError(f"{text}\n  at {site(4)}")
 
 
 class Called(TorchFunctionMode):

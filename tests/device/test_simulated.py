@@ -1,4 +1,4 @@
-"""The pretended GPU itself: each of its refusals is provoked, and its counts are counted by hand."""
+"""The simulated GPU itself: each of its refusals is provoked, and its counts are counted by hand."""
 
 import copy
 import os
@@ -10,15 +10,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import pretend
+import simulated
 from failing import run_on_ranks
-from pretend import PretendError, rules
+from simulated import SimulatedGPUError, rules
 
 
 @pytest.fixture
 def gpu():
-    """Two pretended GPUs, and what is counted."""
-    with pretend.cuda(2) as record:
+    """Two simulated GPUs, and what is counted."""
+    with simulated.cuda(2) as record:
         yield record
 
 
@@ -46,7 +46,7 @@ def on_gpu(*shape):
 
 
 def test_nothing_is_left_behind():
-    with pretend.cuda(3):
+    with simulated.cuda(3):
         assert torch.cuda.device_count() == 3
         assert on_gpu(1).is_cuda
     assert torch.ones(1).add(1).device == torch.device("cpu")
@@ -82,7 +82,7 @@ def test_a_file_says_where_its_tensors_were(gpu, tmp_path):
 def refuses(call):
     try:
         call()
-    except PretendError as error:
+    except SimulatedGPUError as error:
         return bool(re.search(r"same device|tensors on|indices should be", str(error)))
     return False
 
@@ -115,13 +115,13 @@ def test_a_backward_pass_with_mixed_devices_is_refused(gpu):
             return gradient * torch.ones(3)
 
     x = on_gpu(3).requires_grad_()
-    with pytest.raises(PretendError, match="same device"):
+    with pytest.raises(SimulatedGPUError, match="same device"):
         Wrong.apply(x).sum().backward()
 
 
 def test_the_host_cannot_look_into_a_gpu(gpu):
     for look in (torch.Tensor.numpy, lambda x: x.__array__(), torch.Tensor.pin_memory):
-        with pytest.raises(PretendError, match="cuda"):
+        with pytest.raises(SimulatedGPUError, match="cuda"):
             look(on_gpu(2))
 
 
@@ -134,19 +134,19 @@ def test_there_are_only_so_many_gpus(gpu):
 
 
 def test_generators_of_another_device_are_refused(gpu):
-    with pytest.raises(PretendError, match="Expected a 'cuda:0' device type for generator but found 'cpu'"):
+    with pytest.raises(SimulatedGPUError, match="Expected a 'cuda:0' device type for generator but found 'cpu'"):
         torch.rand(3, generator=torch.Generator(), device="cuda")
-    with pytest.raises(PretendError, match="Expected a 'cpu' device type for generator"):
+    with pytest.raises(SimulatedGPUError, match="Expected a 'cpu' device type for generator"):
         torch.rand(3, generator=torch.Generator(device="cuda"))
-    with pytest.raises(PretendError, match="generator"):
+    with pytest.raises(SimulatedGPUError, match="generator"):
         on_gpu(3).bernoulli_(0.5, generator=torch.Generator())
 
 
 def test_what_has_no_deterministic_form_is_refused(deterministic):
     x = on_gpu(1, 1, 4, 4).requires_grad_()
-    with pytest.raises(PretendError, match="deterministic"):
+    with pytest.raises(SimulatedGPUError, match="deterministic"):
         F.adaptive_avg_pool2d(x, 3).sum().backward()
-    with pytest.raises(PretendError, match="deterministic"):
+    with pytest.raises(SimulatedGPUError, match="deterministic"):
         on_gpu(4).cumsum(0)
     assert on_gpu(4).long().cumsum(0).tolist() == [1, 2, 3, 4]
     assert torch.ones(4).cumsum(0).tolist() == [1, 2, 3, 4]
@@ -162,7 +162,7 @@ def test_without_determinism_it_may_run(gpu):
 def test_host_memory_is_not_overwritten_while_a_copy_reads_it(gpu):
     host = torch.ones(3).pin_memory()
     host.to("cuda", non_blocking=True)
-    with pytest.raises(PretendError, match="still reads"):
+    with pytest.raises(SimulatedGPUError, match="still reads"):
         host.zero_()
     torch.cuda.synchronize()
     host.zero_()
@@ -172,7 +172,7 @@ def test_host_memory_is_not_read_while_a_copy_writes_it(gpu):
     host = torch.empty(3, pin_memory=True)
     host.copy_(on_gpu(3), non_blocking=True)
     for read in (host.sum, host.numpy, host.tolist, host.data_ptr):
-        with pytest.raises(PretendError, match="still writes"):
+        with pytest.raises(SimulatedGPUError, match="still writes"):
             read()
     torch.cuda.current_stream().synchronize()
     assert host.tolist() == [1.0, 1.0, 1.0]
@@ -180,7 +180,7 @@ def test_host_memory_is_not_read_while_a_copy_writes_it(gpu):
 
 def test_an_asynchronous_copy_to_new_host_memory_is_not_there_yet(gpu):
     host = on_gpu(3).to("cpu", non_blocking=True)
-    with pytest.raises(PretendError, match="still writes"):
+    with pytest.raises(SimulatedGPUError, match="still writes"):
         host.numpy()
     torch.cuda.synchronize()
     assert host.tolist() == [1.0, 1.0, 1.0]
@@ -197,9 +197,9 @@ def test_a_wait_of_any_kind_ends_copies(gpu):
 
 def test_nccl_takes_tensors_of_this_rank_s_gpu(nccl):
     dist.all_reduce(on_gpu(3), group=nccl)
-    with pytest.raises(PretendError, match="No backend type associated with device type cpu"):
+    with pytest.raises(SimulatedGPUError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(3), group=nccl)
-    with pytest.raises(PretendError, match="but the current device is 0"):
+    with pytest.raises(SimulatedGPUError, match="but the current device is 0"):
         dist.all_reduce(torch.ones(3, device="cuda:1"), group=nccl)
     objects = ["x"]
     dist.broadcast_object_list(objects, src=0, group=nccl)
@@ -207,24 +207,24 @@ def test_nccl_takes_tensors_of_this_rank_s_gpu(nccl):
 
 
 def test_nccl_cannot_reduce_everything(nccl):
-    with pytest.raises(PretendError, match="data type is not supported"):
+    with pytest.raises(SimulatedGPUError, match="data type is not supported"):
         dist.all_reduce(torch.ones(3, dtype=torch.int16, device="cuda"), group=nccl)
-    with pytest.raises(PretendError, match="must be contiguous"):
+    with pytest.raises(SimulatedGPUError, match="must be contiguous"):
         dist.all_reduce(on_gpu(2, 3).T, group=nccl)
-    with pytest.raises(PretendError, match="cannot reduce by BOR"):
+    with pytest.raises(SimulatedGPUError, match="cannot reduce by BOR"):
         dist.all_reduce(torch.ones(3, dtype=torch.int64, device="cuda"), op=dist.ReduceOp.BOR, group=nccl)
 
 
 def test_gloo_takes_the_host_s_tensors(nccl):
     group = dist.new_group(backend="gloo")
     dist.all_reduce(torch.ones(3, dtype=torch.float64), group=group)
-    with pytest.raises(PretendError, match="No backend type"):
+    with pytest.raises(SimulatedGPUError, match="No backend type"):
         dist.all_reduce(torch.ones(3), group=nccl)
 
 
 def in_different_order(folder):
     """What each of two ranks does: the same two collectives, but not in one order."""
-    with pretend.cuda(2, board=folder / "board"):
+    with simulated.cuda(2, board=folder / "board"):
         dist.init_process_group("nccl")
         rank = dist.get_rank()
         torch.cuda.set_device(rank)
@@ -235,7 +235,7 @@ def in_different_order(folder):
         try:
             for tensor in (small, large) if rank else (large, small):
                 dist.all_reduce(tensor, async_op=True)
-        except PretendError as error:
+        except SimulatedGPUError as error:
             message = str(error)
         (folder / f"message-{rank}").write_text(message)
 
@@ -251,12 +251,12 @@ def on_one_gpu(folder):
     """What each of two ranks does: both take the same GPU, then each its own."""
     messages = []
     for buses in ([7], [8 + int(os.environ["RANK"])]):
-        with pretend.cuda(1, buses=buses):
+        with simulated.cuda(1, buses=buses):
             if not dist.is_initialized():
                 dist.init_process_group("nccl")
             try:
                 dist.all_reduce(torch.ones(2, device="cuda"), group=dist.new_group(backend="nccl"))
-            except PretendError as error:
+            except SimulatedGPUError as error:
                 messages.append(str(error))
             dist.all_reduce(torch.ones(2), group=dist.new_group(backend="gloo"))
     (folder / f"messages-{dist.get_rank()}").write_text("\n".join(messages))
@@ -277,7 +277,7 @@ def test_faiss_wants_the_current_device(gpu):
     import faiss
 
     query = torch.eye(3, device="cuda:1")
-    with pytest.raises(PretendError, match="a race"):
+    with pytest.raises(SimulatedGPUError, match="a race"):
         faiss.knn_gpu(None, query, query, 1, metric=faiss.METRIC_L2, device=1)
     with torch.cuda.device(1):
         _, index = faiss.knn_gpu(None, query, query, 1, metric=faiss.METRIC_L2, device=1)

@@ -1,7 +1,7 @@
-"""Pretended GPUs: real numbers on the CPU, but tensors "are on cuda", and misuse is an error.
+"""Simulated GPUs: real numbers on the CPU, but tensors "are on cuda", and misuse is an error.
 
-``with pretend.cuda() as gpu:`` installs them. Every storage has a place; a mode sees all operations, autograd's too. It
-refuses what CUDA, NCCL and torch's deterministic mode refuse, and races of asynchronous copies, and counts kernels,
+``with simulated.cuda() as gpu:`` installs them. Every storage has a place; a mode sees all operations, autograd's too.
+It refuses what CUDA, NCCL and torch's deterministic mode refuse, and races of asynchronous copies, and counts kernels,
 copies and waits of the host. docs/gpus.md says what this proves, and what it does not.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pretend.collectives import Collectives
-from pretend.kernels import Called, Kernels, PretendError
-from pretend.places import Places
-from pretend.record import Reading, Record
-from pretend.surface import shown
+from simulated.collectives import Collectives
+from simulated.kernels import Called, Kernels, SimulatedGPUError
+from simulated.places import Places
+from simulated.record import Reading, Record
+from simulated.surface import shown
 
-__all__ = ["PretendError", "Reading", "Record", "cuda"]
+__all__ = ["Reading", "Record", "SimulatedGPUError", "cuda"]
 
 _PLACES = Places()
 """Of the process: a program may keep tensors from one block to the next, such as constants by device."""
@@ -27,7 +27,7 @@ _PLACES = Places()
 def cuda(
     gpus: int = 2, board: Path | None = None, with_sites: bool = False, *, buses: Sequence[int] = (), memory: int = 80
 ) -> Iterator[Record]:
-    """Pretend that this machine has so many GPUs, until the end of the block; yield what is counted.
+    """Let this machine have so many GPUs, until the end of the block; yield what is counted.
 
     Args:
         gpus: their number.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pretend import rules
+from simulated import rules
 
 _NONSENSE = 0xC7
 """a byte; four of them are a large negative float"""
@@ -148,6 +148,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Nothing is pretended, and autograd does not look."""
+    """Nothing is simulated, and autograd does not look."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield

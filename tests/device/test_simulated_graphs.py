@@ -1,4 +1,4 @@
-"""Streams and CUDA graphs of the pretended GPU: each refusal is provoked, and replays compute what was recorded."""
+"""Streams and CUDA graphs of the simulated GPU: each refusal is provoked, and replays compute what was recorded."""
 
 import gc
 
@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import pretend
-from pretend import PretendError
+import simulated
+from simulated import SimulatedGPUError
 
 
 @pytest.fixture
 def gpu():
-    with pretend.cuda(1) as record:
+    with simulated.cuda(1) as record:
         yield record
 
 
@@ -121,7 +121,7 @@ def on_another_stream(x):
 def test_what_a_graph_cannot_hold_is_refused(what, gpu):
     x, host = on_gpu(3), torch.ones(3)
     step = capturable(False) if "optimizer" in what else None
-    with pytest.raises(PretendError):
+    with pytest.raises(SimulatedGPUError):
         recorded((lambda: step()) if step else (lambda: REFUSED[what](x, host)))
     assert (x.tolist(), host.tolist()) == ([1.0] * 3, [1.0] * 3)
     (x + 1).tolist()  # nothing is recorded any more
@@ -139,7 +139,7 @@ def test_memory_that_was_given_back_is_not_read(gpu):
     graph.replay()
     del given["x"]
     gc.collect()
-    with pytest.raises(PretendError, match="given back"):
+    with pytest.raises(SimulatedGPUError, match="given back"):
         graph.replay()
 
 
@@ -152,7 +152,7 @@ def test_a_pool_is_gone_with_its_last_graph(gpu):
         x.add_(1)
     del first, second
     gc.collect()
-    with pytest.raises(PretendError, match="use_count"), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
+    with pytest.raises(SimulatedGPUError, match="use_count"), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
         x.add_(1)
 
 
@@ -164,7 +164,7 @@ def test_work_on_two_streams_must_be_ordered(gpu):
     side.wait_stream(main)
     with torch.cuda.stream(side):
         y = x + 1
-    with pytest.raises(PretendError, match="a race"):
+    with pytest.raises(SimulatedGPUError, match="a race"):
         y.sum()
     main.wait_stream(side)
     y.sum()
@@ -191,7 +191,7 @@ def test_an_event_is_as_old_as_its_record(gpu):
         done = side.record_event()
         y = x + 1
     main.wait_event(done)
-    with pytest.raises(PretendError, match="a race"):
+    with pytest.raises(SimulatedGPUError, match="a race"):
         y.sum()
 
 
@@ -200,7 +200,7 @@ def test_memory_is_not_written_while_another_stream_reads_it(gpu):
     side.wait_stream(main)
     with torch.cuda.stream(side):
         x.sum()
-    with pytest.raises(PretendError, match="a race"):
+    with pytest.raises(SimulatedGPUError, match="a race"):
         x.add_(1)
 
 
@@ -224,5 +224,5 @@ def test_memory_is_not_given_back_while_another_stream_uses_it(kept, gpu):
     if kept:
         next_work()
         return
-    with pytest.raises(PretendError, match="given back"):
+    with pytest.raises(SimulatedGPUError, match="given back"):
         next_work()
