@@ -36,7 +36,13 @@ AREAS = {
     "round": ["federation/round.py", "federation/host.py", "federation/round_table.py", "federation/schedule.py"],
     "sums": ["core/exact.py", "core/flat.py", "federation/aggregation.py", "federation/masked.py"],
     "ledger": ["federation/ledger.py", "federation/hardware.py", "functional/encodings.py"],
-    "losses": ["functional/losses.py", "functional/similarity.py", "functional/weighting.py", "functional/pruning.py"],
+    "losses": [
+        "functional/losses.py",
+        "functional/similarity.py",
+        "functional/weighting.py",
+        "functional/pruning.py",
+        "training/objective.py",
+    ],
     "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/plan.py", "evaluation/reranking.py"],
     "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
 }

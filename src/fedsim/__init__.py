@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fedsim.federation import Federation
     from fedsim.federation.trainer import Trainer
     from fedsim.models import Neck
-    from fedsim.training.settings import LocalTraining, Objective
+    from fedsim.training.objective import Objective
+    from fedsim.training.settings import LocalTraining
 
 _PLACES = {
     "Augmentation": "fedsim.data",
@@ -27,7 +28,7 @@ _PLACES = {
     "LocalTraining": "fedsim.training.settings",
     "MarketFolders": "fedsim.data",
     "Neck": "fedsim.models",
-    "Objective": "fedsim.training.settings",
+    "Objective": "fedsim.training.objective",
     "SyntheticReID": "fedsim.data",
     "Trainer": "fedsim.federation.trainer",
 }

@@ -25,7 +25,8 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.methods import MOON, SKA, Ditto, FedCAPR, FedKLPR, FedPav, FedReID, FedReIDFineTune, Local, PFedMe
 from fedsim.models import Neck, ReIDModel
 from fedsim.training.labels import Clustering
-from fedsim.training.settings import LocalTraining, Objective
+from fedsim.training.objective import Objective
+from fedsim.training.settings import LocalTraining
 from small import LR, Some, fit, make_data, make_model, sgd, vector
 
 SIZE = (32, 16)

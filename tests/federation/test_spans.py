@@ -20,7 +20,8 @@ from fedsim.federation.scheduling.plan import GAIN, RoundPlan, Task, blocks, mak
 from fedsim.methods import FedPav
 from fedsim.methods.base import Method
 from fedsim.models import Neck
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.objective import Objective
+from fedsim.training.settings import ClientOverride, LocalTraining
 from small import fit, make_data, make_model, sgd, state_of
 
 

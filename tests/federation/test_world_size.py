@@ -17,8 +17,9 @@ from fedsim.federation.components.selection import Availability, RandomFraction
 from fedsim.methods import FedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.training.objective import Objective
 from fedsim.training.server_optimizers import FedAdam
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.settings import ClientOverride, LocalTraining
 from small import fit, make_data, make_model, sgd
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]

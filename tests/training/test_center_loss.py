@@ -1,6 +1,7 @@
 """Center loss against plain loops, and the centers that clients keep."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,12 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import center_loss, moved_centers
 from fedsim.methods import FedPav, Local
 from fedsim.methods.ditto import Ditto
-from fedsim.training.labels.labeller import CENTERS
-from fedsim.training.settings import CenterLoss, LocalTraining, Objective
+from fedsim.models.reid import Features
+from fedsim.training.batch import Batch
+from fedsim.training.centers import CENTERS, score_identities
+from fedsim.training.flat_model import Output
+from fedsim.training.objective import CenterLoss, Objective, supervised_loss
+from fedsim.training.settings import LocalTraining
 from small import fit, make_model, sgd
 
 
@@ -106,6 +111,20 @@ def test_a_second_model_of_a_client_moves_no_center():
     assert ditto.keys() == plain.keys()
     for name, centers in ditto.items():
         assert torch.equal(centers, plain[name])
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_centers_move_in_place_where_the_loss_counts(counts):
+    """Recorded steps hold their address. The loss is that of the centers before the batch."""
+    pool, labels, centers = (tensor.float() if tensor.is_floating_point() else tensor for tensor in drawn(6, 3, 5))
+    client = SimpleNamespace(objective=WITH, num_classes=5, kept={CENTERS: centers.clone()})
+    output, batch = Output(Features(pool, pool), torch.zeros(6, 5), torch.zeros(5, 3)), Batch(None, labels)
+    address = client.kept[CENTERS].data_ptr()
+    scored = score_identities(client, output, batch, counts)
+    assert torch.equal(scored.loss, supervised_loss(WITH, output, batch, centers).loss)
+    assert client.kept[CENTERS].data_ptr() == address
+    expected = moved_centers(centers, pool, labels, WITH.center.rate) if counts else centers
+    assert torch.equal(client.kept[CENTERS], expected)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.methods import FedAvg, FedPav
 from fedsim.models.reid import Features
 from fedsim.training.metric_loss import MetricLoss
-from fedsim.training.settings import LocalTraining, Objective
+from fedsim.training.objective import Objective
+from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, named, sgd
 
 pytest.importorskip("pytorch_metric_learning", reason="needs fedsim[models]")

@@ -14,7 +14,8 @@ from fedsim.models import Neck, SmallCNN
 from fedsim.training.batch import Batch
 from fedsim.training.labels import Clustering
 from fedsim.training.micro_batches import LARGEST_GRADIENT, MicroBatches, cut
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.objective import Objective, supervised_loss
+from fedsim.training.settings import ClientOverride, LocalTraining
 from small import LR, fit, make_data, make_model, sgd, vector
 
 SOURCE = SyntheticReID(clients=1, unseen=1, scale=0.2)
@@ -69,7 +70,7 @@ def by_hand(model, size, accumulate):
                 features = network(batch.images[rows])
                 output = SimpleNamespace(features=features, logits=head(features.neck))
                 micro_batch = batch._replace(images=batch.images[rows], labels=batch.labels[rows])
-                loss = client.session.source.score(output, micro_batch).loss
+                loss = supervised_loss(client.objective, output, micro_batch).loss
                 for total, gradient in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
                     total += len(micro_batch.labels) / num_images * gradient.double()
                 share = len(micro_batch.labels) / len(batch.labels)

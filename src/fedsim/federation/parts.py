@@ -17,9 +17,9 @@ from fedsim.methods.base import Method
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.labeller import FACTS
+from fedsim.training.objective import Objective
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
-from fedsim.training.settings import Objective
 from fedsim.training.statistics import BatchNormStatistics
 
 

@@ -21,7 +21,8 @@ from fedsim.federation.components.selection import AllClients, Availability, Sel
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective, try_optimizer
+from fedsim.training.objective import Objective
+from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
 

@@ -27,6 +27,10 @@ class Features(NamedTuple):
     neck: Tensor
     """[B, D] embedding: the head's input, and the default feature for retrieval"""
 
+    def layer(self, name: Literal["neck", "pool"]) -> Tensor:
+        """Return the features of this name."""
+        return self.neck if name == "neck" else self.pool
+
 
 class KeyedDropout(nn.Module):
     """Dropout with its own generator, which is set for each (seed, round, client, role).

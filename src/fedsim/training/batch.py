@@ -1,4 +1,4 @@
-"""A client's training images, and batches of them on the device."""
+"""A client's training images, batches of them on the device, and the losses of these."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ class Batch(NamedTuple):
     """further views of the same images, augmented independently, each like ``images``"""
     targets: Tensor | None = None
     """[B, num_classes] float32, soft labels of sums in (0, 1]; None: ``labels``, one-hot"""
+
+
+class ScoredBatch(NamedTuple):
+    """The loss and the guesses of a batch of B images."""
+
+    loss: Tensor
+    """scalar, with gradient"""
+    guesses: Tensor
+    """[B] int64, identity of the largest logit, or cluster of the most similar proxy"""
+    truth: Tensor
+    """[B] int64, the own identity or cluster"""
+    parts: tuple[Tensor, ...] = ()
+    """scalars, the terms of the loss that ``Objective.parts`` names"""
 
 
 class ClientImages:

@@ -20,14 +20,16 @@ from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
 from fedsim.strategy.rank_group import RankGroup
-from fedsim.training.batch import Batch, ClientImages
+from fedsim.training.batch import Batch, ClientImages, ScoredBatch
+from fedsim.training.centers import score_identities
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.labeller import source_of
 from fedsim.training.messages import Download, Measured, Signals
+from fedsim.training.objective import Objective
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.session import BatchReport, ClientSession, Outcome
-from fedsim.training.settings import LocalTraining, Objective
+from fedsim.training.settings import LocalTraining
 
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
@@ -192,10 +194,18 @@ class Client(LightningModule):
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
-        scored = self.session.source.score(output, batch, counts)
+        scored = self._score(output, batch, counts)
         if counts:
             self.session.metrics.add(scored.loss.detach(), scored.guesses, scored.truth, scored.parts)
         return scored.loss
+
+    def _score(self, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
+        """Return the loss of a batch by its labels: identities, or clusters, whose proxies always move."""
+        if not self.training_settings.clusters:
+            return score_identities(self, output, batch, counts)
+        pseudo = self.session.pseudo
+        assert pseudo is not None, "there are no clusters before the first local epoch"
+        return pseudo.score(output.features.neck, batch.labels)
 
     def step(
         self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None

@@ -64,7 +64,7 @@ class MetricLoss:
     def __call__(self, features: Features, labels: Tensor, head: Tensor) -> Tensor:
         """Return the loss (scalar, without its weight) of features with labels [B]; ``head`` [Z, D] are its weights."""
         made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
-        x = features.neck if self.features == "neck" else features.pool
+        x = features.layer(self.features)
         loss: Tensor
         if None in made:
             loss = made[None](x, labels)

@@ -18,9 +18,7 @@ from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
-from fedsim.models.reid import HEAD_STD
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
-from fedsim.training.metric_loss import MetricLoss
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
 """Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
@@ -72,76 +70,6 @@ class RateSchedule:
         if self.kind == "milestones":
             return warm * milestone_factor(round_, self.milestones, self.gamma)
         return warm * (cosine_factor(round_, self.rounds) if self.kind == "cosine" else 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CenterLoss:
-    """Center loss: features are drawn to a center for each identity, which follows them (Wen et al., ECCV 2016).
-
-    Each client has centers of its own, which stay with it. They start at 0, and move with every batch.
-    """
-
-    weight: float = 0.001
-    """of the loss in the sum. 0.001 is the 0.0005 of the bag of tricks' code (layers/center_loss.py
-    of michuanhaohao/reid-strong-baseline), whose mean over the batch has no factor 1/2"""
-    rate: float = 0.5
-    """alpha in [0, 1]: a center with n images in a batch goes alpha * n / (1 + n) of the way to their mean"""
-    features: Literal["neck", "pool"] = "pool"
-    """the features it acts on"""
-
-    def __post_init__(self) -> None:
-        positive("model.objective.center", weight=self.weight)
-        within("model.objective.center", "[0, 1]", rate=self.rate)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet, center and a metric loss.
-
-    Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
-    """
-
-    cross_entropy: float = 1.0
-    """weight of the cross-entropy"""
-    label_smoothing: float = 0.0
-    """share of the target spread over all identities"""
-    triplet: float = 0.0
-    """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
-    margin: float = 0.3
-    """of the triplet loss"""
-    squared: bool = False
-    """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
-    unit_length: bool = False
-    """scale the features of the triplet loss to length 1 first (FaceNet, Schroff et al., CVPR 2015): with ``squared``,
-    cross-entropy hardly counts otherwise"""
-    triplet_on: Literal["neck", "pool"] = "neck"
-    """the features it acts on; ``pool`` with a bnneck"""
-    center: CenterLoss | None = None
-    """center loss, which is added; null: none"""
-    metric: MetricLoss | None = None
-    """a loss of pytorch-metric-learning, which is added; null: none"""
-
-    @property
-    def head_std(self) -> float:
-        """The deviation of the weights of a new identity head: 1, as the library has it, where only angles count.
-
-        Their gradient is the larger the shorter a row of the head is: from rows of length 0.02 it would be thousands.
-        """
-        return 1.0 if self.metric is not None and self.metric.compares_with_head else HEAD_STD
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the parts of the loss that are logged for each client, without their weights, if there are two."""
-        asked = {"triplet": self.triplet > 0, "center": self.center is not None, "metric": self.metric is not None}
-        others = [name for name, is_asked in asked.items() if is_asked]
-        return ("cross_entropy", *others) if others else ()
-
-    def __post_init__(self) -> None:
-        within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
-        not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet, margin=self.margin)
-        if self.cross_entropy == self.triplet == 0 and self.metric is None:
-            also = "" if self.center is None else ", and center loss alone draws all features to one point"
-            raise ConfigError(f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}")
 
 
 @dataclass(frozen=True, kw_only=True)

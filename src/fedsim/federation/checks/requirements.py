@@ -25,7 +25,8 @@ from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.graphs import why_plain
-from fedsim.training.settings import ClientOverride, LocalTraining, Objective
+from fedsim.training.objective import Objective
+from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
 
 log = logging.getLogger(__name__)

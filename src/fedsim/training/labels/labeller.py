@@ -1,47 +1,33 @@
-"""Where the labels of a client's images come from in a session: identities, or clusters that are found on the way."""
+"""The source of labels of a client's images in a session: identities, or clusters that are found on the way.
+
+Labels of identities have no loss here, see :mod:`fedsim.training.objective`; clusters have that of their proxies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, shuffled_batches
-from fedsim.functional.losses import batch_hard_triplet, center_loss, moved_centers, smoothed_cross_entropy
-from fedsim.models.reid import Features
-from fedsim.training.batch import Batch, ClientImages
+from fedsim.training.batch import ClientImages, ScoredBatch
 from fedsim.training.features import PLAIN, POOLED, Extraction
-from fedsim.training.flat_model import FlatModel, Output
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
 from fedsim.training.labels.losses import ProxyLoss, similarities
 from fedsim.training.labels.proxies import Proxies, make_proxies, proxy_batches, update_memory
 from fedsim.training.labels.pseudo_labels import find_clusters
-from fedsim.training.settings import CenterLoss, LocalTraining, Objective
+from fedsim.training.settings import LocalTraining
 
 CLUSTERS = "bottom_up"
 """the name of the clusters that a client keeps between rounds, where they grow: [n] int64, the cluster of each image"""
-CENTERS = "centers"
-"""the name of the centers that a client keeps between rounds, for center loss: [Z, D] float32"""
 FACTS = ("clusters", "clustered")
 """numbers about a session of a client that clusters: clusters of the last local epoch, share of the images in them"""
-
-
-class ScoredBatch(NamedTuple):
-    """The loss and the guesses of a batch of B images."""
-
-    loss: Tensor
-    """scalar, with gradient"""
-    guesses: Tensor
-    """[B] int64, identity of the largest logit, or cluster of the most similar proxy"""
-    truth: Tensor
-    """[B] int64, the own identity or cluster"""
-    parts: tuple[Tensor, ...] = ()
-    """scalars, the parts of the loss that ``Objective.parts`` names"""
 
 
 class PseudoLabels:
@@ -105,12 +91,9 @@ class Labelled(Protocol):
     """The view that a label source has of its client."""
 
     client_name: str
-    num_classes: int
-    """Z: its identities"""
     round: int
     """the current one, from 0"""
     training_settings: LocalTraining
-    objective: Objective
     images: ClientImages
     model: FlatModel
     kept: dict[str, Tensor]
@@ -146,41 +129,6 @@ class Labeller:
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels."""
         return positions
-
-    def score(self, output: Output, batch: Batch, counts: bool = True) -> ScoredBatch:
-        """Return the supervised loss of a batch: cross-entropy, and those metric losses that have a weight.
-
-        Where it ``counts``, the centers of center loss move: they follow the model whose loss is logged.
-        """
-        goal, labels = self._client.objective, batch.labels
-        entropy = smoothed_cross_entropy(output.logits, labels, goal.label_smoothing, batch.targets)
-        loss = entropy if goal.cross_entropy == 1 else goal.cross_entropy * entropy
-        parts = [entropy]
-        if goal.triplet > 0:
-            features = output.features.pool if goal.triplet_on == "pool" else output.features.neck
-            features = torch.nn.functional.normalize(features) if goal.unit_length else features
-            parts.append(batch_hard_triplet(features, labels, goal.margin, goal.squared))
-            loss = loss + goal.triplet * parts[-1]
-        if goal.center is not None:
-            parts.append(self._center_loss(goal.center, output.features, labels, counts))
-            loss = loss + goal.center.weight * parts[-1]
-        if goal.metric is not None:
-            parts.append(goal.metric(output.features, labels, output.head))
-            loss = loss + goal.metric.weight * parts[-1]
-        logged = tuple(part.detach() for part in parts) if len(parts) > 1 else ()
-        return ScoredBatch(loss, output.logits.argmax(1), labels, logged)
-
-    def _center_loss(self, how: CenterLoss, of_batch: Features, labels: Tensor, moves: bool) -> Tensor:
-        """Return the center loss of a batch; then move the centers, if asked."""
-        client = self._client
-        features = of_batch.pool if how.features == "pool" else of_batch.neck
-        if CENTERS not in client.kept:
-            client.keep(CENTERS, features.new_zeros((client.num_classes, features.shape[1]), dtype=torch.float32))
-        centers = client.kept[CENTERS]
-        loss = center_loss(features, labels, centers)
-        if moves:
-            centers.copy_(moved_centers(centers, features, labels, how.rate))  # in place, as graphs hold its address
-        return loss
 
     @property
     def facts(self) -> dict[str, float]:
@@ -223,11 +171,6 @@ class Clusters(Labeller):
         pseudo = self.find()
         self._found |= pseudo.num_clusters > 0
         return pseudo.labels, pseudo.batches(stream)
-
-    def score(self, output: Output, batch: Batch, counts: bool = True) -> ScoredBatch:  # noqa: ARG002 - proxies have one model
-        """Return the loss of the proxies, and move them."""
-        assert self.pseudo is not None, "there are no clusters before the first local epoch"
-        return self.pseudo.score(output.features.neck, batch.labels)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels: copy c of image i is at c * n + i."""

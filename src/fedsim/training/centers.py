@@ -1,0 +1,60 @@
+"""The centers of center loss: they stay with a client, and follow the features of its identities.
+
+The loss itself is a pure function of them, :func:`~fedsim.training.objective.supervised_loss`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.functional.losses import moved_centers
+from fedsim.training.batch import Batch, ScoredBatch
+from fedsim.training.flat_model import Output
+from fedsim.training.objective import Objective, supervised_loss
+
+CENTERS = "centers"
+"""the name of the centers that a client keeps between rounds: [Z, D] float32"""
+
+
+class KeepsCenters(Protocol):
+    """The view that centers have of their client."""
+
+    objective: Objective
+    num_classes: int
+    """Z: its identities"""
+    kept: dict[str, Tensor]
+    """tensors that it keeps between rounds, by name"""
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Keep a copy of a tensor between rounds."""
+
+
+def score_identities(client: KeepsCenters, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
+    """Return the supervised loss of a batch; where it ``counts``, the centers of center loss then move.
+
+    So they follow the model whose loss is logged.
+    """
+    objective = client.objective
+    if objective.center is None:
+        return supervised_loss(objective, output, batch)
+    features = output.features.layer(objective.center.features)
+    centers = centers_of(client, features)
+    scored = supervised_loss(objective, output, batch, centers)
+    if counts:
+        move_centers(centers, features, batch.labels, objective.center.rate)
+    return scored
+
+
+def centers_of(client: KeepsCenters, features: Tensor) -> Tensor:
+    """Return the centers [Z, D] float32 that a client keeps, for features [B, D]; before its first batch they are 0."""
+    if CENTERS not in client.kept:
+        client.keep(CENTERS, features.new_zeros((client.num_classes, features.shape[1]), dtype=torch.float32))
+    return client.kept[CENTERS]
+
+
+def move_centers(centers: Tensor, features: Tensor, labels: Tensor, rate: float) -> None:
+    """Move centers [Z, D] in place, towards features [B, D] with labels [B]; see ``moved_centers``."""
+    centers.copy_(moved_centers(centers, features, labels, rate))  # in place, as graphs hold its address

@@ -1,0 +1,138 @@
+"""The supervised loss of a batch, and its settings. B images, D features, Z identities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedsim.core.checks import not_negative, positive, within
+from fedsim.core.errors import ConfigError
+from fedsim.functional.losses import batch_hard_triplet, center_loss, smoothed_cross_entropy
+from fedsim.models.reid import HEAD_STD, Features
+from fedsim.training.batch import Batch, ScoredBatch
+from fedsim.training.flat_model import Output
+from fedsim.training.metric_loss import MetricLoss
+
+
+def supervised_loss(objective: Objective, output: Output, batch: Batch, centers: Tensor | None = None) -> ScoredBatch:
+    """Return the loss of a batch: ``sum over terms t of w_t L_t``, with the weights ``Objective.weights``.
+
+    It is a pure function: it changes nothing that it is given. ``centers`` [Z, D] float32 are those of center loss,
+    D the width of its features; without center loss they are unused. :mod:`fedsim.training.centers` moves them.
+    """
+    weights, terms = objective.weights, loss_terms(objective, output, batch, centers)
+    first, *further = (weighted(weights[name], term) for name, term in terms.items())
+    logged = tuple(term.detach() for term in terms.values()) if further else ()
+    return ScoredBatch(sum(further, first), output.logits.argmax(1), batch.labels, logged)
+
+
+def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tensor | None) -> dict[str, Tensor]:
+    """Return the terms L_t of the loss, scalars without weights: one for each name in ``Objective.weights``.
+
+    Arguments are those of :func:`supervised_loss`. Raises AssertionError if center loss has no ``centers``.
+    """
+    features, labels = output.features, batch.labels
+    terms = {"cross_entropy": smoothed_cross_entropy(output.logits, labels, objective.label_smoothing, batch.targets)}
+    if objective.triplet > 0:
+        terms["triplet"] = triplet_loss(objective, features, labels)
+    if objective.center is not None:
+        assert centers is not None, "center loss needs the centers"
+        terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
+    if objective.metric is not None:
+        terms["metric"] = objective.metric(features, labels, output.head)
+    return terms
+
+
+def triplet_loss(objective: Objective, features: Features, labels: Tensor) -> Tensor:
+    """Return the batch-hard triplet loss (scalar) of features with labels [B] int64."""
+    x = features.layer(objective.triplet_on)
+    return batch_hard_triplet(normalize(x) if objective.unit_length else x, labels, objective.margin, objective.squared)
+
+
+def weighted(weight: float, term: Tensor) -> Tensor:
+    """Return ``weight * term``; a weight of 1 costs no kernel."""
+    return term if weight == 1 else weight * term
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet, center and a metric loss.
+
+    Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
+    """
+
+    cross_entropy: float = 1.0
+    """weight of the cross-entropy"""
+    label_smoothing: float = 0.0
+    """share of the target spread over all identities"""
+    triplet: float = 0.0
+    """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
+    margin: float = 0.3
+    """of the triplet loss"""
+    squared: bool = False
+    """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
+    unit_length: bool = False
+    """scale the features of the triplet loss to length 1 first (FaceNet, Schroff et al., CVPR 2015): with ``squared``,
+    cross-entropy hardly counts otherwise"""
+    triplet_on: Literal["neck", "pool"] = "neck"
+    """the features it acts on; ``pool`` with a bnneck"""
+    center: CenterLoss | None = None
+    """center loss, which is added; null: none"""
+    metric: MetricLoss | None = None
+    """a loss of pytorch-metric-learning, which is added; null: none"""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each term of the loss, by name: the cross-entropy with any weight, further terms if above 0."""
+        weights = {"cross_entropy": self.cross_entropy}
+        if self.triplet > 0:
+            weights["triplet"] = self.triplet
+        if self.center is not None:
+            weights["center"] = self.center.weight
+        if self.metric is not None:
+            weights["metric"] = self.metric.weight
+        return weights
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the terms that are logged for each client, without their weights, if there are two or more."""
+        names = tuple(self.weights)
+        return names if len(names) > 1 else ()
+
+    @property
+    def head_std(self) -> float:
+        """The deviation of the weights of a new identity head: 1, as the library has it, where only angles count.
+
+        Their gradient is the larger the shorter a row of the head is: from rows of length 0.02 it would be thousands.
+        """
+        return 1.0 if self.metric is not None and self.metric.compares_with_head else HEAD_STD
+
+    def __post_init__(self) -> None:
+        within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
+        not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet, margin=self.margin)
+        if self.cross_entropy == self.triplet == 0 and self.metric is None:
+            also = "" if self.center is None else ", and center loss alone draws all features to one point"
+            raise ConfigError(f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterLoss:
+    """Center loss: features are drawn to a center for each identity, which follows them (Wen et al., ECCV 2016).
+
+    Each client has centers of its own, which stay with it. They start at 0, and move with every batch.
+    """
+
+    weight: float = 0.001
+    """of the loss in the sum. 0.001 is the 0.0005 of the bag of tricks' code (layers/center_loss.py
+    of michuanhaohao/reid-strong-baseline), whose mean over the batch has no factor 1/2"""
+    rate: float = 0.5
+    """alpha in [0, 1]: a center with n images in a batch goes alpha * n / (1 + n) of the way to their mean"""
+    features: Literal["neck", "pool"] = "pool"
+    """the features it acts on"""
+
+    def __post_init__(self) -> None:
+        positive("model.objective.center", weight=self.weight)
+        within("model.objective.center", "[0, 1]", rate=self.rate)
