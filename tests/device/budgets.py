@@ -30,14 +30,15 @@ def counted_waits(gpu):
     last = {}  # of the last batch: (client, place in its epoch), waits so far
     rounds = Counter()
 
-    def counted_visit(self, client, round_, *args):
+    def counted_session(self, client, round_, *args):
         if not rounds[round_]:
             waits.of_visits.clear()
         rounds[round_] += 1
         before, sites = _waits(gpu), Counter(gpu.waits)
-        session(self, client, round_, *args)
+        result = session(self, client, round_, *args)
         waits.of_visits.append(_waits(gpu) - before)
         waits.sites = gpu.waits_since(sites)
+        return result
 
     def counted_batch(self, report):
         now = _waits(gpu)
@@ -48,7 +49,7 @@ def counted_waits(gpu):
         last[report.client, report.done] = _waits(gpu)
 
     with (
-        mock.patch.object(RankWorker, "_train_client", counted_visit),
+        mock.patch.object(RankWorker, "_train_client", counted_session),
         mock.patch.object(RankWorker, "_on_batch", counted_batch),
     ):
         yield waits

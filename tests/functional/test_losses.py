@@ -5,8 +5,9 @@ import random
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from fedsim.functional.losses import batch_hard_triplet, smoothed_cross_entropy
+from fedsim.functional.losses import batch_hard_triplet, soft_cross_entropy
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.functional.statistics import central_variance, second_moments
 from fedsim.functional.weighting import normalise, size_weights, uniform_weights
@@ -29,20 +30,6 @@ def cross_entropy_loop(logits, labels, s):
     return total / len(logits)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_smoothed_cross_entropy(smoothing):
-    logits, labels = 3 * randn(6, 5), [0, 4, 2, 2, 1, 3]
-    loss = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing)
-    assert loss.shape == ()
-    assert loss.item() == pytest.approx(cross_entropy_loop(logits.tolist(), labels, smoothing), rel=1e-12)
-
-
-def test_no_smoothing_is_the_default():
-    logits, labels = randn(4, 3), torch.tensor([0, 1, 2, 0])
-    assert smoothed_cross_entropy(logits, labels) == smoothed_cross_entropy(logits, labels, 0.0)
-    assert smoothed_cross_entropy(logits, labels) != smoothed_cross_entropy(logits, labels, 0.1)
-
-
 def soft_cross_entropy_loop(logits, soft, s):
     """``-sum_k t'_k log p_k``, ``t'_k = (1 - s) t_k + s w / Z``, w the sum of t: sum over the images, by B."""
     total = 0.0
@@ -58,8 +45,8 @@ SOFT = [[0.0, 0.0, 1.0, 0.0], [0.25, 0.0, 0.5, 0.25], [0.0, 0.125, 0.0, 0.25], [
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_soft_labels_of_any_mass(smoothing):
-    logits, places = 3 * randn(4, 4), torch.tensor([2, 0, 3, 1])
-    loss = smoothed_cross_entropy(logits, places, smoothing, torch.tensor(SOFT, dtype=torch.float64))
+    logits = 3 * randn(4, 4)
+    loss = soft_cross_entropy(logits, torch.tensor(SOFT, dtype=torch.float64), smoothing)
     assert loss.shape == ()
     assert loss.item() == pytest.approx(soft_cross_entropy_loop(logits.tolist(), SOFT, smoothing), rel=1e-12)
 
@@ -69,29 +56,22 @@ def test_of_one_identity_the_weight_multiplies_the_terms_of_the_image(smoothing)
     logits, labels, weights = 3 * randn(4, 5), [0, 4, 2, 2], [1.0, 0.25, 0.5, 1.0]
     one_hot = torch.eye(5, dtype=torch.float64)[labels]
     targets = one_hot * torch.tensor(weights)[:, None]
-    loss = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing, targets)
+    loss = soft_cross_entropy(logits, targets, smoothing)
     terms = [
         w * cross_entropy_loop([z], [y], smoothing) for w, z, y in zip(weights, logits.tolist(), labels, strict=True)
     ]
     assert loss.item() == pytest.approx(sum(terms) / 4, rel=1e-12)
-    real = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing)
-    ones = smoothed_cross_entropy(logits, torch.tensor(labels), smoothing, one_hot)
+    real = cross_entropy(logits, torch.tensor(labels), label_smoothing=smoothing)
+    ones = soft_cross_entropy(logits, one_hot, smoothing)
     assert ones.item() == pytest.approx(real.item(), rel=1e-12)
 
 
 def test_gradient_of_soft_labels_is_mass_times_softmax_minus_target():
     logits, soft = randn(4, 4).requires_grad_(), torch.tensor(SOFT, dtype=torch.float64)
-    smoothed_cross_entropy(logits, torch.tensor([2, 0, 3, 1]), 0.2, soft).backward()
+    soft_cross_entropy(logits, soft, 0.2).backward()
     mass = soft.sum(1, keepdim=True)
     target = 0.8 * soft + 0.2 * mass / 4
     assert torch.allclose(logits.grad, (mass * logits.detach().softmax(1) - target) / 4)
-
-
-def test_gradient_is_softmax_minus_target():
-    logits, labels = randn(3, 4).requires_grad_(), torch.tensor([3, 0, 1])
-    smoothed_cross_entropy(logits, labels, 0.2).backward()
-    target = 0.8 * torch.eye(4, dtype=torch.float64)[labels] + 0.2 / 4
-    assert torch.allclose(logits.grad, (logits.detach().softmax(1) - target) / 3)
 
 
 # -- batch-hard triplet ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fedsim.methods import FedPav, Local
 from fedsim.methods.ditto import Ditto
 from fedsim.models.reid import Features
 from fedsim.training.batch import Batch
-from fedsim.training.centers import CENTERS, score_identities
+from fedsim.training.centers import CENTERS, score_with_centers
 from fedsim.training.flat_model import Output
 from fedsim.training.objective import CenterLoss, Objective, supervised_loss
 from fedsim.training.settings import LocalTraining
@@ -120,7 +120,7 @@ def test_centers_move_in_place_where_the_loss_counts(counts):
     client = SimpleNamespace(objective=WITH, num_classes=5, kept={CENTERS: centers.clone()})
     output, batch = Output(Features(pool, pool), torch.zeros(6, 5), torch.zeros(5, 3)), Batch(None, labels)
     address = client.kept[CENTERS].data_ptr()
-    scored = score_identities(client, output, batch, counts)
+    scored = score_with_centers(client, client.objective.center, output, batch, counts)
     assert torch.equal(scored.loss, supervised_loss(WITH, output, batch, centers).loss)
     assert client.kept[CENTERS].data_ptr() == address
     expected = moved_centers(centers, pool, labels, WITH.center.rate) if counts else centers

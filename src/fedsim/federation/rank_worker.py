@@ -9,7 +9,7 @@ from fedsim.core.errors import BadUpdateError, LeftOutError
 from fedsim.federation.aggregation.sums import Aggregator
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
-from fedsim.federation.round_table import RoundTable
+from fedsim.federation.round_table import RoundTable, SessionReport
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import message_to
 from fedsim.strategy.rank_group import RankGroup
@@ -52,7 +52,8 @@ class RankWorker:
                 callback.on_round_start(round_, orders.all)
             for name, rank_group in scheduler.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
-                self._train_client(self.parts.clients[name], round_, work[name], rank_group, table, keep_snapshots)
+                session = self._train_client(self.parts.clients[name], round_, work[name], rank_group, keep_snapshots)
+                table.enter(self.strategy.global_rank, name, session)
         except Exception as error:  # whatever it is
             return error
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
@@ -61,15 +62,9 @@ class RankWorker:
         return None
 
     def _train_client(
-        self,
-        client: Client,
-        round_: int,
-        work: float,
-        rank_group: RankGroup | None,
-        table: RoundTable,
-        keep_snapshot: bool,
-    ) -> None:
-        """Train one client and write its row of the table; an update that does not count is left out.
+        self, client: Client, round_: int, work: float, rank_group: RankGroup | None, keep_snapshot: bool
+    ) -> SessionReport:
+        """Train one client and return the numbers of its session; an update that does not count is left out.
 
         The ranks of a ``rank_group`` do the same session, each with micro-batches; the first sends the results.
         """
@@ -77,20 +72,19 @@ class RankWorker:
             client.model.flat.check()
             client.begin_round(round_, work, self.precision, self._on_batch, rank_group)
             try:
-                self._do_round(client, table, keep_snapshot)
+                return self._do_round(client, keep_snapshot)
             finally:
                 client.leave()
         except LeftOutError as error:
             if isinstance(error, BadUpdateError) and self.how.on_bad_update == "stop":
                 raise
-            if rank_group is None or rank_group.is_first:
-                table.skip(client.client_name, error)
+            return SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
             raise
 
-    def _do_round(self, client: Client, table: RoundTable, keep_snapshot: bool) -> None:
+    def _do_round(self, client: Client, keep_snapshot: bool) -> SessionReport:
         """Download, train, measure, upload."""
         method, server, privacy = self.how.method, self.parts.server, self.how.privacy
         message = message_to(method, server, client.model.arch)
@@ -105,13 +99,12 @@ class RankWorker:
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
         outcome = client.end_round(parts, self.aggregator.limit, signals)
         numbers, of_tensors = self._sorted(outcome, upload)
-        table.busy(self.strategy.global_rank, outcome.seconds)
-        if not client.session.is_first:
-            return
-        if keep_snapshot:
+        sends = client.session.is_first
+        if sends and keep_snapshot:
             self.parts.rank_share.snapshots.keep(client.client_name, client.model.flat.buffer)
-        self.aggregator.add(client.client_name, contribution)
-        table.fill(client.client_name, outcome, {**outcome.facts, **numbers}, of_tensors)
+        if sends:
+            self.aggregator.add(client.client_name, contribution)
+        return SessionReport(sends, outcome, {**outcome.facts, **numbers}, of_tensors)
 
     def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
         """Return the numbers that a client measured, and those of its tensors; undeclared ones are refused."""

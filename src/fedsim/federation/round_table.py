@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,21 @@ class Columns(NamedTuple):
         return self.facts + self.signals + self.traffic
 
 
+class SessionReport(NamedTuple):
+    """The numbers of a client's session on one rank."""
+
+    sends: bool
+    """whether this rank sends the results: of the ranks that train a client together, the first does"""
+    outcome: Outcome | None = None
+    """None: the update is left out"""
+    numbers: Mapping[str, float] = MappingProxyType({})
+    """by column; a missing one becomes NaN"""
+    tensors: Mapping[str, Sequence[float]] = MappingProxyType({})
+    """by column, one number for each shared parameter tensor"""
+    left_out: LeftOutError | None = None
+    """the reason"""
+
+
 class RoundTable:
     """Numbers of a round. Entries of other ranks are zero until the strategy has summed :attr:`parts`.
 
@@ -71,6 +87,17 @@ class RoundTable:
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
         return [self._table, self._busy, self._stop_signals, *self._tensors.values()]
+
+    def enter(self, rank: int, client: str, session: SessionReport) -> None:
+        """Enter a client's session on ``rank``."""
+        if session.outcome is not None:
+            self.busy(rank, session.outcome.seconds)
+        if not session.sends:
+            return
+        if session.left_out is not None:
+            self.skip(client, session.left_out)
+        elif session.outcome is not None:
+            self.fill(client, session.outcome, session.numbers, session.tensors)
 
     def fill(
         self,

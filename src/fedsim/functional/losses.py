@@ -7,22 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def smoothed_cross_entropy(
-    logits: Tensor, labels: Tensor, smoothing: float = 0.0, targets: Tensor | None = None
-) -> Tensor:
-    """Mean cross-entropy against ``(1 - s) * onehot + s / Z`` (Szegedy et al., CVPR 2016), a scalar.
+def soft_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy against soft labels t of any mass: ``(1 - s) * t + s * w / Z``, w the sum of t; a scalar.
 
-    ``logits`` are [B, Z] float, ``labels`` [B] int64; ``smoothing`` is s in [0, 1), 0 is plain cross-entropy. With soft
-    labels t (``targets`` [B, Z] float) it is against ``(1 - s) * t + s * w / Z``, w the sum of t; the mean divides by B
-    for any w, and ``labels`` are unused.
+    ``logits`` are [B, Z] float, ``targets`` t [B, Z] float; ``smoothing`` is s in [0, 1) (Szegedy et al., CVPR 2016).
+    The mean divides by B for any w.
 
-    >>> smoothed_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]), 0.1)
-    tensor(1.3863)
-    >>> smoothed_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), targets=torch.tensor([[0.25, 0.25]]))
+    >>> soft_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.25, 0.25]]))
     tensor(0.3466)
     """
-    if targets is None:
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
     spread = smoothing / targets.shape[1] * targets.sum(1, keepdim=True)
     return F.cross_entropy(logits, (1 - smoothing) * targets + spread)  # its own smoothing takes all sums for 1
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.functional.losses import moved_centers
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.flat_model import Output
-from fedsim.training.objective import Objective, supervised_loss
+from fedsim.training.objective import CenterLoss, Objective, supervised_loss
 
 CENTERS = "centers"
 """the name of the centers that a client keeps between rounds: [Z, D] float32"""
@@ -32,19 +32,18 @@ class KeepsCenters(Protocol):
         """Keep a copy of a tensor between rounds."""
 
 
-def score_identities(client: KeepsCenters, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
-    """Return the supervised loss of a batch; where it ``counts``, the centers of center loss then move.
+def score_with_centers(
+    client: KeepsCenters, settings: CenterLoss, output: Output, batch: Batch, counts: bool
+) -> ScoredBatch:
+    """Return the supervised loss of a batch; where it ``counts``, the centers then move.
 
     So they follow the model whose loss is logged.
     """
-    objective = client.objective
-    if objective.center is None:
-        return supervised_loss(objective, output, batch)
-    features = output.features.layer(objective.center.features)
+    features = output.features.layer(settings.features)
     centers = centers_of(client, features)
-    scored = supervised_loss(objective, output, batch, centers)
+    scored = supervised_loss(client.objective, output, batch, centers)
     if counts:
-        move_centers(centers, features, batch.labels, objective.center.rate)
+        move_centers(centers, features, batch.labels, settings.rate)
     return scored
 
 

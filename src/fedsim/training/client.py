@@ -21,12 +21,12 @@ from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.training.batch import Batch, ClientImages, ScoredBatch
-from fedsim.training.centers import score_identities
+from fedsim.training.centers import score_with_centers
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.labeller import source_of
 from fedsim.training.messages import Download, Measured, Signals
-from fedsim.training.objective import Objective
+from fedsim.training.objective import Objective, supervised_loss
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining
@@ -202,7 +202,9 @@ class Client(LightningModule):
     def _score(self, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
         """Return the loss of a batch by its labels: identities, or clusters, whose proxies always move."""
         if not self.training_settings.clusters:
-            return score_identities(self, output, batch, counts)
+            if self.objective.center is None:
+                return supervised_loss(self.objective, output, batch)
+            return score_with_centers(self, self.objective.center, output, batch, counts)
         pseudo = self.session.pseudo
         assert pseudo is not None, "there are no clusters before the first local epoch"
         return pseudo.score(output.features.neck, batch.labels)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from fedsim.core.checks import not_negative, positive, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.losses import batch_hard_triplet, center_loss, smoothed_cross_entropy
+from fedsim.functional.losses import batch_hard_triplet, center_loss, soft_cross_entropy
 from fedsim.models.reid import HEAD_STD, Features
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.flat_model import Output
@@ -35,7 +35,11 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
     Arguments are those of :func:`supervised_loss`. Raises AssertionError if center loss has no ``centers``.
     """
     features, labels = output.features, batch.labels
-    terms = {"cross_entropy": smoothed_cross_entropy(output.logits, labels, objective.label_smoothing, batch.targets)}
+    logits, smoothing = output.logits, objective.label_smoothing
+    if batch.targets is None:
+        terms = {"cross_entropy": cross_entropy(logits, labels, label_smoothing=smoothing)}
+    else:
+        terms = {"cross_entropy": soft_cross_entropy(logits, batch.targets, smoothing)}
     if objective.triplet > 0:
         terms["triplet"] = triplet_loss(objective, features, labels)
     if objective.center is not None:
