@@ -37,7 +37,7 @@ AREAS = {
     "sums": ["core/exact.py", "core/flat.py", "federation/aggregation.py", "federation/masked.py"],
     "ledger": ["federation/ledger.py", "federation/hardware.py", "functional/encodings.py"],
     "losses": ["functional/losses.py", "functional/similarity.py", "functional/weighting.py", "functional/pruning.py"],
-    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/plan.py", "evaluation/reranking.py"],
+    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/trials.py", "evaluation/reranking.py"],
     "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
 }
 PER_AREA = 10

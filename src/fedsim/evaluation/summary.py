@@ -8,15 +8,16 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+SplitName = Literal["val", "test"]
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
-Curve = tuple[Literal["val", "test"], Kind, str]
+Curve = tuple[SplitName, Kind, str]
 """Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 ACCURACIES = ("top1",)
 METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
-"""Task -> what models are scored by."""
+"""Task -> names of its metrics."""
 
 MAX_NAMES = 50
 """Largest number of clients or data sets with own curves in loggers."""
