@@ -93,7 +93,8 @@ class Evaluator:
         """Score all models; see :func:`fedsim.evaluation.summary.summarise` for the names of the scores.
 
         ``trained`` clients have a local model from this round. ``rankings`` is a folder for ranked lists of the primary
-        model; None: none are written.
+        model; None: none are written. Raises ConfigError if there are no such lists, TrainingError if a model's outputs
+        are not finite.
         """
         write_lists = None if rankings is None else self.scorer.list_writer(rankings)
         rows = self.plan.rows(split, tuple(trained))
