@@ -33,9 +33,14 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
 AREAS = {
-    "round": ["federation/round.py", "federation/host.py", "federation/round_table.py", "federation/schedule.py"],
-    "sums": ["core/exact.py", "core/flat.py", "federation/aggregation.py", "federation/masked.py"],
-    "ledger": ["federation/ledger.py", "federation/hardware.py", "functional/encodings.py"],
+    "round": [
+        "federation/round.py",
+        "federation/rank_worker.py",
+        "federation/round_table.py",
+        "federation/scheduling/scheduler.py",
+    ],
+    "sums": ["core/exact.py", "core/flat.py", "federation/aggregation/sums.py", "federation/aggregation/masked.py"],
+    "ledger": ["federation/components/ledger.py", "federation/components/hardware.py", "functional/encodings.py"],
     "losses": [
         "functional/losses.py",
         "functional/similarity.py",
@@ -43,7 +48,7 @@ AREAS = {
         "functional/pruning.py",
         "training/objective.py",
     ],
-    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/plan.py", "evaluation/reranking.py"],
+    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/trials.py", "evaluation/reranking.py"],
     "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
 }
 PER_AREA = 10

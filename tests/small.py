@@ -5,6 +5,7 @@ import torch
 from fedsim.__main__ import main
 from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.evaluation.evaluator import make_evaluator
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
 from fedsim.methods.base import message_to
@@ -52,6 +53,18 @@ def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
 def receive(client, method, server):
     """Give a client the server's message, as a session and an evaluation do before the method's hooks."""
     client.received = message_to(method, server, client.model.arch)
+
+
+def new_evaluator(model, **changed):
+    """Make an evaluator of a trained federation that has read no images; ``changed`` are its other arguments."""
+    parts, share, extractor = model.parts, model.parts.rank_share, model.evaluator.extractor
+    arguments = {
+        "settings": model.settings.evaluation, "method": model.settings.method, "server": parts.server,
+        "clients": parts.clients, "models": parts.models, "archs": parts.archs, "federated": parts.federated,
+        "placement": share.placement, "machine": share.machine, "snapshots": share.snapshots,
+        "strategy": extractor.strategy, "open_images": extractor.open_images, "progress": extractor.progress,
+    }  # fmt: skip
+    return make_evaluator(**arguments | changed)
 
 
 def signals_of(upload):

@@ -135,8 +135,8 @@ MUTANTS = [
            "yield self.pixels.index_select(0, where)", "host cache"),
     Mutant("evaluation/backends.py", "dtype=torch.int64, device=keys.device)", "dtype=torch.int64)", "fit"),
     Mutant("evaluation/feature_file.py", "query=query.cpu().numpy()", "query=query.numpy()", "predict"),
-    Mutant("evaluation/reranking.py", "torch.as_tensor(found.similarity, device=query.device)",
-           "torch.as_tensor(found.similarity)", "rank"),
+    Mutant("evaluation/reranking.py", "torch.as_tensor(neighbours.similarity, device=query.device)",
+           "torch.as_tensor(neighbours.similarity)", "rank"),
     Mutant("generation/training.py", "draw.lenders.to(self.device)", "draw.lenders", "augment"),
     # -- a generator of the wrong device
     Mutant("training/client.py", 'self.generator(f"dropout{role}", device=self.device)',

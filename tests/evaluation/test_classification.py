@@ -21,7 +21,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Ditto, FedAvg, FedBN, FedPav, Local
 from fedsim.models import Group
-from small import fit, make_data, make_model, receive, refuse
+from small import fit, make_data, make_model, new_evaluator, receive, refuse
 
 SIZE = (16, 16)
 CLASSES = 10
@@ -136,7 +136,7 @@ def plain_accuracy(model, split, mirrored=False):
 
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_top1_of_the_global_model_by_plain_loops(federation, mirrored):
-    evaluator = replace(federation.evaluator, settings=replace(SETTINGS, flip=mirrored))
+    evaluator = new_evaluator(federation, settings=replace(SETTINGS, flip=mirrored))
     (model,) = federation.parts.models.values()
     for split in ("test", "val"):
         scores = evaluator.score(split)

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.report import read_run
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.features import extract_features, shard_of
-from small import fit, make_data, make_model, receive, refuse
+from small import fit, make_data, make_model, new_evaluator, receive, refuse
 
 CPU = torch.device("cpu")
 SIZE = (32, 16)
@@ -462,7 +461,7 @@ def federation(tree):
 def rescore(federation, open_images=None, **settings):
     """Scores of the global model under other settings."""
     changed = {"settings": Evaluation(**settings)} | ({"open_images": open_images} if open_images else {})
-    return replace(federation.evaluator, **changed).score("test")
+    return new_evaluator(federation, **changed).score("test")
 
 
 def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings):
@@ -513,7 +512,7 @@ def test_settings_are_those_of_a_direct_call(federation, domain, name):
 
 def test_lists_follow_the_settings_too(federation, tmp_path):
     settings = Evaluation(distance="euclidean", camera_aware=False, junk_pids=(0,))
-    replace(federation.evaluator, settings=settings).score("test", rankings=tmp_path)
+    new_evaluator(federation, settings=settings).score("test", rankings=tmp_path)
     query, gallery, labels = direct_trials(federation)[0]
     index = np.load(tmp_path / "north.npz")["index"]
     for q, distances in enumerate(torch.cdist(query.double(), gallery.double()).numpy()):
@@ -539,10 +538,10 @@ def test_test_images_have_their_own_size(tree):
     assert {client.images.pixels.pixels.shape[2:] for client in model.parts.clients.values()} == {
         SIZE
     }  # training images do not change
-    scores = replace(model.evaluator).score("test")
+    scores = new_evaluator(model).score("test")
     for domain in ("north", "viper"):
         compare(scores, domain, [Ranker().score(*trial) for trial in direct_trials(model, size, domain)])
-    other = replace(model.evaluator, open_images=make_data(MarketFolders(str(tree))).open_test).score("test")
+    other = new_evaluator(model, open_images=make_data(MarketFolders(str(tree))).open_test).score("test")
     compare(other, "north", [Ranker().score(*trial) for trial in direct_trials(model, SIZE)])
     assert other != scores
 
@@ -550,7 +549,7 @@ def test_test_images_have_their_own_size(tree):
 def test_validation_images_have_that_size_too(tree):
     data = make_data(MarketFolders(str(tree)), test_size=(48, 20), val="identities", val_fraction=0.4)
     model = fit(make_model(FedPav()), data, rounds=1, limit_val_batches=1)
-    assert {pixels.pixels.shape[2:] for pixels in model.evaluator._opened.values()} == {(48, 20)}
+    assert {pixels.pixels.shape[2:] for pixels in model.evaluator.extractor.opened.values()} == {(48, 20)}
 
 
 @pytest.mark.parametrize("wrong", ["[0, 5]", "[-3, 4]", "[2, 2]", "[16]", "[16, 8, 3]", "48", "large", "[16.5, 8]"])
@@ -620,7 +619,7 @@ def test_validation_data_of_one_camera(capsys, config, tmp_path):
 
 def test_queries_that_do_not_count_are_counted_aloud(federation, caplog):
     caplog.set_level(logging.INFO, logger="fedsim")
-    replace(federation.evaluator).prepare("test")
+    new_evaluator(federation).prepare("test")
     assert "test set of north: 10 of 12 queries have a match, the others do not count" in caplog.text
     assert "viper" not in caplog.text  # splits are drawn so that all have one
 

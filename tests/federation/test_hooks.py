@@ -10,6 +10,7 @@ import fedsim.methods
 from fedsim.core.errors import TrainingError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.plan import EvaluationPlan
+from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.events import RoundCallback
@@ -68,7 +69,10 @@ def choices(plan):
     """All that a plan says about models."""
     rows = plan.rows("test", tuple(plan.archs))
     of_rows = [(row, plan.weights_of(row), plan.is_delivered(row)) for row in rows]
-    return plan.primary, plan.has_global, of_rows, plan.jobs(rows, lambda domain: False)
+    sets = {domain: ScoredSet("test", domain, images) for domain, images in plan.federated.tests.items()}
+    jobs = plan.jobs(rows, sets.__getitem__, share_from=10**9)
+    of_jobs = [(job.row, job.rows, job.data.domain, job.is_shared, job.is_ensemble) for job in jobs]
+    return plan.primary, plan.has_global, of_rows, of_jobs
 
 
 def test_hooks_are_those_of_the_round():

@@ -1,4 +1,4 @@
-"""Two ways to the ranks of matches: ``torch`` counts; ``faiss`` finds lists first and counts what they do not hold.
+"""Two ways to the ranks of matches: ``torch`` counts; ``faiss`` finds lists first and counts the missing matches.
 
 ``torch`` is exact at any gallery size, in bounded memory, and the faster one for CMC and mAP. ``faiss`` asks an index
 for each query's first k images; queries with a match beyond these are counted by ``torch``. The similarities of the two
@@ -28,7 +28,7 @@ from fedsim.functional.similarity import Distance, Similarity
 BackendName = Literal["auto", "torch", "faiss"]
 
 _MOST = 2048  # images per list: the limit of FAISS's selection on GPUs
-_TEMPORARY_BYTES = 256 * 2**20  # FAISS's memory on a GPU, outside of torch's; its own default is 1.5 GiB
+_TEMPORARY_BYTES = 256 * 2**20  # FAISS's memory on a GPU, outside of torch's; the default is 1.5 GiB
 _FEW = 512  # up to so many candidates, sorting is faster than counting
 
 
@@ -48,7 +48,7 @@ class Backend(Protocol):
 def make_backend(name: BackendName) -> Backend:
     """Return the backend of that name; ``auto`` is ``torch``: faster on CPUs, and no second allocator on GPUs.
 
-    Raise ConfigError if ``faiss`` is wanted and not installed.
+    Raises ConfigError if ``faiss`` is not installed.
     """
     if name not in get_args(BackendName):
         raise ConfigError(f"backend: there is no {name}; choose from {', '.join(get_args(BackendName))}")
@@ -58,7 +58,7 @@ def make_backend(name: BackendName) -> Backend:
 def make_search(name: BackendName, device: torch.device) -> Search:
     """Return a search for neighbours by cosine; ``auto`` is FAISS if it can use ``device``, else torch.
 
-    Raise ConfigError if ``faiss`` is wanted and not installed.
+    Raises ConfigError if ``faiss`` is not installed.
     """
     if name == "faiss" or (name == "auto" and _faiss_can_use(device)):
         return FaissBackend().nearest_units
@@ -166,19 +166,19 @@ class FaissBackend:
         """See :class:`Backend`."""
         similarity = Similarity(query, gallery, distance)
         prepared = _prepared(gallery, distance)
-        found: list[Ints] = []
+        ranks_of_all: list[Ints] = []
         for rows in blocks:
             lists = _search(_prepared(query[rows], distance), prepared, self.k, distance)
             ranks = _ranks_in_lists(lists, labels.take(rows))
             missing = [rows.start + q for q, row in enumerate(ranks) if row is None]
             counted = iter(count_ranks(similarity.block(missing), labels.take(missing)) if missing else ())
-            found += [next(counted) if row is None else row for row in ranks]
-        return found
+            ranks_of_all += [next(counted) if row is None else row for row in ranks]
+        return ranks_of_all
 
     def nearest_units(self, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
         """Search by cosine among rows of unit length: see :data:`fedsim.functional.neighbours.Search`.
 
-        Raise ConfigError if features are on a GPU for which FAISS was not built, or k is too large for one.
+        Raises ConfigError if features are on a GPU for which FAISS was not built, or k is too large for one.
         """
         return _search(_plain(query), _plain(gallery), k, "cosine")
 
@@ -204,10 +204,10 @@ def _search_on_gpu(query: Tensor, gallery: Tensor, k: int, metric: int) -> tuple
         raise ConfigError("backend: this FAISS cannot use the GPU; install faiss-gpu or use torch")
     import faiss.contrib.torch_utils
 
-    with torch.cuda.device(query.device):  # of which FAISS takes the stream: of another one it would run too early
+    with torch.cuda.device(query.device):  # FAISS takes its stream: on another device's it would run too early
         torch.cuda.current_stream().synchronize()  # FAISS works on a stream of its own
-        found = faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
-    values, index = (part.cpu().numpy() for part in found)
+        lists = faiss.knn_gpu(_gpu_resources(), query, gallery, k, metric=metric, device=query.device.index)
+    values, index = (part.cpu().numpy() for part in lists)
     return values, index
 
 

@@ -40,7 +40,7 @@ def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, .
     """Read a feature file; arrays that are not compressed stay on the disk until they are used.
 
     It is an npz file with query [Q, D], query_pids [Q], query_camids [Q], and the same for the gallery; unless
-    ``camera_aware``, cameras may be missing. Raise DataError, naming the wrong array. See :class:`RetrievalLabels`.
+    ``camera_aware``, cameras may be missing. Raises DataError, naming the wrong array. See :class:`RetrievalLabels`.
     """
     try:
         with ZipFile(path) as archive:
@@ -61,8 +61,8 @@ def _read_kind(path: Path, archive: ZipFile, kind: str, camera_aware: bool) -> t
     """Return features, identities and cameras of queries or gallery."""
     features = _array(path, archive, kind)
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind != "f":
-        found = f"{features.dtype} {list(features.shape)}"
-        raise DataError(f"{path}: {kind} is {found}; it must be an array of floats [images, features]")
+        description = f"{features.dtype} {list(features.shape)}"
+        raise DataError(f"{path}: {kind} is {description}; it must be an array of floats [images, features]")
     if not features.dtype.isnative or features.dtype.itemsize > 8:  # torch cannot take them as they are
         features = features.astype(np.float32)
     pids, camids = _labels(path, archive, f"{kind}_pids", len(features)), np.zeros(len(features), dtype=np.int64)
@@ -83,8 +83,8 @@ def _array(path: Path, archive: ZipFile, name: str) -> NDArray[Any]:
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError as error:
-        there = ", ".join(n.removesuffix(".npy") for n in archive.namelist()) or "nothing"
-        raise DataError(f"{path}: there is no array {name}, only {there}") from error
+        names = ", ".join(n.removesuffix(".npy") for n in archive.namelist()) or "nothing"
+        raise DataError(f"{path}: there is no array {name}, only {names}") from error
     with archive.open(info) as file:
         if info.compress_type != ZIP_STORED:
             whole: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)

@@ -102,7 +102,7 @@ class _Retrieval(Metric):
         query, gallery = (_in_order(labels, kind) for kind in (1, 0))
         for name, part in (("queries", query), ("gallery images", gallery)):
             if len(part) == 0:
-                raise ValueError(f"there are no {name}; is_query tells them apart")
+                raise ValueError(f"there are no {name}; is_query marks the queries")
         pids, camids = (labels[:, column].cpu().numpy() for column in (0, 1))
         q, g = query.cpu().numpy(), gallery.cpu().numpy()
         rules = RetrievalLabels(pids[q], camids[q], pids[g], camids[g], self.camera_aware, self.junk_pids)

@@ -1,4 +1,4 @@
-"""Ranked lists as files and pictures, and pictures of where a network's last map is strong (paper 002, Fig. 10)."""
+"""Ranked lists as files and pictures, and pictures of the strength of a network's last map (paper 002, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS, _COLUMNS = 8, 10  # queries, and images of each list, on a sheet
 _SIZE = (128, 64)  # height and width of a picture, pixels; see true_to_shape
 _FRAME = 4  # pixels around a picture
 _DASH = 8  # pixels of a broken frame, and between them
-_APART = 12  # pixels between queries and what they found
+_APART = 12  # pixels between queries and their lists
 _GAP = 4  # pixels between maps
 _TEXT = 12  # height of letters, pixels
 _OPACITY = 0.55  # of a map over its image
@@ -76,17 +76,17 @@ def draw_ranked_lists(lists: RankedLists, labels: RetrievalLabels, query: Images
     """Draw queries, evenly spread over all Q, and the first of their lists of the G gallery images.
 
     Images keep their shapes. Above each column stands its rank, below each image its identity and camera, as ``labels``
-    number them. A match has a solid frame and a tick, another image a broken frame and a cross: colours are a help
-    only, and those of a palette that colour-blind people can tell apart (Okabe and Ito, 2008).
+    number them. A match has a solid frame and a tick, a wrong image a broken frame and a cross: colours are a help
+    only, from a palette for colour-blind readers (Okabe and Ito, 2008).
     """
     chosen = np.unique(np.linspace(0, len(lists.index) - 1, _ROWS).round().astype(np.int64))
     rows = []
     for q, image in zip(chosen, true_to_shape(query.take(chosen), _SIZE), strict=True):
-        found = lists.index[q, :_COLUMNS]
-        found = found[found >= 0]
+        listed = lists.index[q, :_COLUMNS]
+        listed = listed[listed >= 0]
         cells = [_Cell(image, _caption(labels.query_pids[q], labels.query_camids[q]), None)]
-        for column, picture in enumerate(true_to_shape(gallery.take(found), _SIZE)):
-            caption = _caption(labels.gallery_pids[found[column]], labels.gallery_camids[found[column]])
+        for column, picture in enumerate(true_to_shape(gallery.take(listed), _SIZE)):
+            caption = _caption(labels.gallery_pids[listed[column]], labels.gallery_camids[listed[column]])
             cells.append(_Cell(picture, caption, bool(lists.is_match[q, column])))
         rows.append(cells)
     return _sheet(rows, ["query", *map(str, range(1, _COLUMNS + 1))])
@@ -126,7 +126,7 @@ def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str]) -> Image.Imag
 
 
 def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, corner: tuple[int, int]) -> None:
-    """Put a picture at (left, top), with a frame and a mark that say what it is."""
+    """Put a picture at (left, top), with the frame and the mark of a query, a match or a wrong image."""
     left, top = corner
     right, bottom = left + cell.picture.width + 2 * _FRAME - 1, top + cell.picture.height + 2 * _FRAME - 1
     draw.rectangle((left, top, right, bottom), fill=_FRAMES[cell.is_match])
@@ -150,8 +150,8 @@ def _draw_cell(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, corne
 def map_strength(maps: Tensor) -> Tensor:
     """Return the length of each pixel's vector of channels, divided by the largest length in the image.
 
-    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0. Paper silent on how many
-    channels become a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying more attention to
+    From [B, C, h, w] to [B, h, w] in [0, 1]; an image whose map is 0 everywhere stays 0. Paper silent on the way from
+    channels to a picture; the sum of squares is that of Zagoruyko and Komodakis, "Paying more attention to
     attention", ICLR 2017, Section 3.1. The division removes factors common to all pixels, such as gates of 1/2.
 
     >>> map_strength(torch.tensor([[[[3.0, 0.0]], [[4.0, 1.0]]]]))
@@ -168,7 +168,7 @@ def draw_maps(backbone: nn.Module, images: Tensor, captions: Sequence[str] = ())
 
     The backbone (normalised images [B, 3, H, W] -> maps [B, C, h, w]) is in evaluation mode, ``images`` uint8
     [B, 3, H, W] are on its device. Images less than 128 pixels high are enlarged by a whole factor. ``captions`` stand
-    below; none by default. Raise ConfigError if it returns features without a map.
+    below; none by default. Raises ConfigError if the backbone returns features without a map.
     """
     with torch.autocast(images.device.type, enabled=False):  # as in feature extraction
         maps = backbone(normalise_images(images))
@@ -204,7 +204,7 @@ def in_colours(strength: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _scale(width: int) -> Image.Image:
-    """Draw what the colours mean."""
+    """Draw the legend of the colours."""
     bar = min(width, 96)
     row = Image.new("RGB", (width, _TEXT + 8), "white")
     row.paste(Image.fromarray(in_colours(np.tile(np.linspace(0, 1, bar, dtype=np.float32), (8, 1)))), (0, 5))

@@ -1,4 +1,4 @@
-"""Scores of single queries as a small file, from which a report draws CMC curves and intervals."""
+"""Scores of single queries as a small file: the source of a report's CMC curves and intervals."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class QueryResults:
     """Scores of one kind of model on the Q queries of one data set; of several random splits, one after the other."""
 
     scores: Mapping[str, Floats]
-    """mAP, mAP_trapezoid, rank1 (or top1) -> [Q] fractions of 1; NaN where a query does not count. Of several clients'
-    own models on the same queries, their mean"""
+    """mAP, mAP_trapezoid, rank1 (or top1) -> [Q] fractions of 1; NaN for a query that does not count. Of several
+    clients' models on the same queries, their mean"""
     pids: Ints
     """[Q] identity"""
     splits: tuple[int, ...]
-    """number of queries of each split; one number where there is one split"""
+    """number of queries of each split"""
     cmc: tuple[float, ...]
     """share of queries whose first match is among the first 1, 2, ... images; empty for classification"""
 
@@ -33,25 +33,26 @@ def mean_results(members: list[QueryResults]) -> QueryResults:
     first = members[0]
     if len(members) == 1:
         return first
-    scores = {name: np.mean([one.scores[name] for one in members], axis=0) for name in first.scores}
-    return QueryResults(scores, first.pids, first.splits, tuple(np.mean([one.cmc for one in members], axis=0).tolist()))
+    scores = {name: np.mean([member.scores[name] for member in members], axis=0) for name in first.scores}
+    cmc = np.mean([member.cmc for member in members], axis=0)
+    return QueryResults(scores, first.pids, first.splits, tuple(cmc.tolist()))
 
 
 def write_queries(path: Path, results: Mapping[Curve, QueryResults], round_: int) -> None:
-    """Write the results on test sets, of round ``round_`` from 1; nothing where there are none, or very many sets.
+    """Write the results on test sets, of round ``round_`` from 1; no file if there are no test sets, or very many.
 
     Arrays of the npz file, K a kind of model and S a test set: ``round`` (int); ``K/S/mAP``, ``K/S/mAP_trapezoid``,
     ``K/S/rank1`` or ``K/S/top1`` (float32 [Q]), ``K/S/cmc`` (float64 [ranks]); ``S/pids`` (int64 [Q]) and ``S/splits``
     (int64 [number of splits]).
     """
-    of_tests = {(kind, name): found for (split, kind, name), found in results.items() if split == "test"}
+    of_tests = {(kind, name): of_set for (split, kind, name), of_set in results.items() if split == "test"}
     if not of_tests or len({name for _, name in of_tests}) > MAX_NAMES:
         path.unlink(missing_ok=True)  # of an earlier evaluation
         return
     arrays: dict[str, np.ndarray] = {"round": np.array(round_)}
-    for (kind, name), found in of_tests.items():
-        arrays |= {f"{kind}/{name}/{metric}": values.astype(np.float32) for metric, values in found.scores.items()}
-        arrays[f"{kind}/{name}/cmc"] = np.array(found.cmc)
-        arrays |= {f"{name}/pids": found.pids, f"{name}/splits": np.array(found.splits, dtype=np.int64)}
+    for (kind, name), of_set in of_tests.items():
+        arrays |= {f"{kind}/{name}/{metric}": values.astype(np.float32) for metric, values in of_set.scores.items()}
+        arrays[f"{kind}/{name}/cmc"] = np.array(of_set.cmc)
+        arrays |= {f"{name}/pids": of_set.pids, f"{name}/splits": np.array(of_set.splits, dtype=np.int64)}
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)

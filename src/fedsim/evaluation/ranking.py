@@ -1,4 +1,4 @@
-"""What ranking means: which images match, at which ranks, and the scores of ranks (CMC, mAP, mINP).
+"""The definition of ranking: matching images, their ranks, and the scores of ranks (CMC, mAP, mINP).
 
 Q queries, G gallery images. A query's gallery is sorted by similarity, equal images by gallery index (a stable sort),
 and junk is left out (:class:`RetrievalLabels`). :mod:`fedsim.evaluation.backends` finds the same ranks faster.
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RetrievalLabels:
-    """Identities and cameras of Q queries and G gallery images, and the rules that tell matches from junk.
+    """Identities and cameras of Q queries and G gallery images, and the rules that separate matches from junk.
 
     A gallery image is a *match* if it shows the query's identity. It is *junk*, and left out of the ranked list, if its
     identity is in ``junk_pids``, if it is a match from the query's own camera (``camera_aware``), or if it is the query
@@ -55,13 +55,13 @@ class RetrievalLabels:
 
     def __post_init__(self) -> None:
         """Check the lengths."""
-        for name, values, of, kind in (
+        for name, values, owners, kind in (
             ("query_camids", self.query_camids, self.query_pids, "images"),
             ("gallery_camids", self.gallery_camids, self.gallery_pids, "images"),
             ("own", self.own, self.query_pids, "queries"),
         ):
-            if values is not None and len(values) != len(of):
-                raise ValueError(f"{name}: {len(values)} values for {len(of)} {kind}")
+            if values is not None and len(values) != len(owners):
+                raise ValueError(f"{name}: {len(values)} values for {len(owners)} {kind}")
 
     @cached_property
     def _positions(self) -> dict[int, Ints]:
@@ -83,15 +83,15 @@ class RetrievalLabels:
 
     def positives_and_junk(self, query: int) -> tuple[Ints, Ints]:
         """Return the gallery positions of a query's matches and of its own junk, both ascending."""
-        same = self._positions.get(int(self.query_pids[query]), _NONE)
-        out = np.zeros(len(same), dtype=bool)
+        shown = self._positions.get(int(self.query_pids[query]), _NONE)  # images of the query's identity
+        junk = np.zeros(len(shown), dtype=bool)
         if self.camera_aware:
-            out |= self.gallery_camids[same] == self.query_camids[query]
+            junk |= self.gallery_camids[shown] == self.query_camids[query]
         if self.own is None:
-            return same[~out], same[out]
-        own = self.own[query : query + 1]
-        out |= same == own
-        return same[~out], np.union1d(same[out], own[own >= 0])
+            return shown[~junk], shown[junk]
+        place = self.own[query : query + 1]
+        junk |= shown == place
+        return shown[~junk], np.union1d(shown[junk], place[place >= 0])
 
     @cached_property
     def num_valid(self) -> int:
@@ -100,8 +100,8 @@ class RetrievalLabels:
 
     def take(self, queries: list[int] | Ints | slice, gallery: Ints | None = None) -> RetrievalLabels:
         """Return the labels of some queries and of some gallery images (positions; None: all)."""
-        own = None if self.own is None else self.own[queries]
-        part = replace(self, query_pids=self.query_pids[queries], query_camids=self.query_camids[queries], own=own)
+        places = None if self.own is None else self.own[queries]
+        part = replace(self, query_pids=self.query_pids[queries], query_camids=self.query_camids[queries], own=places)
         if gallery is None:
             vars(part).update(_positions=self._positions, is_junk=self.is_junk)  # cached; the gallery is the same
             return part
@@ -109,11 +109,11 @@ class RetrievalLabels:
         return replace(part, gallery_pids=self.gallery_pids[gallery], gallery_camids=self.gallery_camids[gallery])
 
     def why_no_match(self) -> str:
-        """Say which rule leaves no query with a match."""
-        found = np.isin(self.query_pids, self.gallery_pids)
-        if not found.any():
+        """Return the rule that leaves no query with a match, as a clause of a message."""
+        is_present = np.isin(self.query_pids, self.gallery_pids)
+        if not is_present.any():
             return "no identity of the queries is in the gallery"
-        if np.isin(self.query_pids[found], self.junk_pids).all():
+        if np.isin(self.query_pids[is_present], self.junk_pids).all():
             junk = ", ".join(map(str, self.junk_pids))
             return f"the only identities that queries and gallery share are junk ({junk})"
         if self.camera_aware and replace(self, camera_aware=False).num_valid:
@@ -279,13 +279,13 @@ def expected_hits(similarity: NDArray[np.float32], labels: RetrievalLabels) -> F
 def _expected_hits_of_query(row: NDArray[np.float32], counts: Bools, good: Ints, identity: Ints) -> Floats:
     """Return [MAX_RANK] of one query; ``identity`` [G] numbers the gallery's identities from 0."""
     in_gallery = np.bincount(identity[counts], minlength=identity.max() + 1)
-    own = identity[good[0]]
+    shown = identity[good[0]]
     hits = np.zeros(MAX_RANK)
     position = np.arange(len(row))
     for p in good:
         before = counts & ((row > row[p]) | ((row == row[p]) & (position < p)))
         chance = np.bincount(identity[before], minlength=len(in_gallery)) / np.maximum(in_gallery, 1)
-        chance[own] = 0  # only one of the query's matches is drawn
+        chance[shown] = 0  # only one of the query's matches is drawn
         number = np.zeros(MAX_RANK)  # chances of 0, 1, ... identities before the match
         number[0] = 1.0
         for c in chance[chance > 0]:

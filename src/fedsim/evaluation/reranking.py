@@ -38,7 +38,7 @@ def rerank_blocks(
     ``query`` [Q, D] and ``gallery`` [G, D] have any float type. Neighbours are searched among them together; see
     :func:`fedsim.functional.reciprocal.encode`, also for ``k1``, ``k2``, ``scale`` and errors, which are raised before
     the first block. ``lambda_`` is the weight of the original distance d: 1 keeps the original order, 0 takes the
-    Jaccard distance d_J alone; ConfigError for any outside [0, 1]. A block takes about 12 * ``block`` * G bytes.
+    Jaccard distance d_J only; ConfigError for any outside [0, 1]. A block takes about 12 * ``block`` * G bytes.
     """
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")
@@ -79,9 +79,9 @@ def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha
     if not alpha >= 0:  # so that NaN is refused, too
         raise ConfigError(f"alpha: {alpha} is not 0 or more")
     query, gallery = unit(query), unit(gallery)
-    found = search_checked(search, query, gallery, min(k, len(gallery)))
-    index = torch.as_tensor(found.index, device=query.device)
-    similarity = torch.as_tensor(found.similarity, device=query.device)
+    neighbours = search_checked(search, query, gallery, min(k, len(gallery)))
+    index = torch.as_tensor(neighbours.index, device=query.device)
+    similarity = torch.as_tensor(neighbours.similarity, device=query.device)
     weight = similarity.clamp(min=0) ** alpha if alpha > 0 else torch.ones_like(similarity)
     total = query.clone()
     for rank in range(index.shape[1]):  # one neighbour at a time: [Q, k, D] would be large

@@ -8,18 +8,19 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+SplitName = Literal["val", "test"]
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
-Curve = tuple[Literal["val", "test"], Kind, str]
+Curve = tuple[SplitName, Kind, str]
 """Split, kind of model, domain."""
 
 METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 ACCURACIES = ("top1",)
 METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
-"""Task -> what models are scored by."""
+"""Task -> names of its metrics."""
 
 MAX_NAMES = 50
-"""Largest number of clients or data sets with own curves in loggers."""
+"""Largest number of clients or data sets with curves of their own in loggers."""
 
 
 class ScoreRow(NamedTuple):
@@ -28,7 +29,7 @@ class ScoreRow(NamedTuple):
     kind: Kind
     domain: str
     client: str | None
-    """owner of the model; None: the global model of :attr:`arch`, or all clients' (``ensemble``)"""
+    """owner of the model; None: the global model of :attr:`arch`, or all clients' models (``ensemble``)"""
     arch: str
     owner: int
     """the rank that hosts the client, or writes the files"""
@@ -47,22 +48,22 @@ def summarise(
 
     The result has ``split/kind/domain/metric`` -> fraction of 1, and ``metric_std`` if there are several trials, the
     random splits of one data set. ``domain`` is also ``seen`` and ``unseen``, the means over those; ``unseen`` domains
-    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. Where several
-    clients' own models are scored on an unseen domain, ``split/kind/domain`` is their mean, and
+    have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. If several
+    clients' models are scored on an unseen domain, ``split/kind/domain`` is their mean, and
     ``split/kind/domain/client`` has each, as long as these are at most ``MAX_NAMES``. The federation has
     ``num_clients``; ``names`` are those of the metrics.
     """
     metrics: dict[str, float] = {}
-    alone = [i for i, row in enumerate(rows) if row.client is not None and row.domain in unseen]
-    for i in alone if len(alone) <= MAX_NAMES else ():
+    single = [i for i, row in enumerate(rows) if row.client is not None and row.domain in unseen]
+    for i in single if len(single) <= MAX_NAMES else ():
         row = rows[i]
         metrics |= _named(f"{split}/{row.kind}/{row.domain}/{row.client}", values[i].mean(axis=0), names)
     for kind in get_args(Kind):
         clients = {row.client for row in rows if row.kind == kind}
         means: dict[str, NDArray[np.float64]] = {}
         for domain in dict.fromkeys(row.domain for row in rows if row.kind == kind):
-            same = [v for row, v in zip(rows, values, strict=True) if row.kind == kind and row.domain == domain]
-            trials = np.mean(same, axis=0)  # over clients
+            members = [v for row, v in zip(rows, values, strict=True) if row.kind == kind and row.domain == domain]
+            trials = np.mean(members, axis=0)  # over clients
             means[domain] = trials.mean(axis=0)
             if len(trials) > 1:
                 metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), names, "_std")
@@ -84,8 +85,8 @@ def score_rows(scores: Mapping[str, float]) -> list[dict[str, str | float]]:
     rows: dict[tuple[str, ...], dict[str, str | float]] = {}
     for key, value in scores.items():
         if key.count("/") == 3 and key.startswith(("val/", "test/")):
-            *of, metric = key.split("/")
-            row = rows.setdefault(tuple(of), dict(zip(("split", "model", "data set"), of, strict=True)))
+            *titles, metric = key.split("/")
+            row = rows.setdefault(tuple(titles), dict(zip(("split", "model", "data set"), titles, strict=True)))
             row[metric] = value
     return list(rows.values())
 

@@ -14,8 +14,7 @@ from torch.optim import SGD, Optimizer
 from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.classification import evaluator_for
-from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation.gathered import UploadRule
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
@@ -171,7 +170,7 @@ def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer
             callback.on_scoring(what)
 
     rank_share = parts.rank_share
-    return evaluator_for(how.evaluation)(
+    return make_evaluator(
         settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients, models=parts.models,
         archs=parts.archs, federated=parts.federated, placement=rank_share.placement, machine=rank_share.machine,
         snapshots=rank_share.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,

@@ -67,7 +67,7 @@ class MicroBatches:
 
     Args:
         size: images in a micro-batch.
-        rank group: the ranks that share the batches; None: this one has them all.
+        rank_group: the ranks that share the batches; None: this one has them all.
         reseed: sets the random streams that layers draw from, by the number of the micro-batch.
     """
 

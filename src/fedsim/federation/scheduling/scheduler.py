@@ -33,7 +33,7 @@ class RoundScheduler(RoundListener):
 
     Args:
         costs: client -> images times local epochs.
-        micro-batches: client -> micro-batches.
+        micro_batches: client -> micro-batches.
         clients: those that this rank may train.
         machine: the ranks that share them; None: this rank has them for itself, and keeps their order.
     """

@@ -1,0 +1,86 @@
+"""The interface of a task: from images to a model's outputs, and from outputs to scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from fedsim.data.federated import RetrievalSet
+from fedsim.data.pixels import Pixels
+from fedsim.evaluation.query_file import QueryResults
+from fedsim.evaluation.ranking import Floats
+from fedsim.evaluation.scored_set import ScoredSet
+from fedsim.training.flat_model import FlatModel
+
+
+class Outputs(NamedTuple):
+    """A model's outputs on a data set, float32, on one device."""
+
+    query: Tensor
+    """[Q, D]"""
+    gallery: Tensor
+    """[G, D]"""
+
+
+class Scores(NamedTuple):
+    """Scores of a model on a data set."""
+
+    metrics: Floats
+    """[trials, metrics] means over queries, fractions of 1"""
+    queries: QueryResults
+
+
+Writer: TypeAlias = Callable[[str, ScoredSet, Outputs], None]
+"""Writes files about a model's outputs on a data set, under a name."""
+
+
+class Scorer(ABC):
+    """A task, such as retrieval. Tables hold the scores of single queries: ranks fill them and exchange them."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+
+    @abstractmethod
+    def select(self, images: RetrievalSet) -> RetrievalSet:
+        """Return the images on which models run."""
+
+    @abstractmethod
+    def check(self, data: ScoredSet) -> None:
+        """Raise DataError if models cannot be scored on a data set."""
+
+    @abstractmethod
+    def width(self, model: FlatModel) -> int:
+        """Return D, the number of outputs per image."""
+
+    @abstractmethod
+    def outputs(self, model: FlatModel, images: Pixels) -> Tensor:
+        """Return the outputs for n images, float32 [n, D], on the model's device."""
+
+    @abstractmethod
+    def blank(self, data: ScoredSet) -> list[Tensor]:
+        """Return the tables of a data set, one per trial, float64 zeros [Q, columns]."""
+
+    @abstractmethod
+    def score(self, data: ScoredSet, outputs: Outputs, is_assigned: Callable[[int], bool]) -> list[Floats]:
+        """Return the tables with the scores of this rank's blocks of queries; all other rows are zero.
+
+        ``is_assigned`` gets the number of a block. Raises NotFiniteError if outputs cannot be compared.
+        """
+
+    @abstractmethod
+    def results(self, data: ScoredSet, tables: Sequence[Tensor]) -> Scores:
+        """Return the scores in full tables."""
+
+    @abstractmethod
+    def feature_writer(self, folder: Path) -> Writer:
+        """Return a function that writes ``folder``/NAME.npz; raises ConfigError if the task has no features."""
+
+    @abstractmethod
+    def list_writer(self, folder: Path) -> Writer:
+        """Return a function that writes ranked lists to ``folder``; raises ConfigError if the task ranks nothing."""
