@@ -133,6 +133,18 @@ def test_commands_that_try_a_config_without_its_data_take_minutes():
     assert {path: found for path in shown if (found := slow_dry_runs(path.read_text()))} == {}
 
 
+def test_the_steps_of_a_round_have_the_numbers_of_the_code():
+    code = re.findall(r"# (\d)\. (\w+ \w+ \w+)", (ROOT / "src" / "fedsim" / "federation" / "round.py").read_text())
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## One round")[2].partition("\n## ")[0]
+    assert re.findall(r"^(\d)\. (\w+ \w+ \w+)", text, re.MULTILINE) == code
+    assert [number for number, _ in code] == [str(number) for number in range(1, 9)]
+
+
+def test_the_glossary_is_short():
+    words = (ROOT / "docs" / "architecture.md").read_text().partition("## Words")[2]
+    assert len(re.findall(r"^\| ", words, re.MULTILINE)) - 1 <= 30
+
+
 def test_all_published_tables_are_listed():
     text = (ROOT / "docs" / "comparing.md").read_text().partition("| paper | tables |")[2]
     listed = {}
