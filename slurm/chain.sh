@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Four jobs, each of which starts when the one before has succeeded, and is cancelled when it has failed:
+# Four jobs. Each job starts when the job before it has succeeded, and is cancelled when that job has failed:
 # describe (are settings and data in order?) -> fit -> test -> report.
 #
 #   slurm/chain.sh runs/mine --config FILE [options of fedsim fit]

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What is particular to your cluster, in one place. Source it once in the shell from which you submit (". slurm/site.sh":
+# The settings of your cluster, in one place. Source it once in the shell from which you submit (". slurm/site.sh":
 # sbatch reads SBATCH_*); every script here sources it again within the job.
 
 # export SBATCH_PARTITION=gpu
@@ -23,7 +23,7 @@ if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then
     export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 fi
 
-# Where ranks meet: the first node's name, which must resolve on all nodes. If it does not, export its address:
+# Ranks meet at the first node's name, which must resolve on all nodes. If it does not, export its address:
 # export MASTER_ADDR=...
 # The network between nodes, if the default route is another one:
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
