@@ -60,7 +60,7 @@ def check_data(root: Path, everything: bool = False) -> str:
     if not rows:
         return (
             f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
-            "true lists the papers' data sets with the folders that are expected"
+            "true lists the papers' data sets and how to get them"
         )
     headers = ["data set", "found", "official", "read as", ""]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
@@ -103,7 +103,7 @@ def _look(data_set: DataSet) -> Finding:
     except DataError as error:
         return Finding(name, None, official, str(error), _layout(data_set, folder, []))
     counts = _count(domains)
-    if not all(want in (None, have) for want, have in zip(official or counts, counts, strict=True)):
+    if not all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True)):
         problem = "not complete: compare the numbers"
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
         with_splits = copy.copy(data_set)

@@ -59,7 +59,7 @@ def build_federation(
     if labels == "common":
         if val == "identities":
             raise ConfigError(
-                "data.val: identities holds out whole classes, which data.labels common cannot test; use images or none"
+                "data.val: identities holds out whole classes, which data.labels common must train; use images or none"
             )
         classes = np.unique(np.concatenate([train.identities for train in seen.values()]))
         clients = [

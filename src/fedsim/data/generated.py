@@ -56,7 +56,9 @@ class Generated:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ConfigError(f"data.generated.share: {self.share} is not in (0, 1]; leave data.generated out for none")
+            raise ConfigError(
+                f"data.generated.share: {self.share} is not in (0, 1]; set data.generated to null for none"
+            )
 
 
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:

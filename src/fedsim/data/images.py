@@ -269,5 +269,5 @@ class ReIDSource(ABC):
     def domains(self) -> list[Domain]:
         """Return the data sets, in a fixed order, without decoding images.
 
-        Raise DataError naming the folder or file at fault and the remedy.
+        Raise DataError with the folder or file, the problem and the remedy.
         """

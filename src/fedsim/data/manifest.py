@@ -55,8 +55,8 @@ class _Line(NamedTuple):
     number: int  # in the file, from 1
     row: ManifestRow
 
-    def wrong(self, rule: str) -> DataError:
-        return DataError(f"{self.path}: line {self.number}: {rule}")
+    def wrong(self, problem: str) -> DataError:
+        return DataError(f"{self.path}: line {self.number}: {problem}")
 
 
 _Parts = dict[str, list[_Line]]  # part -> its lines
@@ -132,7 +132,7 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
 
 
 def read_manifest(path: Path) -> FederatedData:
-    """Build the federation of a manifest, without opening images; raise DataError naming file, line and rule."""
+    """Build the federation of a manifest, without opening images; raise DataError with file, line and problem."""
     clients: dict[str, _Parts] = {}
     tests: dict[str, _Parts] = {}
     public: list[_Line] = []
@@ -149,7 +149,7 @@ def read_manifest(path: Path) -> FederatedData:
     trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
     for line in public:
         if line.row.dataset in trained | set(tests):
-            raise line.wrong(f"{line.row.dataset} is public, so it cannot be used for training or test, too")
+            raise line.wrong(f"{line.row.dataset} is public, so it cannot be used for training or test")
     sets = {name: _test_set(name, parts) for name, parts in tests.items()}
     unseen = tuple(name for name in tests if name not in trained)
     public_name = public[0].row.dataset if public else None
@@ -181,8 +181,8 @@ def _read_lines(path: Path) -> list[_Line]:
                     f"{path}: line 1 is not {','.join(ManifestRow._fields)}; write one with fedsim data manifest"
                 )
             if reader.line_num > 1:
-                if rule := _broken_rule(fields):
-                    raise DataError(f"{path}: line {reader.line_num}: {rule}")
+                if problem := _problem_of(fields):
+                    raise DataError(f"{path}: line {reader.line_num}: {problem}")
                 file, pid, cam, *names = fields
                 row = ManifestRow(Path(os.path.abspath(folder / file)), int(pid), int(cam), *names)
                 lines.append(_Line(path, reader.line_num, row))
@@ -193,13 +193,13 @@ def _read_lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _broken_rule(fields: list[str]) -> str | None:
-    """Return the first rule that a line breaks, whatever the other lines are."""
+def _problem_of(fields: list[str]) -> str | None:
+    """Return the first problem of a single line, if it has any."""
     if len(fields) != len(ManifestRow._fields):
         return f"has {len(fields)} fields instead of {len(ManifestRow._fields)}"
     file, pid, cam, dataset, client, part = fields
     is_train = part in _CLIENT_PARTS
-    rules = (
+    checks = (
         (not file, "path is empty"),
         (not _PID.fullmatch(pid), f"pid {pid!r} is not an integer from -1 on"),
         (not _CAM.fullmatch(cam), f"cam {cam!r} is not an integer from 0 on"),
@@ -209,7 +209,7 @@ def _broken_rule(fields: list[str]) -> str | None:
         (not is_train and client != "", f"part {part} belongs to no client; leave client empty"),
         (is_train and pid == "-1", f"part {part} has no junk images (pid -1)"),
     )
-    return next((rule for is_broken, rule in rules if is_broken), None)
+    return next((problem for is_wrong, problem in checks if is_wrong), None)
 
 
 def _split(lines: Sequence[_Line]) -> Split:
@@ -241,8 +241,8 @@ def _validation(parts: _Parts) -> RetrievalSet | None:
         raise (query or gallery)[0].wrong("a client needs both val_query and val_gallery, or neither")
     positions = _positions(query, gallery)
     if -1 in positions and (positions >= 0).any():
-        rule = "this query is not in val_gallery, but other queries are; list all queries there, or none"
-        raise query[positions.tolist().index(-1)].wrong(rule)
+        problem = "this query is not in val_gallery, but other queries are; list all queries there, or none"
+        raise query[positions.tolist().index(-1)].wrong(problem)
     return RetrievalSet(_split(query), _split(gallery), None if -1 in positions else positions)
 
 

@@ -66,7 +66,7 @@ def read_market_domain(
     folder: Path, name: str | None = None, pattern: str = _NAME, expected: str = _EXAMPLE,
     parts: Sequence[str] = PARTS, unlabelled: bool = False,
 ) -> Domain:  # fmt: skip
-    """List a data set in this layout; raise DataError naming the folder or file at fault and the rule.
+    """List a data set in this layout; raise DataError with the folder or file and the problem.
 
     ``name``: of the domain, by default that of the folder. ``parts``: its sub-folders for training images, queries and
     gallery; ``splits.json`` is read only beside those of Market-1501, for which :func:`write_market_splits` writes it.

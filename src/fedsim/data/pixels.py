@@ -100,7 +100,7 @@ class ReadBatch(NamedTuple):
     pixels: Tensor
     """uint8 [m, 3, H, W]; an unreadable image is black"""
     problems: dict[int, str]
-    """position in the whole list -> why the image is unreadable"""
+    """position in the whole list -> the reason why the image is unreadable"""
 
 
 def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], workers: int) -> Iterator[ReadBatch]:

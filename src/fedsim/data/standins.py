@@ -137,7 +137,7 @@ _UNSEEN_ALPHABETS = {
 
 
 def _omniglot(alphabets: tuple[str, ...]) -> Layout:
-    """Twenty drawers per character; so there are fewer characters than people elsewhere."""
+    """Twenty drawers per character, so there are fewer characters than people in other data sets."""
 
     def layout(people: int) -> Iterator[_Picture]:
         for number, alphabet in enumerate(alphabets):

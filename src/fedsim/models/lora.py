@@ -17,10 +17,10 @@ from fedsim.models.backbones import Backbone
 
 
 class LoRA(Backbone):
-    """A backbone with low-rank adapters: ``W x + (alpha / r) B A x`` (Section 4.1), of which only A and B train.
+    """A backbone with low-rank adapters: ``W x + (alpha / r) B A x`` (Section 4.1). Only A and B train.
 
-    All other tensors of the backbone are fixed: the same on every client, never sent and in no checkpoint, so that they
-    must come from a file, from public weights or from the same seed again. B starts at 0, and with it the adapter.
+    All other tensors of the backbone are fixed: the same on every client, never sent and in no checkpoint. So they must
+    come from a file, from public weights or from the same seed again. B starts at 0, and with it the adapter.
 
     Args:
         backbone: such as ``TimmBackbone``, with its weights.

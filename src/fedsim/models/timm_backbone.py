@@ -69,7 +69,7 @@ class TimmBackbone(Backbone):
         self._colours = (tuple(mean or config["mean"]), tuple(std or config["std"]))
 
     def _load_file(self, weights: str, name: str) -> None:
-        """Load a local file, in any layout that timm knows how to convert."""
+        """Load a local file, in any layout that timm can convert."""
         network = self.get_submodule("timm")
         convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
         state = read_file(weights)

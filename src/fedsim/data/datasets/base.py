@@ -66,4 +66,4 @@ class DataSet(ReIDSource):
 
     @abstractmethod
     def _read(self, folder: Path) -> Domain:
-        """List its files; raise DataError naming the folder or file at fault and the rule."""
+        """List its files; raise DataError with the folder or file and the problem."""

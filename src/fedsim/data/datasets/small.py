@@ -50,8 +50,8 @@ class SmallDataSet(DataSet):
     asking: tuple[int, ...] = ()
     """of ``splits``: see :func:`sample_splits`"""
     any_pair = False
-    """whether ``splits`` pair any two images of a person, whatever their cameras; each is then a camera of its own, so
-    that evaluation by camera leaves the match in"""
+    """whether ``splits`` pair any two images of a person, whatever their cameras; each image then has a camera of its
+    own, so that evaluation by camera keeps the match"""
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
@@ -225,7 +225,7 @@ class ThreeDPeS(SmallDataSet):
     Names like ``RGB/1_16_FRAME_25_RGB.bmp``: identity, then view; images of a view are frames of one walk. A person's
     views are dealt to two made-up cameras in turn, so that a query has matches in another view, as in the code of
     Domain Guided Dropout (Xiao et al., CVPR 2016), whose layout paper 003 has. ``splits`` pair any two images. Paper
-    003 has two cameras, too (445 and 567 images), by another rule: 29 people are in one of them alone.
+    003 has two cameras, too (445 and 567 images), but dealt differently: 29 people are in one alone.
     """
 
     name = "3dpes"
