@@ -116,7 +116,7 @@ def test_both_variants_are_converted_and_loaded(mat, tmp_path, variant):
 def test_what_is_there_is_not_overwritten(mat, tmp_path):
     protocol = write_protocol(tmp_path / "protocol.mat", "detected")
     convert_cuhk03(mat, protocol, tmp_path, "detected")
-    with pytest.raises(ConfigError, match=r"--output: .*cuhk03-np/detected is there already"):
+    with pytest.raises(ConfigError, match=r"--output: .*cuhk03-np/detected exists already"):
         convert_cuhk03(mat, protocol, tmp_path, "detected")
 
 

@@ -80,7 +80,7 @@ def test_people_are_cut_out_as_the_owners_mark_them(root, tmp_path, capsys):
 def test_a_folder_that_is_there_is_kept(root, tmp_path, capsys):
     (tmp_path / "data" / "cuhksysu4reid").mkdir(parents=True)
     line = refuse(capsys, "data", "cut", "--root", root, "--output", tmp_path / "data")
-    assert "cuhksysu4reid is there already" in line
+    assert "cuhksysu4reid exists already" in line
 
 
 def test_a_missing_or_damaged_protocol_is_named(root, tmp_path):

@@ -129,7 +129,7 @@ def test_an_interrupted_call_leaves_nothing_that_is_read_and_can_be_repeated(tmp
     (target / "labels.csv").unlink()
     with pytest.raises(DataError, match=r"town0/labels\.csv: cannot be read"):
         _ = add_to(tmp_path).federated
-    with pytest.raises(DataError, match="is no empty folder; remove it"):
+    with pytest.raises(DataError, match="is not an empty folder; remove it"):
         write_generated(target, draw(3), labels)
 
 
@@ -145,7 +145,7 @@ def test_an_interrupted_call_leaves_nothing_that_is_read_and_can_be_repeated(tmp
         (draw(2), [{1: 1.0}, {1: 1.5}], "a label {1: 1.5}"),
         (draw(2), [{1: 1.0}, {1: float("nan")}], "a label {1: nan}"),
         (draw(2), [{1: 1.0}, {1: 0.5, 2: -0.25}], "a label"),
-        (draw(2), [{1: 1.0}, {1: 0.5, 2: 0.50001}], "of sum at most 1"),
+        (draw(2), [{1: 1.0}, {1: 0.5, 2: 0.50001}], "a sum of at most 1"),
     ],
 )
 def test_nothing_is_written_of_what_does_not_fit_together(images, labels, message, tmp_path):
@@ -167,13 +167,16 @@ def test_nothing_is_written_of_what_does_not_fit_together(images, labels, messag
         ([HEADER, "a.png,1,0.5", "a.png,01,0.25"], "line 3: a.png is listed twice with identity 1; remove a line"),
         (
             [HEADER, "a.png,1,0.5", "a.png,2,0.6", "a.png,3,0.1"],
-            "line 3: the weights of a.png sum to 1.1; make that at",
+            "line 3: the weights of a.png sum to 1.1; the sum must be at",
         ),
-        ([HEADER, "a.png,1,0.5", "a.png,2,0.500002"], "line 3: the weights of a.png sum to 1; make that at most 1"),
+        (
+            [HEADER, "a.png,1,0.5", "a.png,2,0.500002"],
+            "line 3: the weights of a.png sum to 1; the sum must be at most 1",
+        ),
         ([HEADER, "a.png,1,0.5", "a.png,2,0"], "line 3: the weight '0' of a.png is not a number in"),
-        ([HEADER, "a.png,1,0.5", "a.png,999,0.5"], "line 3: client town0 trains on no identity '999'"),
-        ([HEADER, "a.png,999,1"], "line 2: client town0 trains on no identity '999', which a.png is said to show"),
-        ([HEADER, "a.png,one,1"], "client town0 trains on no identity 'one'"),
+        ([HEADER, "a.png,1,0.5", "a.png,999,0.5"], "line 3: client town0 does not train on identity '999'"),
+        ([HEADER, "a.png,999,1"], "line 2: client town0 does not train on identity '999' of a.png"),
+        ([HEADER, "a.png,one,1"], "client town0 does not train on identity 'one'"),
         ([HEADER, "a.png"], "line 2: the weight '' of a.png"),
         ([HEADER, "a.png,1,0"], "the weight '0' of a.png is not a number in"),
         ([HEADER, "a.png,1,1.01"], "the weight '1.01' of a.png"),

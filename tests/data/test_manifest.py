@@ -231,7 +231,7 @@ def test_a_manifest_by_hand(tmp_path):
         ("a1.png,2,1,town,anna,train", "a1.png,2,1,town,anna,training", "line 3: part 'training' is not one of train"),
         ("a1.png,2,1,town,anna,train", "a1.png,2,1,town,,train", "line 3: part train needs a client"),
         ("a1.png,2,1,town,anna,train", "a1.png,2,1,town,train", "line 3: has 5 fields instead of 6"),
-        ("q0.png,8,0,town,,query", "q0.png,8,0,town,anna,query", "line 7: part query belongs to nobody"),
+        ("q0.png,8,0,town,,query", "q0.png,8,0,town,anna,query", "line 7: part query belongs to no client"),
         ("q0.png,8", 'q0.png,"8', "line [0-9]+: is not CSV"),
         ("a0.png,1,0,town,anna,train\na1.png,2,1,town,anna,train\n", "",
          "line 2: client anna has no training images"),
@@ -249,7 +249,7 @@ def test_a_manifest_by_hand(tmp_path):
         ("p1.png,5,1,new,,gallery 0\n", "", "line 9: new has no rows with the part gallery 0"),
         ("p1.png,5,1,new,,gallery 0", "p1.png,5,1,new,,gallery 1", "line 9: new has no rows with the part gallery 0"),
         ("p1.png,5,1,new,,gallery 0", "x.png,5,1,new,,gallery 0", "line 12: this image of gallery 0 is not in the gal"),
-        ("u0.png,0,0,street", "u0.png,0,0,town", "line 13: town is public, and cannot be trained or tested on as well"),
+        ("u0.png,0,0,street", "u0.png,0,0,town", "line 13: town is public, so it cannot be used for training or test"),
         ("u0.png,0,0,street", "u0.png,0,0,new", "line 13: new is public"),
     ],
 )  # fmt: skip
@@ -268,7 +268,7 @@ def test_bad_rows_are_named(tmp_path, old, new, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [("", "lists no images"), (HEADER + "\n", "lists no images"), (None, "cannot read this manifest"),
-     (HEADER + "\nq.png,1,0,t,,query\ng.png,1,1,t,,gallery\n", "nobody has training images")],
+     (HEADER + "\nq.png,1,0,t,,query\ng.png,1,1,t,,gallery\n", "no client has training images")],
 )  # fmt: skip
 def test_manifests_without_a_federation_are_refused(tmp_path, content, message):
     path = tmp_path / "m.csv"
@@ -286,9 +286,9 @@ def test_drawn_people_have_no_files(tmp_path):
 
 
 def test_a_source_or_a_manifest():
-    with pytest.raises(ConfigError, match=r"data\.source: give a source of data sets or data\.manifest, one of them"):
+    with pytest.raises(ConfigError, match=r"data\.source: give either a source of data sets or data\.manifest"):
         FederatedDataModule()
-    with pytest.raises(ConfigError, match=r"data\.source: give a source of data sets or data\.manifest, one of them"):
+    with pytest.raises(ConfigError, match=r"data\.source: give either a source of data sets or data\.manifest"):
         FederatedDataModule(SyntheticReID(), manifest="m.csv")
 
 
@@ -297,7 +297,7 @@ def test_a_source_or_a_manifest():
                {"dry_run": True}], ids=lambda option: next(iter(option)),
 )  # fmt: skip
 def test_a_manifest_alone_decides(option):
-    with pytest.raises(ConfigError, match=rf"data\.{next(iter(option))}: data\.manifest says who holds what"):
+    with pytest.raises(ConfigError, match=rf"data\.{next(iter(option))}: data\.manifest lists the images"):
         FederatedDataModule(manifest="m.csv", **option)
 
 
@@ -340,7 +340,7 @@ def test_the_command_refuses_in_one_line(root, tmp_path, capsys):
     viper = f"  source: {{class_path: VIPeR, init_args: {{root: {root}}}}}\n"
     assert "data.dry_run: the drawn files do not outlive this command" in refusal(viper + "  dry_run: true\n")
     assert "has a manifest already" in refusal("  manifest: federation.csv\n")
-    assert "data.source: give a source of data sets or data.manifest" in refusal("")
+    assert "data.source: give either a source of data sets or data.manifest" in refusal("")
     assert not (tmp_path / "m.csv").exists()
 
 

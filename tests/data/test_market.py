@@ -378,7 +378,7 @@ def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
     for path in (alone / "bounding_box_train").iterdir():
         if not path.name.startswith("0001"):
             path.unlink()
-    assert "only one identity to train on" in " ".join(check_data(tmp_path).split())
+    assert "only one training identity" in " ".join(check_data(tmp_path).split())
     data = FederatedDataModule(MarketFolders(str(alone)), val="none")
     settings = {client.name: LocalTraining(batch_size=2) for client in data.federated.clients}
     check_batches(data.federated.clients, settings, says=True)

@@ -43,7 +43,7 @@ def test_the_first_pair_of_cuhk02_is_one_warning_in_any_role(root, caplog, optio
 
 def test_as_public_set_the_warning_says_what_is_distilled(root, caplog):
     (warning,) = warnings_of(caplog, [CUHK01(root), CUHK02(root)], public="cuhk02")
-    assert "the distillation set cuhk02 contains the people of cuhk01, also those that are tested on" in warning
+    assert "the distillation set cuhk02 contains the people of cuhk01, also the test identities" in warning
     assert "exclude_p1: true" in warning
 
 

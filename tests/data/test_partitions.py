@@ -21,17 +21,17 @@ def split_of(people=20, cameras=3, shots=4):
     return Split(None, grid[:, 0], grid[:, 1])  # nobody looks at the pictures
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_every_image_goes_to_one_client_always_the_same(how):
+@pytest.mark.parametrize("partition", HOWS)
+def test_every_image_goes_to_one_client_always_the_same(partition):
     train = split_of()
-    parts = divide("town", train, how, parts=5)
+    parts = divide("town", train, partition, parts=5)
     assert sorted(np.concatenate([part.images for part in parts])) == list(range(len(train)))
-    assert len(parts) == (3 if how == "by_camera" else 5)
+    assert len(parts) == (3 if partition == "by_camera" else 5)
     assert len({part.name for part in parts}) == len(parts)
-    again = divide("town", train, how, parts=5)
+    again = divide("town", train, partition, parts=5)
     assert all(np.array_equal(a.images, b.images) for a, b in zip(parts, again, strict=True))
-    if how != "by_camera":
-        other = divide("village", train, how, parts=5)
+    if partition != "by_camera":
+        other = divide("village", train, partition, parts=5)
         assert any(not np.array_equal(a.images, b.images) for a, b in zip(parts, other, strict=True))
 
 
@@ -106,14 +106,14 @@ def test_a_client_has_few_identities_of_two_shards():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"how": "iid", "parts": 0}, r"data\.parts: 0 is not in \[1, "),
-        ({"how": "dirichlet", "alpha": 0.0}, r"data\.alpha: 0\.0 is not positive"),
+        ({"partition": "iid", "parts": 0}, r"data\.parts: 0 is not in \[1, "),
+        ({"partition": "dirichlet", "alpha": 0.0}, r"data\.alpha: 0\.0 is not positive"),
         (
-            {"how": "by_identity", "parts": 30},
+            {"partition": "by_identity", "parts": 30},
             r"data\.parts: by_identity leaves town-part\d+ without images; use fewer",
         ),
-        ({"how": "dirichlet", "parts": 200, "alpha": 0.01}, r"use fewer parts or a larger data\.alpha"),
-        ({"how": "union"}, r"data\.partition: union does not divide"),
+        ({"partition": "dirichlet", "parts": 200, "alpha": 0.01}, r"use fewer parts or a larger data\.alpha"),
+        ({"partition": "union"}, r"data\.partition: union does not divide"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(options, message):

@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.images import GallerySplit
 from fedsim.data.market import MarketFolders, write_market_splits
-from fedsim.data.splits import draw_splits, official_grid_splits, read_splits, write_splits
+from fedsim.data.splits import official_grid_splits, read_splits, sample_splits, write_splits
 
 
 def pool(seed=0, people=30, cameras=3, images=200):
@@ -51,7 +51,7 @@ def test_what_every_split_is(seed, style, cross_camera):
     others = np.flatnonzero(~np.isin(pids, list(possible)))
     assert {-1, 0, 41} <= set(pids[others].tolist())  # junk, distractors, a single image
     assert (1 in pids[others]) == cross_camera  # seen by one camera
-    for query, gallery in draw_splits(pids, camids, num=5, style=style, cross_camera=cross_camera):
+    for query, gallery in sample_splits(pids, camids, num=5, style=style, cross_camera=cross_camera):
         assert query.dtype == gallery.dtype == np.int64
         tested = pids[query]
         assert len(query) == round(0.5 * len(possible))
@@ -76,7 +76,7 @@ def test_what_every_split_is(seed, style, cross_camera):
 def test_the_fraction_is_of_the_identities_that_can_be_found(fraction):
     pids, camids = pool()
     possible = can_match(pids, camids)
-    for query, _ in draw_splits(pids, camids, num=2, fraction=fraction):
+    for query, _ in sample_splits(pids, camids, num=2, fraction=fraction):
         assert len(query) == round(fraction * len(possible))
     if fraction == 1:
         assert set(pids[query].tolist()) == possible
@@ -84,30 +84,30 @@ def test_the_fraction_is_of_the_identities_that_can_be_found(fraction):
 
 def test_ten_splits_differ_and_their_number_does_not_matter():
     pids, camids = pool()
-    ten = as_lists(draw_splits(pids, camids))
+    ten = as_lists(sample_splits(pids, camids))
     assert len(ten) == 10
     assert len({str(query) for query, _ in ten}) == 10
     assert len({str(sorted(pids[query])) for query, _ in ten}) == 10  # of different people, too
-    assert as_lists(draw_splits(pids, camids, num=3)) == ten[:3]
-    assert as_lists(draw_splits(pids, camids, num=12))[:10] == ten
+    assert as_lists(sample_splits(pids, camids, num=3)) == ten[:3]
+    assert as_lists(sample_splits(pids, camids, num=12))[:10] == ten
 
 
 def test_no_global_generator_has_a_say():
     pids, camids = pool()
     np.random.seed(1)  # noqa: NPY002 - the one that is meant
-    before = as_lists(draw_splits(pids, camids))
+    before = as_lists(sample_splits(pids, camids))
     np.random.seed(2)  # noqa: NPY002 - as above
-    assert as_lists(draw_splits(pids, camids)) == before
+    assert as_lists(sample_splits(pids, camids)) == before
 
 
 def test_every_identity_and_image_gets_its_turn():
     pids, camids = np.repeat(np.arange(1, 9), 4), np.tile([0, 1, 2, 3], 8)
-    queries = np.concatenate([query for query, _ in draw_splits(pids, camids, num=200)])
+    queries = np.concatenate([query for query, _ in sample_splits(pids, camids, num=200)])
     counts = np.bincount(queries, minlength=32)
     assert counts.sum() == 200 * 4
     assert counts.min() > 8  # 25 are expected
     assert counts.max() < 50
-    found = np.concatenate([gallery for _, gallery in draw_splits(pids, camids, num=200, style="pairs")])
+    found = np.concatenate([gallery for _, gallery in sample_splits(pids, camids, num=200, style="pairs")])
     assert np.bincount(found, minlength=32).min() > 8
 
 
@@ -118,30 +118,30 @@ def test_the_order_of_people_in_the_list_does_not_matter_that_of_their_images_do
     # people in another order, the images of each in the order they had
     blocks = [np.flatnonzero(pids == pid) for pid in rng.permutation(np.unique(pids))]
     moved = np.concatenate(blocks)
-    for before, after in zip(draw_splits(pids, camids), draw_splits(pids[moved], camids[moved]), strict=True):
+    for before, after in zip(sample_splits(pids, camids), sample_splits(pids[moved], camids[moved]), strict=True):
         np.testing.assert_array_equal(before.query, moved[after.query])
         np.testing.assert_array_equal(before.gallery, np.sort(moved[after.gallery]))
     # everything in another order: the same people
     shuffled = rng.permutation(len(pids))
-    for before, after in zip(draw_splits(pids, camids), draw_splits(pids[shuffled], camids[shuffled]), strict=True):
+    for before, after in zip(sample_splits(pids, camids), sample_splits(pids[shuffled], camids[shuffled]), strict=True):
         assert pids[before.query].tolist() == pids[shuffled][after.query].tolist()
     # and so they are with other names in the same order
     other = np.where(pids > 0, 10 * pids + 3, pids)
-    assert as_lists(draw_splits(other, camids)) == as_lists(draw_splits(pids, camids))
+    assert as_lists(sample_splits(other, camids)) == as_lists(sample_splits(pids, camids))
 
 
 def test_a_camera_that_asks():
     """PRID: all queries from camera 0. VIPeR: the same people twice, one way and the other."""
     pids, camids = np.repeat(np.arange(1, 41), 2), np.tile([1, 0], 40)
-    for query, gallery in draw_splits(pids, camids, style="pairs", asking=(0,)):
+    for query, gallery in sample_splits(pids, camids, style="pairs", asking=(0,)):
         assert set(camids[query].tolist()) == {0}
         assert set(camids[gallery].tolist()) == {1}
-    there_and_back = draw_splits(pids, camids, style="pairs", asking=(0, 1))
+    there_and_back = sample_splits(pids, camids, style="pairs", asking=(0, 1))
     assert [set(camids[split.query].tolist()) for split in there_and_back] == [{0}, {1}] * 5
     people = [tuple(pids[split.query].tolist()) for split in there_and_back]
     assert people[::2] == people[1::2]
     assert len(set(people)) == 5
-    plain = draw_splits(pids, camids, style="pairs", num=5)
+    plain = sample_splits(pids, camids, style="pairs", num=5)
     assert people[::2] == [tuple(pids[split.query].tolist()) for split in plain]  # of the people that are drawn anyway
 
 
@@ -149,9 +149,9 @@ def test_golden_splits():
     # published numbers refer to these: a change of the drawing is a change of everybody's results
     pids = np.array([-1, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6])
     camids = np.array([0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 1])  # 5 is seen by one camera, 6 once
-    assert as_lists(draw_splits(pids, camids, num=2)) == GOLDEN["one_query"]
-    assert as_lists(draw_splits(pids, camids, num=2, style="pairs")) == GOLDEN["pairs"]
-    ten = draw_splits(np.repeat(np.arange(1, 41), 5), np.tile([0, 0, 1, 2, 2], 40))
+    assert as_lists(sample_splits(pids, camids, num=2)) == GOLDEN["one_query"]
+    assert as_lists(sample_splits(pids, camids, num=2, style="pairs")) == GOLDEN["pairs"]
+    ten = sample_splits(np.repeat(np.arange(1, 41), 5), np.tile([0, 0, 1, 2, 2], 40))
     assert hashlib.sha256(json.dumps(as_lists(ten)).encode()).hexdigest() == GOLDEN["ten"]
 
 
@@ -165,17 +165,17 @@ GOLDEN = {
 @pytest.mark.parametrize("fraction", [0.0, 0.001, -1.0, 1.5])
 def test_a_fraction_of_nobody(fraction):
     with pytest.raises(ConfigError, match="fraction"):
-        draw_splits(*pool(), fraction=fraction)
+        sample_splits(*pool(), fraction=fraction)
 
 
 def test_a_pool_in_which_nobody_can_be_found():
     pids, camids = np.array([1, 1, 2, 2, 3]), np.zeros(5, dtype=np.int64)
     with pytest.raises(ConfigError, match="cross_camera to false"):
-        draw_splits(pids, camids)
-    (split,) = draw_splits(pids, camids, num=1, cross_camera=False)
+        sample_splits(pids, camids)
+    (split,) = sample_splits(pids, camids, num=1, cross_camera=False)
     assert len(split.query) == 1
     with pytest.raises(ConfigError):
-        draw_splits(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+        sample_splits(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def written(tmp_path):
     """A file of three splits, and the names of the images."""
     pids, camids = pool()
     path = tmp_path / "splits.json"
-    write_splits(path, draw_splits(pids, camids, num=3), names_of(pids))
+    write_splits(path, sample_splits(pids, camids, num=3), names_of(pids))
     return path, names_of(pids)
 
 
@@ -209,12 +209,12 @@ def test_what_was_written_is_read(written):
     assert isinstance(splits, tuple)
     assert all(isinstance(split, GallerySplit) for split in splits)
     assert all(part.dtype == np.int64 for split in splits for part in split)
-    assert as_lists(splits) == as_lists(draw_splits(*pool(), num=3))
+    assert as_lists(splits) == as_lists(sample_splits(*pool(), num=3))
 
 
 def test_the_file_is_the_same_every_time(written, tmp_path):
     path, names = written
-    write_splits(tmp_path / "again.json", draw_splits(*pool(), num=3), names)
+    write_splits(tmp_path / "again.json", sample_splits(*pool(), num=3), names)
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
     content = json.loads(path.read_text())
     assert content["num_images"] == len(names)
@@ -224,7 +224,7 @@ def test_the_file_is_the_same_every_time(written, tmp_path):
 def test_a_reformatted_file_is_the_same(written):
     path, names = written
     path.write_text(json.dumps(json.loads(path.read_text()), indent=4).replace("\n", "\r\n"))
-    assert as_lists(read_splits(path, names)) == as_lists(draw_splits(*pool(), num=3))
+    assert as_lists(read_splits(path, names)) == as_lists(sample_splits(*pool(), num=3))
 
 
 @pytest.mark.parametrize("part", ["query", "gallery"])
@@ -319,7 +319,7 @@ def test_the_command_writes_what_the_data_set_reads(viper, capsys):
     assert domain.train is None
     assert len(domain.query) == 0
     assert len(domain.gallery) == 34
-    assert as_lists(domain.splits) == as_lists(draw_splits(domain.gallery.pids, domain.gallery.camids, num=4))
+    assert as_lists(domain.splits) == as_lists(sample_splits(domain.gallery.pids, domain.gallery.camids, num=4))
 
 
 def test_options_of_the_command(viper, capsys):
@@ -331,7 +331,7 @@ def test_options_of_the_command(viper, capsys):
     assert main(["data", "splits", f"--folder={viper}", *options]) == 0
     assert "2 splits of 2 queries, 4 gallery images" in capsys.readouterr().out
     (domain,) = MarketFolders(str(viper)).domains()
-    expected = draw_splits(
+    expected = sample_splits(
         domain.gallery.pids, domain.gallery.camids, num=2, fraction=0.25, style="pairs", cross_camera=False
     )
     assert as_lists(domain.splits) == as_lists(expected)

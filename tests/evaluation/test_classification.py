@@ -96,7 +96,7 @@ def test_images_are_held_out_once():
 
 
 def test_a_manifest_has_no_common_labels(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.labels: data\.manifest says who holds what"):
+    with pytest.raises(ConfigError, match=r"data\.labels: data\.manifest lists the images"):
         FederatedDataModule(manifest=str(tmp_path / "m.csv"), labels="common")
 
 

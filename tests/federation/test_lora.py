@@ -183,7 +183,7 @@ def test_every_tensor_but_the_adapters_is_fixed():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: LoRA(SmallCNN(width=4), targets=("conv1",)), r"LoRA keeps SmallCNN as it is, but batch normalisation"),
+        (lambda: LoRA(SmallCNN(width=4), targets=("conv1",)), r"LoRA keeps SmallCNN fixed, but batch normalisation"),
         (lambda: LoRA(vit(), targets=("qkv", "query")), r"targets: TimmBackbone has no layer query; "),
         (lambda: LoRA(vit(), rank=0), r"rank: 0 is not positive"),
         (lambda: LoRA(vit(), dropout=1.0), r"dropout: 1.0 is not in \[0, 1\)"),

@@ -115,7 +115,10 @@ def test_embeddings_are_parameters_of_the_trunk():
     ("arguments", "message"),
     [
         ({"name": "vit_smal_patch16_224"}, r"^backbone.name: timm has no .*did you mean vit_small_patch16_224"),
-        ({"name": VIT, "weights": "agreg"}, r"^backbone.weights: agreg is no weights of .*; choose augreg_in1k, "),
+        (
+            {"name": VIT, "weights": "agreg"},
+            r"^backbone.weights: timm has no weights agreg of .*; choose augreg_in1k, ",
+        ),
         (
             {"name": VIT, "options": {"depht": 2}},
             r"^model.backbone: timm cannot build vit_small_.* \(TypeError",

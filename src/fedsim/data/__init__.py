@@ -1,6 +1,6 @@
-"""Data sets, federations, and what happens to an image before the model sees it.
+"""Data sets, federations, and the preparation of images for the model.
 
-What stands in ``__all__`` is imported at its first use: to look into a folder of data sets takes no torch.
+The names in ``__all__`` are imported at their first use, so that listing a folder of data sets does not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training augmentation on whole batches, with one decision per image.
 
-Trap: ``torchvision.transforms.v2`` makes ONE decision for a whole batch. Here each image has its own decision, drawn
+Trap: ``torchvision.transforms.v2`` makes ONE decision for a whole batch. Here each image has its own decision, sampled
 from one generator that the caller keys by (seed, round, client).
 
 Cropping and erasing have two versions with the same results: for GPUs, where the number of operations costs time, one
@@ -21,9 +21,9 @@ from fedsim.core.checks import not_negative, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
 
-MAX_PIXELS = 100_000  # of a height or width that can be meant
+MAX_PIXELS = 100_000  # largest height or width that is accepted; a larger value is a mistake
 
-_ATTEMPTS = 10  # rectangles drawn per image, as in torchvision; the first one that fits is erased
+_ATTEMPTS = 10  # rectangles sampled per image, as in torchvision; the first one that fits is erased
 _GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue in brightness (ITU-R BT.601)
 _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS  # random numbers per image
 
@@ -60,19 +60,19 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop is not None and not 1 <= min(self.crop) <= max(self.crop) <= MAX_PIXELS:
             raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
-        where = "data.augmentation"
-        within(where, "[0, 1]", flip=self.flip, erase=self.erase)
-        within(where, "[0, 0.5]", hue=self.hue)
-        within(where, "[0, 180]", rotate=self.rotate)
-        within(where, "[0, 0.9]", scale=self.scale)
-        not_negative(where, pad=self.pad)
-        not_negative(where, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation)
+        section = "data.augmentation"
+        within(section, "[0, 1]", flip=self.flip, erase=self.erase)
+        within(section, "[0, 0.5]", hue=self.hue)
+        within(section, "[0, 180]", rotate=self.rotate)
+        within(section, "[0, 0.9]", scale=self.scale)
+        not_negative(section, pad=self.pad)
+        not_negative(section, brightness=self.brightness, contrast=self.contrast, saturation=self.saturation)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None, sizes: Sequence[int] | None = None) -> Tensor:
         """Augment uint8 [B, 3, H, W] and normalise; return float32 [B, 3, H, W], or the size of the crop.
 
-        ``generator``: for all decisions, on the device of the images; None only if there are none. ``sizes``: if
-        ``images`` is several batches, the size of each; its draws are then the same as alone.
+        ``generator``: for all decisions, on the device of the images; None only if nothing is random. ``sizes``: the
+        size of each batch if ``images`` are several batches; each batch gets the same random numbers as alone.
         """
         if generator is None:
             assert not self.is_random, "a random augmentation needs a generator"
@@ -90,7 +90,7 @@ class Augmentation:
 
     @property
     def is_random(self) -> bool:
-        """Whether there is anything but normalisation."""
+        """Whether there are random changes besides normalisation."""
         return self._moves or self._recolours or self.erase > 0.0
 
     @property
@@ -113,9 +113,9 @@ class Augmentation:
             return crop(x, mirror, top, left, size)
         sign = torch.where(mirror, -1.0, 1.0)
         angle = (2 * u[:, 3] - 1) * math.radians(self.rotate)
-        zoom = 1 / (1 + (2 * u[:, 4] - 1) * self.scale)  # of the sampling grid: the inverse of the picture's
+        zoom = 1 / (1 + (2 * u[:, 4] - 1) * self.scale)  # of the sampling grid: the inverse of the image's
         cos, sin = angle.cos() * zoom, angle.sin() * zoom
-        down, right = 2 * top + height - in_height, 2 * left + width - in_width  # twice the way between the centres
+        down, right = 2 * top + height - in_height, 2 * left + width - in_width  # twice the distance of the centres
         theta = torch.stack(
             [sign * cos * width / in_width, -sin * height / in_width, right / in_width,
              sign * sin * width / in_height, cos * height / in_height, down / in_height], dim=1
@@ -124,7 +124,7 @@ class Augmentation:
         return F.grid_sample(x.float(), grid, padding_mode="zeros", align_corners=False)
 
     def _places(self, u: Tensor, room: int) -> Tensor:
-        """First rows or columns of crops: uniform in -pad .. room + pad, int64 [B]; a smaller image is inside."""
+        """Return first rows or columns of crops, int64 [B]: uniform in -pad .. room + pad; small images are inside."""
         low, high = min(-self.pad, room), max(room + self.pad, 0)
         return (u * (high - low + 1)).floor().long() + low
 
@@ -147,10 +147,10 @@ class Augmentation:
 def jitter_colours(
     images: Tensor, u: Tensor, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Tensor:
-    """Change brightness, contrast, saturation and hue of RGB images [B, 3, H, W] of 0 .. 255; return float32 alike.
+    """Change brightness, contrast, saturation and hue of RGB images [B, 3, H, W], 0 .. 255; return float32.
 
     The operations are those of ``torchvision.transforms.ColorJitter``, but always in this order. ``u`` [B, 4], uniform
-    in [0, 1), has their decisions. Factors are uniform in [1 - b, 1 + b], at least 0, for brightness b, and alike for
+    in [0, 1), has their decisions. Factors are uniform in [1 - b, 1 + b], at least 0, for brightness b, and so for
     contrast and saturation. Shifts of the hue are uniform in [-h, h], in turns of the colour circle.
     """
     x = images.to(torch.float32, copy=True)
@@ -173,8 +173,8 @@ def _grey(x: Tensor) -> Tensor:
     return sum(weight * x[:, i : i + 1] for i, weight in enumerate(_GREY))  # type: ignore[return-value] # never 0
 
 
-def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return (factor * x + (1 - factor) * other).clamp_(0, 255)
+def _blend(x: Tensor, base: Tensor, factor: Tensor) -> Tensor:
+    return (factor * x + (1 - factor) * base).clamp_(0, 255)
 
 
 def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     safe = chroma.clamp_min(1e-12)
     not_red = torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)
     sixth = torch.where(value == red, (green - blue) / safe, not_red) + 6 * turns.view(-1, 1, 1)
-    # RGB from HSV without a case per sixth: each channel is the value less a ramp of the chroma
+    # RGB from HSV without a case per sixth: each channel is the value minus a ramp of the chroma
     ramps = [((offset + sixth) % 6) for offset in (5, 3, 1)]
     return torch.stack([value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in ramps], 1)
 
@@ -192,7 +192,7 @@ def _turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 def _crop_together(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
     """Cut a part of ``size`` out of each image [B, 3, H, W], then mirror it; pixels beyond the border are 0.
 
-    ``mirror`` [B] bool; ``top`` and ``left`` [B] int64, first row and column of the part, maybe negative.
+    ``mirror`` [B] bool; ``top`` and ``left`` [B] int64, first row and column of the part, possibly negative.
     """
     batch, channels, in_height, in_width = x.shape
     height, width = size
@@ -211,13 +211,13 @@ def _crop_one_by_one(x: Tensor, mirror: Tensor, top: Tensor, left: Tensor, size:
     out = x.new_zeros(*x.shape[:2], height, width)
     places = zip(mirror.tolist(), top.tolist(), left.tolist(), strict=True)
     for old, new, (flipped, y, x0) in zip(x.unbind(), out.unbind(), places, strict=True):
-        rest = old[:, max(y, 0) : max(y + height, 0), max(x0, 0) : max(x0 + width, 0)]
-        _, rows, columns = rest.shape
+        inside = old[:, max(y, 0) : max(y + height, 0), max(x0, 0) : max(x0 + width, 0)]
+        _, rows, columns = inside.shape
         first = max(-x0, 0)
         if flipped:
-            rest, first = rest.flip(2), width - first - columns
+            inside, first = inside.flip(2), width - first - columns
         if rows and columns:
-            new[:, max(-y, 0) : max(-y, 0) + rows, first : first + columns] = rest
+            new[:, max(-y, 0) : max(-y, 0) + rows, first : first + columns] = inside
     return out
 
 

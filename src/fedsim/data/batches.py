@@ -11,10 +11,10 @@ _GROUP = 2**18  # pixel values per group of batches: a megabyte of float32 fits 
 def shuffled_batches(
     num_images: int, batch_size: int, generator: torch.Generator, drop_partial: bool = False
 ) -> list[Tensor]:
-    """Cut a random order of n images into batches: int64 index tensors of B entries, in the last one maybe fewer.
+    """Cut a random order of n images into batches: int64 index tensors of B entries; the last one may have fewer.
 
     A last batch of one image is dropped, because batch normalisation cannot train on it (unless B is 1). With
-    ``drop_partial``, so is any last batch of fewer than B images. The generator is on the CPU.
+    ``drop_partial``, any last batch of fewer than B images is dropped. The generator is on the CPU.
 
     >>> [len(batch) for batch in shuffled_batches(7, 3, torch.Generator().manual_seed(0))]
     [3, 3]
@@ -25,10 +25,10 @@ def shuffled_batches(
 
 
 def identity_batches(labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
-    """Batches of P identities with K images each (Hermans et al., 2017), as int64 index tensors.
+    """Return batches of P identities with K images each (Hermans et al., 2017), as int64 index tensors.
 
-    Each identity's shuffled images are cut into groups of K (a short group repeats images). A batch is one group of P
-    different identities, as long as P identities have groups left; with fewer than P identities, it is one of each.
+    Each identity's shuffled images are cut into groups of K (a short group repeats images). A batch has one group of
+    each of P identities, as long as P identities have groups left; with fewer than P identities, one group of each.
     ``labels`` [n] int64; ``batch_size`` is P * K, ``num_instances`` K; the generator is on the CPU.
     """
     groups = {int(z): _groups_of(labels, int(z), num_instances, generator) for z in labels.unique()}
@@ -48,14 +48,14 @@ def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Genera
     groups = list(index.split(size))
     short = size - len(groups[-1])
     if short:  # the group that repeats images is the last to be used
-        others = index[: -len(groups[-1])] if len(groups) > 1 else index
-        draw = torch.randperm(len(others), generator=generator)[torch.arange(short) % len(others)]
-        groups[-1] = torch.cat([groups[-1], others[draw]])
+        candidates = index[: -len(groups[-1])] if len(groups) > 1 else index
+        order = torch.randperm(len(candidates), generator=generator)[torch.arange(short) % len(candidates)]
+        groups[-1] = torch.cat([groups[-1], candidates[order]])
     return groups
 
 
 def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:
-    """Return each batch's share of the images of its optimizer step, of ``accumulate`` batches or, at the end, fewer.
+    """Return each batch's share of the images of its optimizer step: ``accumulate`` batches, the last step maybe fewer.
 
     >>> shares_of_steps([torch.arange(n) for n in (8, 8, 8, 8, 2)], accumulate=2)
     [0.5, 0.5, 0.5, 0.5, 1.0]
@@ -67,7 +67,7 @@ def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:
 
 
 def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
-    """Return the first ``limit`` batches; below 1 it is a share of them, at least one batch; None: all.
+    """Return the first ``limit`` batches; a limit below 1 is a share of them, at least one batch; None: all.
 
     >>> [len(limited([torch.tensor([0])] * 100, limit)) for limit in (None, 4, 0.255, 0.001, 0.29)]
     [100, 4, 25, 1, 29]
@@ -79,6 +79,6 @@ def limited(batches: list[Tensor], limit: float | None) -> list[Tensor]:
 
 
 def grouped(batches: list[Tensor], num_values: int) -> list[list[Tensor]]:
-    """Group small batches of ``num_values`` pixel values, as one operation on a group is faster than one on each."""
+    """Group small batches of ``num_values`` pixel values: one operation on a group is faster than one on each batch."""
     step = max(1, _GROUP // max(1, num_values))
     return [batches[start : start + step] for start in range(0, len(batches), step)]

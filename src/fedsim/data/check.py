@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 def check_data(root: Path, everything: bool = False) -> str:
     """Return a table of the data sets in ``root``: their sizes, official sizes, and problems.
 
-    ``everything``: also those of the papers that are not there.
+    ``everything``: also list the papers' data sets that are missing.
 
     Raises:
         DataError: if there is no such folder.
@@ -52,15 +52,15 @@ def check_data(root: Path, everything: bool = False) -> str:
         raise DataError(f"{root}: no such folder")
     verdicts = ("complete", "there; no official count")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
-    own = find_own(root, {f.layout.partition(":")[0] for f in findings})
+    user_findings = find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
     rows = [
         [f.name, _sizes(f.found), _sizes(f.official), f.layout, f.problem or verdicts[f.official is None]]
-        for f in (*findings, *own)
+        for f in (*findings, *user_findings)
     ]
     if not rows:
         return (
             f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
-            "true says where those of the papers are expected"
+            "true lists the papers' data sets and how to get them"
         )
     headers = ["data set", "found", "official", "read as", ""]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
@@ -68,19 +68,19 @@ def check_data(root: Path, everything: bool = False) -> str:
 
 
 def find_data(root: Path) -> list[Finding]:
-    """Look for each data set below ``root``."""
+    """Return a finding for each of the papers' data sets below ``root``."""
     labeled = _look(datasets.CUHK03NP(str(root), variant="labeled"))
     return [*(_look(kind(str(root))) for kind in _CLASSES), labeled._replace(name="cuhk03np, labeled")]
 
 
-def find_own(root: Path, known: Collection[str]) -> list[Finding]:
-    """Look for data sets in Market-1501 layout in ``root``, or for itself; ``known`` are folders that are found."""
+def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding]:
+    """Return a finding for ``root`` and each folder in it in Market-1501 layout, without the ``recognised`` names."""
     folders = [root, *sorted(root.iterdir())]
-    return [_look_at(folder) for folder in folders if is_market_folder(folder) and folder.name not in known]
+    return [_look_at(folder) for folder in folders if is_market_folder(folder) and folder.name not in recognised]
 
 
 def _look_at(folder: Path) -> Finding:
-    """Read one of the user's own."""
+    """Read a data set of the user."""
     try:
         domain = read_market_domain(folder)
     except DataError as error:
@@ -88,7 +88,7 @@ def _look_at(folder: Path) -> Finding:
     problem = "your own; can be used"
     problem += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
     if domain.train is not None and len(domain.train.identities) == 1:
-        problem = "only one identity to train on: nothing can be told apart"
+        problem = "only one training identity; training needs at least 2"
     return Finding(folder.name, _count([domain]), None, problem, f"{folder.name}: Market-1501 layout")
 
 
@@ -102,21 +102,21 @@ def _look(data_set: DataSet) -> Finding:
         domains = data_set.domains_in(folder)
     except DataError as error:
         return Finding(name, None, official, str(error), _layout(data_set, folder, []))
-    found = _count(domains)
-    if not all(want in (None, have) for want, have in zip(official or found, found, strict=True)):
+    counts = _count(domains)
+    if not all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True)):
         problem = "not complete: compare the numbers"
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
-        other = copy.copy(data_set)
-        other.protocol = "splits"
+        with_splits = copy.copy(data_set)
+        with_splits.protocol = "splits"
         try:
-            other.domains_in(folder)
+            with_splits.domains_in(folder)
         except (ConfigError, DataError) as error:
             problem = f"{problem}; protocol splits: {error}".removeprefix("; ")
-    return Finding(name, found, official, problem, _layout(data_set, folder, domains))
+    return Finding(name, counts, official, problem, _layout(data_set, folder, domains))
 
 
 def _layout(data_set: DataSet, folder: Path, domains: list[Domain]) -> str:
-    """Say by what a folder was recognised, and how many of the images in it are read."""
+    """Describe a folder: the parts by which it was recognised, and how many of its images are read."""
     splits = [split for domain in domains for split in (domain.train, domain.query, domain.gallery) if split]
     read = {path for split in splits for path in split.images.locations() if path is not None}
     images = sum(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))

@@ -44,7 +44,7 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
         variant: boxes by a detector or by hand.
 
     Returns:
-        (the folder, its parts' numbers of images).
+        (the folder, the number of images in each of its parts).
 
     Raises:
         ConfigError: if the folder exists, the protocol is the other variant's, or h5py is not installed.
@@ -52,10 +52,12 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
     """
     target = output / "cuhk03-np" / variant
     if target.exists():
-        raise ConfigError(f"--output: {target} is there already; remove it, or choose another folder")
-    other = "labeled" if variant == "detected" else "detected"
-    if other in protocol.name:
-        raise ConfigError(f"--variant: {protocol.name} is the protocol of the {other} boxes, not of the {variant} ones")
+        raise ConfigError(f"--output: {target} exists already; remove it, or choose another folder")
+    other_variant = "labeled" if variant == "detected" else "detected"
+    if other_variant in protocol.name:
+        raise ConfigError(
+            f"--variant: {protocol.name} is the protocol of the {other_variant} boxes, not of the {variant} ones"
+        )
     parts = _read_protocol(protocol)
     with _open(mat) as file:
         images = _Images(mat, file, variant)
@@ -88,23 +90,24 @@ class _Images:
     def __init__(self, path: Path, file: Any, variant: Variant) -> None:
         self.path, self.file = path, file
         try:
-            # MATLAB puts columns first: what it calls people x 10 is 10 x people here
+            # MATLAB stores columns first: its people x 10 is 10 x people here
             self.pairs = [file[pair][()] for pair in file[variant][()].ravel()]
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: holds no cell {variant} of pairs of cameras, as cuhk-03.mat does") from error
+            raise DataError(f"{path}: holds no cell {variant} of pairs of cameras; give cuhk-03.mat") from error
         for number, pair in enumerate(self.pairs, start=1):
             if pair.ndim != 2 or len(pair) != _VIEWS * _PER_VIEW:
                 raise DataError(f"{path}: pair {number} of {variant} is not a cell of people x 10 images")
 
     def read(self, name: _Name) -> NDArray[np.uint8]:
-        """Return an image, uint8 [H, W, 3]; raise DataError if it is not there."""
+        """Return an image, uint8 [H, W, 3]; raise DataError if it is missing."""
         try:
             cell = self.file[self.pairs[name.pair - 1][name.image - 1, name.person - 1]][()]
-            if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:  # an empty cell is its shape
+            # MATLAB stores an empty cell as its shape
+            if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:
                 raise ValueError("the cell is empty")
         except (KeyError, IndexError, ValueError, TypeError, OSError) as error:
-            rule = f"holds no image {name}, which the protocol names; do the two files fit?"
-            raise DataError(f"{self.path}: {rule}") from error
+            problem = f"holds no image {name}, which the protocol names; check that the two files fit"
+            raise DataError(f"{self.path}: {problem}") from error
         pixels: NDArray[np.uint8] = np.ascontiguousarray(cell.T)
         return pixels
 
@@ -119,7 +122,7 @@ def _read_protocol(path: Path) -> dict[str, list[_Name]]:
         content = loadmat(path)
         files = [str(np.asarray(cell).item()) for cell in content["filelist"].ravel()]
         rows = {part: content[variable].ravel().astype(np.int64) - 1 for part, variable in _VARIABLE.items()}
-    except Exception as error:  # whatever scipy makes of a damaged file
+    except Exception as error:  # scipy raises many types for a damaged file
         remedy = "get cuhk03_new_protocol_config_detected.mat or cuhk03_new_protocol_config_labeled.mat"
         raise DataError(f"{path}: is not CUHK03's new protocol ({error}); {remedy}") from error
     for part, index in rows.items():

@@ -40,7 +40,7 @@ def cut_people(root: Path, output: Path) -> tuple[Path, dict[str, int]]:
         output: the folder of data sets.
 
     Returns:
-        (the folder, its parts' numbers of images).
+        (the folder, the number of images in each of its parts).
 
     Raises:
         ConfigError: if the folder exists.
@@ -48,7 +48,7 @@ def cut_people(root: Path, output: Path) -> tuple[Path, dict[str, int]]:
     """
     target = output / "cuhksysu4reid"
     if target.exists():
-        raise ConfigError(f"--output: {target} is there already; remove it, or choose another folder")
+        raise ConfigError(f"--output: {target} exists already; remove it, or choose another folder")
     people = list(_read_protocol(root / PROTOCOL))
     counts = {"query": 0, "gallery": 0}
     output.mkdir(parents=True, exist_ok=True)
@@ -67,8 +67,8 @@ def _cut(path: Path, box: tuple[int, int, int, int]) -> Image.Image:
     left, top, width, height = box
     try:
         with Image.open(path) as picture:
-            within = min(left, top) >= 0 and left + width <= picture.width and top + height <= picture.height
-            if not within or width < 1 or height < 1:
+            is_inside = min(left, top) >= 0 and left + width <= picture.width and top + height <= picture.height
+            if not is_inside or width < 1 or height < 1:
                 raise DataError(f"{path}: the box {list(box)} of {PROTOCOL.name} is not in this picture")
             return picture.convert("RGB").crop((left, top, left + width, top + height))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
@@ -88,7 +88,7 @@ def _read_protocol(path: Path) -> Iterator[_Person]:
                 for picture in shown:
                     if picture["idlocate"].size:  # empty: the person is not in this picture
                         yield _Person(part, number, _text(picture["imname"]), _box(picture["idlocate"]))
-    except Exception as error:  # whatever scipy makes of a damaged file
+    except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: is not CUHK-SYSU's {PROTOCOL.name} ({error}); get it from the owners") from error
 
 

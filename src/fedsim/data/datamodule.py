@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ Cache = Literal["device", "host", "none"]  # place of decoded images
 class OncePerRound:
     """An iterable with one empty item, for one step per epoch, which is one communication round.
 
-    Lightning would take a literal ``[{}]`` for an empty loader.
+    Lightning would treat the list ``[{}]`` as an empty loader.
     """
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ class FederatedDataModule(LightningDataModule):
             an equal share of every identity of every data set.
         parts: clients per data set, for by_identity, iid, dirichlet and shards; clients in all, for stratified.
         alpha: of dirichlet; small values give each identity to few clients.
-        unseen: data sets that nobody trains on, in addition to those without training images.
+        unseen: data sets on which no client trains, in addition to those without training images.
         public: an unseen data set whose images, without labels, the server may use (bn_stats: recalibrate).
         val: images that each client holds out for model selection: identities (all images of a random share),
             first_image (of each identity), images (a random share), or none.
@@ -73,12 +73,12 @@ class FederatedDataModule(LightningDataModule):
         test_size: height and width of validation and test images, if different (papers 000 and 001: 288, 144).
         augmentation: of training images.
         generated: images of generators of people, which join the local training; null: real images only.
-        cache: place of decoded training images. device: beside the model; host: host memory, or mapped files with a
-            cache_dir; none: workers read each batch again.
+        cache: place of decoded training images. device: on the device, beside the model; host: host memory, or mapped
+            files with a cache_dir; none: workers read each batch again.
         cache_dir: a folder of decoded images; fedsim data prepare or the first fit fills it, and runs map it into
             memory. null: each run decodes its images at the start.
         workers: processes that read images for cache: none, and that fill the cache_dir.
-        on_corrupt: stop, or skip images that cannot be read (needs a cache_dir, which finds them before the start).
+        on_corrupt: stop, or skip images that cannot be read (needs a cache_dir: filling it finds them in advance).
         dry_run: replace the papers' data sets by small drawn stand-ins with as many clients, and load no pretrained
             weights, to try a config without the data; your own data sets stay as they are.
         limit_client_batches: maximum of batches per client and local epoch (1, 2, ...), or, below 1, a share of them;
@@ -111,29 +111,22 @@ class FederatedDataModule(LightningDataModule):
         limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
-        for name, pixels in (("size", size), ("test_size", test_size or size)):
-            if not 1 <= min(pixels) <= max(pixels) <= MAX_PIXELS:
-                raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
-        if augmentation.pad > max(size):
-            raise ConfigError(f"data.augmentation.pad: {augmentation.pad} reaches beyond images of {list(size)} pixels")
-        limit = limit_client_batches
-        if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
-            rule = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"
-            raise ConfigError(f"data.limit_client_batches: {limit} {rule}")
+        _check_sizes(size, test_size or size, augmentation)
+        _check_limit(limit_client_batches)
         at_least("data", int(cache == "none"), workers=workers)
         positive("data", alpha=alpha, parts=parts)
         if on_corrupt == "skip" and cache_dir is None:
             raise ConfigError(
                 "data.on_corrupt: skip needs data.cache_dir, a folder for decoded images: "
-                "which cannot be read must be known before the start"
+                "images that cannot be read must be known before the start"
             )
         if (source is None) == (manifest is None):
-            raise ConfigError("data.source: give a source of data sets or data.manifest, one of them")
+            raise ConfigError("data.source: give either a source of data sets or data.manifest")
         decided = {"unseen": unseen, "public": public, "max_images": max_images, "max_identities": max_identities,
                    "partition": partition != "by_dataset", "dry_run": dry_run, "on_corrupt": on_corrupt == "skip",
                    "labels": labels != "own"}  # fmt: skip
-        if manifest is not None and (given := [name for name, value in decided.items() if value]):
-            raise ConfigError(f"data.{given[0]}: data.manifest says who holds what; leave this out")
+        if manifest is not None:
+            _check_left_out(decided)
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
         self.manifest = None if manifest is None else Path(manifest).expanduser()
         self.unseen, self.public, self.val = tuple(unseen or ()), public, val
@@ -151,24 +144,24 @@ class FederatedDataModule(LightningDataModule):
         self._files: list[Domain] | None = None
         self._federated: FederatedData | None = None
         self.shared_folder: Path | None = None
-        """while ranks of a machine read images: where those that one has read are mapped by the others"""
+        """set while the ranks of a machine read images: one rank writes arrays into it, and the others map them"""
 
     @property
     def federated(self) -> FederatedData:
-        """The federation. The first use lists its files, and opens no image."""
+        """The federation. The first use lists the files, and opens no image."""
         if self._federated is None:
             if self.manifest is None:
                 warn_of_common_people(self.sources, self.public)
-            found = self._divide(self.list_domains()) if self.manifest is None else self._read(self.manifest)
-            self._federated = found if self.generated is None else add_generated(found, self.generated)
+            federated = self._divide(self.list_domains()) if self.manifest is None else self._read(self.manifest)
+            self._federated = federated if self.generated is None else add_generated(federated, self.generated)
         return self._federated
 
     def _read(self, manifest: Path) -> FederatedData:
         federated = read_manifest(manifest)
         if self.cache_dir is not None:
             opened = [decoded.open_decoded(self.cache_dir, wanted) for wanted in self._wanted_of_manifest(federated)]
-            found = _readable([one for one in opened if one], f"leave its rows out of {self.manifest}")
-            federated = map_splits(federated, lambda split: decoded.use(split, found))
+            files = _readable([file for file in opened if file], f"leave its rows out of {self.manifest}")
+            federated = map_splits(federated, lambda split: decoded.use(split, files))
         if self.val == "none":
             return replace(federated, clients=tuple(replace(client, val=None) for client in federated.clients))
         if all(client.val is None for client in federated.clients):
@@ -176,14 +169,14 @@ class FederatedDataModule(LightningDataModule):
         return federated
 
     def list_domains(self) -> list[Domain]:
-        """Return all data sets, in their order, with decoded files where these exist."""
+        """Return all data sets, in their order, with the decoded files that exist."""
         if self.manifest is not None:
             return domains_of(self.federated)
         folder = self.cache_dir
         return [domain if folder is None else self._look_up(domain, folder) for domain in self._list_files()]
 
     def _list_files(self) -> list[Domain]:
-        """List everything once: reading the names of a large data set takes seconds."""
+        """List all files once: reading the names of a large data set takes seconds."""
         if self._files is None:
             sources = self.sources
             if self.dry_run:
@@ -203,7 +196,7 @@ class FederatedDataModule(LightningDataModule):
         if self.cache_dir is not None:
             for path in [decoded.find(self.cache_dir, wanted) for wanted in self.wanted()]:
                 if not decoded.is_complete(path):
-                    raise DataError(f"{path}: is not there; run fedsim data prepare on this machine")
+                    raise DataError(f"{path}: is missing; run fedsim data prepare on this machine")
             self._federated = None
 
     def wanted(self) -> list[Wanted]:
@@ -213,15 +206,15 @@ class FederatedDataModule(LightningDataModule):
         return [wanted for domain in self._list_files() for wanted in self._wanted_of(domain)]
 
     def _wanted_of_manifest(self, federated: FederatedData) -> list[Wanted]:
-        """One file per size for all clients together."""
+        """Return one decoded file per size, for all clients together."""
         assert self.manifest is not None
         train = [*(client.train for client in federated.clients), *([federated.public] if federated.public else [])]
         sets = [*(client.val for client in federated.clients), *federated.tests.values()]
-        tests = [split for one in sets if one for split in (one.query, one.gallery)]
+        tests = [split for pair in sets if pair for split in (pair.query, pair.gallery)]
         return self._by_size(self.manifest.stem, train, tests)
 
     def _wanted_of(self, domain: Domain) -> list[Wanted]:
-        """Clients' training images in the training size; validation and test images in the test size."""
+        """Return the training images in the training size, validation and test images in the test size."""
         train, tests = [] if domain.train is None else [domain.train], [domain.query, domain.gallery]
         if domain.name == self.public:
             return self._by_size(domain.name, domain.parts, [])
@@ -230,52 +223,52 @@ class FederatedDataModule(LightningDataModule):
         return self._by_size(domain.name, train, tests if self.val == "none" else domain.parts)
 
     def _by_size(self, name: str, train: list[Split], tests: list[Split]) -> list[Wanted]:
-        same = self.test_size == self.size
-        parts = {self.size: train + tests} if same else {self.size: train, self.test_size: tests}
-        found = []
+        is_one_size = self.test_size == self.size
+        parts = {self.size: train + tests} if is_one_size else {self.size: train, self.test_size: tests}
+        wanted = []
         for size, splits in parts.items():
             paths = dict.fromkeys(path for split in splits for path in split.images.locations() if path is not None)
-            found += [Wanted(name, tuple(paths), size)] if paths else []
-        return found
+            wanted += [Wanted(name, tuple(paths), size)] if paths else []
+        return wanted
 
     def _look_up(self, domain: Domain, folder: Path) -> Domain:
         opened = [decoded.open_decoded(folder, wanted) for wanted in self._wanted_of(domain)]
-        found = [one for one in opened if one]
+        files = [file for file in opened if file]
         if self.on_corrupt == "stop":
-            found = _readable(found, "leave such images out with data.on_corrupt: skip")
-        bad = {path: why for one in found for path, why in one.unreadable.items()}
-        for why in bad.values():
-            log.warning("left out: %s", why)
-        left = decoded.without(domain, bad) if bad else domain
-        if domain.train and not left.train:
+            files = _readable(files, "leave such images out with data.on_corrupt: skip")
+        unreadable = {path: problem for file in files for path, problem in file.unreadable.items()}
+        for problem in unreadable.values():
+            log.warning("left out: %s", problem)
+        readable = decoded.without(domain, unreadable) if unreadable else domain
+        if domain.train and not readable.train:
             raise DataError(f"{domain.name}: none of its {len(domain.train)} training images can be read; replace them")
-        return left.map_splits(lambda split: decoded.use(split, found))
+        return readable.map_splits(lambda split: decoded.use(split, files))
 
-    def open_train(self, images: Images, what: str, device: torch.device) -> Pixels:
-        """Return training images as batches for ``device``; see ``cache``."""
+    def open_train(self, images: Images, name: str, device: torch.device) -> Pixels:
+        """Return training images as batches for ``device``; see ``cache``. ``name``: see :meth:`decode`."""
         if reader := self._reader(images, self.size, device):
             return reader
-        pixels = self.decode(images, what)
+        pixels = self.decode(images, name)
         if self.cache == "host" or self.shared_folder is not None:
             return HeldPixels(pixels, device, moved=self.cache == "device")
         try:
             return HeldPixels(pixels.to(device), device)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"data.cache: the {len(pixels)} images of {what} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
+                f"data.cache: the {len(pixels)} images of {name} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
                 "device; set it to host"
             ) from error
 
-    def open_test(self, images: Images, what: str, device: torch.device) -> Pixels:
-        """Return images for validation or test, in their size, as batches for ``device``."""
+    def open_test(self, images: Images, name: str, device: torch.device) -> Pixels:
+        """Return validation or test images, in their size, as batches for ``device``. ``name``: see :meth:`decode`."""
         if reader := self._reader(images, self.test_size, device):
             return reader
         try:
-            return HeldPixels(self.decode(images, what, self.test_size), device)
+            return HeldPixels(self.decode(images, name, self.test_size), device)
         except ConfigError as error:
             if self.test_size == self.size:
                 raise
-            raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # sources know of one size
+            raise ConfigError(str(error).replace("data.size", "data.test_size")) from error  # a source gets one size
 
     def _reader(self, images: Images, size: Size, device: torch.device) -> Pixels | None:
         """Return images that are read again for each batch, unless ``cache`` keeps them in memory."""
@@ -284,40 +277,60 @@ class FederatedDataModule(LightningDataModule):
             return ReadPixels(images, size, device, workers=0 if is_decoded else self.workers)
         return None
 
-    def decode(self, images: Images, what: str, size: Size | None = None) -> Tensor:
+    def decode(self, images: Images, name: str, size: Size | None = None) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory, by default in the training size.
 
-        ``what`` is a name for the progress bar, which appears if it takes long.
+        ``name``: of the images, for messages and the progress bar, which appears if reading takes long.
         """
         size = size or self.size
         if images.is_decoded(size):
             return images.decode(size)
         shape = (len(images), 3, *size)
         if self.shared_folder is None or not len(images):
-            return _read(images, what, size, torch.empty(shape, dtype=torch.uint8))
-        with shared_array(self.shared_folder, f"{what} {size}", shape) as (pixels, is_new):
-            return _read(images, what, size, pixels) if is_new else pixels
+            return _read(images, name, size, torch.empty(shape, dtype=torch.uint8))
+        with shared_array(self.shared_folder, f"{name} {size}", shape) as (pixels, is_new):
+            return _read(images, name, size, pixels) if is_new else pixels
 
     def train_dataloader(self) -> OncePerRound:
-        """One step per round, evaluation or prediction."""
+        """Return a loader of one step, for each round, evaluation or prediction."""
         return OncePerRound()
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
-def _read(images: Images, what: str, size: Size, pixels: Tensor) -> Tensor:
-    """Read images into ``pixels`` uint8 [n, 3, H, W], a part at a time."""
+def _read(images: Images, name: str, size: Size, pixels: Tensor) -> Tensor:
+    """Read images into ``pixels`` uint8 [n, 3, H, W], part by part."""
     done = 0
-    for part in tqdm(list(images.chunks()), desc=f"reading {what}", delay=2.0, disable=None, leave=False):
+    for part in tqdm(list(images.chunks()), desc=f"reading {name}", delay=2.0, disable=None, leave=False):
         pixels[done : done + len(part)] = part.decode(size)
         done += len(part)
     return pixels
 
 
-def _readable(found: Sequence[DecodedFile], otherwise: str) -> list[DecodedFile]:
-    """Return the files with all images; raise DataError, with the remedy ``otherwise``, if an image cannot be read."""
-    bad = {path: why for one in found for path, why in decoded.still_unreadable(one).items()}
-    if bad:
-        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        raise DataError(f"{next(iter(bad.values()))}{more}, or {otherwise}")
-    return [one for one in found if not one.unreadable]  # others lack an image that was repaired since
+def _readable(files: Sequence[DecodedFile], remedy: str) -> list[DecodedFile]:
+    """Return the files with all images; raise DataError, with this ``remedy``, if an image cannot be read."""
+    problems = {path: problem for file in files for path, problem in decoded.still_unreadable(file).items()}
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DataError(f"{next(iter(problems.values()))}{more}, or {remedy}")
+    return [file for file in files if not file.unreadable]  # without those that lack an image repaired since
+
+
+def _check_sizes(size: Size, test_size: Size, augmentation: Augmentation) -> None:
+    for name, pixels in (("size", size), ("test_size", test_size)):
+        if not 1 <= min(pixels) <= max(pixels) <= MAX_PIXELS:
+            raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
+    if augmentation.pad > max(size):
+        raise ConfigError(f"data.augmentation.pad: {augmentation.pad} reaches beyond images of {list(size)} pixels")
+
+
+def _check_limit(limit: float | None) -> None:
+    if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
+        problem = "is neither a number of batches (1, 2, ...) nor a share between 0 and 1"
+        raise ConfigError(f"data.limit_client_batches: {limit} {problem}")
+
+
+def _check_left_out(decided: Mapping[str, object]) -> None:
+    """Raise ConfigError if an argument that a manifest decides has a value."""
+    if names := [name for name, value in decided.items() if value]:
+        raise ConfigError(f"data.{names[0]}: data.manifest lists the images of each client; leave this out")

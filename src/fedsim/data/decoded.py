@@ -34,7 +34,7 @@ from fedsim.data.pixels import read_batches
 log = logging.getLogger(__name__)
 
 _DECODING = 1  # version of decoding and resizing, part of KEY
-_BLOCK = 512  # images per checksum, and between two notes of the progress
+_BLOCK = 512  # images per checksum, and between two updates of the progress file
 _BATCH = 64
 
 Mapped = np.memmap[Any, np.dtype[np.uint8]]
@@ -59,21 +59,21 @@ class DecodedFile(NamedTuple):
     rows: dict[Path, int]
     """image file -> its row"""
     unreadable: dict[Path, str]
-    """image file -> why its row is black"""
+    """image file -> the reason why its row is black"""
 
 
 class DecodedImages(Images):
-    """Image files with decoded pixels: ``found`` has decoded files, each with the rows [n] of the images in it."""
+    """Image files with decoded pixels; ``decoded_files``: each with the rows [n] of the images in it."""
 
-    def __init__(self, files: ImageFiles, found: Sequence[tuple[DecodedFile, Index]]) -> None:
-        self.files, self.found = files, tuple(found)
+    def __init__(self, files: ImageFiles, decoded_files: Sequence[tuple[DecodedFile, Index]]) -> None:
+        self.files, self.decoded_files = files, tuple(decoded_files)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def take(self, index: Index) -> DecodedImages:
         """Return the images at the positions ``index``."""
-        return DecodedImages(self.files.take(index), [(decoded, rows[index]) for decoded, rows in self.found])
+        return DecodedImages(self.files.take(index), [(file, rows[index]) for file, rows in self.decoded_files])
 
     def locations(self) -> list[Path | None]:
         """Return the path of each image; see :meth:`Images.locations`."""
@@ -84,23 +84,23 @@ class DecodedImages(Images):
         return self.files.sizes()
 
     def is_decoded(self, size: Size) -> bool:
-        """Whether a decoded file of this size is there."""
-        return any(decoded.size == size for decoded, _ in self.found)
+        """Whether a decoded file of this size exists."""
+        return any(file.size == size for file, _ in self.decoded_files)
 
     def decode(self, size: Size) -> Tensor:
         """Return the pixels, without a copy if the rows are consecutive; see :meth:`Images.decode`."""
-        for decoded, rows in self.found:
-            if decoded.size == size:
+        for file, rows in self.decoded_files:
+            if file.size == size:
                 are_neighbours = len(rows) and (np.diff(rows) == 1).all()
-                return torch.from_numpy(decoded.pixels[slice(rows[0], rows[-1] + 1) if are_neighbours else rows])
+                return torch.from_numpy(file.pixels[slice(rows[0], rows[-1] + 1) if are_neighbours else rows])
         return self.files.decode(size)
 
 
 def find(folder: Path, wanted: Wanted) -> Path:
-    """Return the path of the decoded file of these images, whether it is there or not."""
+    """Return the path of the decoded file of these images, whether it exists or not."""
     sizes = dict.fromkeys(wanted.files, -1)
     for path in wanted.files:
-        with suppress(OSError):  # reading it will say why
+        with suppress(OSError):  # reading the file will raise the error
             sizes[path] = path.stat().st_size
     content = [_DECODING, _names(wanted.files), list(sizes.values())]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -109,12 +109,12 @@ def find(folder: Path, wanted: Wanted) -> Path:
 
 def is_built(folder: Path, wanted: Wanted) -> bool:
     """Whether the decoded file has all images that can be read; raise DataError if it is damaged."""
-    one = open_decoded(folder, wanted)
-    return one is not None and len(still_unreadable(one)) == len(one.unreadable)
+    file = open_decoded(folder, wanted)
+    return file is not None and len(still_unreadable(file)) == len(file.unreadable)
 
 
 def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
-    """Try unreadable images again, as a repaired file may have the old size; return image file -> why it fails."""
+    """Try unreadable images again: a repaired file may have the old size. Return image file -> problem."""
     problems = {}
     for path in decoded.unreadable:
         try:
@@ -125,7 +125,7 @@ def still_unreadable(decoded: DecodedFile) -> dict[Path, str]:
 
 
 def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
-    """Decode images by ``workers`` processes into a file in ``folder``, unless it is there, and return its path.
+    """Decode images by ``workers`` processes into a file in ``folder``, unless it exists, and return its path.
 
     Raise DataError if the folder cannot be written to.
     """
@@ -136,21 +136,21 @@ def build(folder: Path, wanted: Wanted, workers: int = 0) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(partial):
-            if is_built(folder, wanted):  # by the process that held it before
+            if is_built(folder, wanted):  # by the process that had the lock before
                 partial.unlink()
             else:
-                if path.is_file():  # it lacks images that have been repaired since
+                if path.is_file():  # it lacks images that were repaired later
                     path.with_suffix(".json").unlink(missing_ok=True)
                 _build(path, partial, wanted, workers)
     except OSError as error:
-        why = error.strerror or error
-        raise DataError(f"{path}: cannot write decoded images ({why}); choose another data.cache_dir") from error
+        reason = error.strerror or error
+        raise DataError(f"{path}: cannot write decoded images ({reason}); choose another data.cache_dir") from error
     return path
 
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Lock a file against other processes of this machine; the one before may have renamed or removed it."""
+    """Lock a file against other processes of this machine; the last owner may have renamed or removed the file."""
     while True:
         with path.open("ab") as file:
             try:
@@ -195,12 +195,12 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a decoded file and its description are there."""
+    """Whether a decoded file and its description exist."""
     return path.is_file() and path.with_suffix(".json").is_file()
 
 
 def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, list[str], dict[int, str]]:
-    """Open a partial file, or a new one; return its array, the checksums of its good blocks, and its problems."""
+    """Open a partial file, or a new one; return its array, the checksums of its valid blocks, and its problems."""
     shape = (len(wanted.files), 3, *wanted.size)
     try:
         note = json.loads(progress.read_text())
@@ -208,10 +208,10 @@ def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, li
         pixels = np.lib.format.open_memmap(partial, mode="r+")
         if pixels.shape != shape or pixels.dtype != np.uint8:
             raise ValueError("an array of other images")
-    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing to build on
+    except (OSError, ValueError, KeyError, TypeError):  # no partial file, or one that cannot be continued
         progress.unlink(missing_ok=True)
         return _allocate(partial, shape), [], {}
-    good = next((i for i, known in enumerate(sums) if _checksum(pixels, i) != known), len(sums))
+    good = next((i for i, checksum in enumerate(sums) if _checksum(pixels, i) != checksum), len(sums))
     return pixels, sums[:good], {row: problem for row, problem in note["unreadable"] if row < good * _BLOCK}
 
 
@@ -222,13 +222,13 @@ def _allocate(path: Path, shape: tuple[int, ...]) -> Mapped:
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     except OSError:
-        path.unlink()  # what there was room for
+        path.unlink()  # the part that fits on the disk
         raise
     return pixels
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Paths relative to the deepest common folder, so they do not depend on the place of the data set."""
+    """Return paths relative to the deepest common folder, so that they do not depend on the place of the data set."""
     paths = [os.path.abspath(path) for path in files]
     root = os.path.commonpath({os.path.dirname(path) for path in paths}) if paths else ""
     return [path[len(root) :].lstrip("/") for path in paths]  # relpath takes seconds for a large data set
@@ -244,16 +244,16 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def open_decoded(folder: Path, wanted: Wanted) -> DecodedFile | None:
-    """Open the decoded file of these images, if it is there; raise DataError if it is damaged."""
+    """Open the decoded file of these images, if it exists; raise DataError if it is damaged."""
     path = find(folder, wanted)
     if not is_complete(path):
         return None
     note, pixels = _read(path)
     if note["files"] != _names(wanted.files) or pixels.shape != (len(wanted.files), 3, *wanted.size):
-        raise DataError(f"{path}: is not the file of decoded images that its name says; remove it")
+        raise DataError(f"{path}: does not hold the decoded images of its name; remove it")
     by_name = dict(zip(note["files"], wanted.files, strict=True))
     rows = {file: row for row, file in enumerate(wanted.files)}
-    return DecodedFile(wanted.size, pixels, rows, {by_name[n]: why for n, why in note["unreadable"].items()})
+    return DecodedFile(wanted.size, pixels, rows, {by_name[n]: problem for n, problem in note["unreadable"].items()})
 
 
 def verify(path: Path) -> int:
@@ -268,7 +268,7 @@ def verify(path: Path) -> int:
 def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     try:
         note = json.loads(path.with_suffix(".json").read_text())
-        # copy on write: torch wants memory that could be written to
+        # copy on write, because torch expects writable memory
         pixels: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
         if not {"files", "unreadable", "sha256"} <= note.keys() or pixels.dtype != np.uint8 or pixels.ndim != 4:
             raise ValueError("unknown content")
@@ -278,7 +278,7 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 
 def use(split: Split, decoded: Sequence[DecodedFile]) -> Split:
-    """Return a split that takes its images from decoded files, where these have them."""
+    """Return a split whose images come from the ``decoded`` files that have them."""
     return replace(split, images=_look_up(split.images, decoded))
 
 
@@ -287,9 +287,9 @@ def _look_up(images: Images, decoded: Sequence[DecodedFile]) -> Images:
         return ImagesInParts([_look_up(part, decoded) for part in images.parts])
     if not isinstance(images, ImageFiles):
         return images
-    having = [one for one in decoded if all(path in one.rows for path in images.paths)]
-    found = [(one, np.array([one.rows[path] for path in images.paths], dtype=np.int64)) for one in having]
-    return DecodedImages(images, found) if found else images
+    files = [file for file in decoded if all(path in file.rows for path in images.paths)]
+    rows = [np.array([file.rows[path] for path in images.paths], dtype=np.int64) for file in files]
+    return DecodedImages(images, list(zip(files, rows, strict=True))) if files else images
 
 
 def without(domain: Domain, bad: Container[Path]) -> Domain:
@@ -298,9 +298,9 @@ def without(domain: Domain, bad: Container[Path]) -> Domain:
     def keep(split: Split) -> Index:
         return np.flatnonzero([path is None or path not in bad for path in split.images.locations()])
 
-    left = keep(domain.gallery)
+    remaining = keep(domain.gallery)
     new = np.full(len(domain.gallery), -1, dtype=np.int64)
-    new[left] = np.arange(len(left))
+    new[remaining] = np.arange(len(remaining))
     parts = ([new[part][new[part] >= 0] for part in split] for split in domain.splits)
     kept = domain.map_splits(lambda split: split.take(keep(split)))
     return replace(kept, splits=tuple(GallerySplit(*part) for part in parts))

@@ -44,13 +44,13 @@ class ClientData:
 
     @property
     def knows_identities(self) -> bool:
-        """Whether :attr:`labels` mean anything."""
+        """Whether the identities are known, so that :attr:`labels` have a meaning."""
         return self.common_classes != 0
 
     def without_identities(self) -> ClientData:
         """Return a client with the same images and unknown identities."""
-        nobody = np.zeros_like(self.labels)
-        return replace(self, train=replace(self.train, pids=nobody), labels=nobody, common_classes=0)
+        unknown = np.zeros_like(self.labels)
+        return replace(self, train=replace(self.train, pids=unknown), labels=unknown, common_classes=0)
 
     @property
     def num_classes(self) -> int:
@@ -76,7 +76,7 @@ class FederatedData:
     tests: dict[str, RetrievalSet]
     """test sets by domain name, unseen ones included"""
     unseen: tuple[str, ...]
-    """domains on which nobody trains"""
+    """domains on which no client trains"""
     public: Split | None
     """unlabelled images that the server may use"""
     public_name: str | None = None
@@ -85,27 +85,27 @@ class FederatedData:
     """[Z] identity of each label, if all clients have the same labels"""
 
     def without_identities(self, names: Collection[str]) -> FederatedData:
-        """Return a federation in which these clients do not know the identities of their training images."""
+        """Return a federation in which the identities of these clients' training images are unknown."""
         clients = (client.without_identities() if client.name in names else client for client in self.clients)
         return replace(self, clients=tuple(clients))
 
     @property
     def has_unlabelled(self) -> bool:
-        """Whether some client knows no identities."""
+        """Whether the identities of some client are unknown."""
         return not all(client.knows_identities for client in self.clients)
 
 
 def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> FederatedData:
     """Return a federation with every split changed; ``change`` must keep the number of images and the labels."""
 
-    def change_set(one: RetrievalSet) -> RetrievalSet:
-        return replace(one, query=change(one.query), gallery=change(one.gallery))
+    def change_set(pair: RetrievalSet) -> RetrievalSet:
+        return replace(pair, query=change(pair.query), gallery=change(pair.gallery))
 
     clients = tuple(
         replace(client, train=change(client.train), val=None if client.val is None else change_set(client.val))
         for client in federated.clients
     )
-    tests = {name: change_set(one) for name, one in federated.tests.items()}
+    tests = {name: change_set(test) for name, test in federated.tests.items()}
     public = None if federated.public is None else change(federated.public)
     return replace(federated, clients=clients, tests=tests, public=public)
 

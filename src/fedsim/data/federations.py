@@ -41,8 +41,8 @@ def build_federation(
     :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
     :func:`fedsim.data.partitions.cap_training` (before validation images are held out) and :func:`split_validation`.
 
-    Raises ConfigError if a name does not exist, nobody is left to train, or ``val`` would hold out classes; DataError
-    if a client's data cannot be split.
+    Raises ConfigError if a name does not exist, no client is left to train, or ``val`` would hold out classes;
+    DataError if a client's data cannot be split.
     """
     _check_names(domains, unseen, public)
     hidden = {*unseen, *([public] if public else [])}
@@ -58,7 +58,9 @@ def build_federation(
     classes = None
     if labels == "common":
         if val == "identities":
-            raise ConfigError("data.val: identities holds out whole classes of data.labels common; use images or none")
+            raise ConfigError(
+                "data.val: identities holds out whole classes, which data.labels common must train; use images or none"
+            )
         classes = np.unique(np.concatenate([train.identities for train in seen.values()]))
         clients = [
             replace(client, labels=np.searchsorted(classes, client.train.pids), common_classes=len(classes))
@@ -89,27 +91,29 @@ def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str |
     known("data.public", [public] if public else [], names, "data set")
 
 
-def _shares(seen: dict[str, Split], how: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
+def _shares(seen: dict[str, Split], partition: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
     """Yield (data set, client, its training images)."""
     for name, train in seen.items():
-        if how in ("by_dataset", "union"):
+        if partition in ("by_dataset", "union"):
             yield name, name, train
         else:
-            for part in divide(name, train, how, parts, alpha):
+            for part in divide(name, train, partition, parts, alpha):
                 yield name, f"{name}-{part.name}", train.take(part.images)
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
     """Build a client; if all its images have identity 0, its identities are unknown."""
     if val != "none" and not train.pids.any():
-        raise DataError(f"client {name}: validation needs identities, which its images have not; set data.val to none")
-    rest, held_out = split_validation(name, train, val, fraction)
-    client = ClientData(name, rest, np.searchsorted(rest.identities, rest.pids), held_out, tests)
-    return client if rest.pids.any() else client.without_identities()
+        raise DataError(
+            f"client {name}: validation needs identities, but those of its images are unknown; set data.val to none"
+        )
+    kept, held_out = split_validation(name, train, val, fraction)
+    client = ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, tests)
+    return client if kept.pids.any() else client.without_identities()
 
 
 def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:
-    """One client with all images; its validation set joins the members' sets."""
+    """Return one client with all images; its validation set joins the members' sets."""
     train = Split.join([client.train for client in clients])
     held_out = [client.val for client in clients if client.val is not None]
     common = clients[0].common_classes
@@ -123,19 +127,19 @@ def _join_retrieval(sets: Sequence[RetrievalSet], apart: bool) -> RetrievalSet:
     """Join query and gallery sets; members keep separate cameras, and separate identities if ``apart``."""
     people, cameras, start = 0, 0, 0
     moved: list[list[Split]] = []
-    own: list[Index] = []
-    for one in sets:
-        moved.append([Split(s.images, s.pids + people, s.camids + cameras) for s in (one.query, one.gallery)])
-        if one.own is not None:
-            own.append(one.own + start)
-        start += len(one.gallery)
-        people += int(one.gallery.pids.max()) + 1 if apart else 0
-        cameras += int(max(one.query.camids.max(), one.gallery.camids.max())) + 1
+    positions: list[Index] = []
+    for pair in sets:
+        moved.append([Split(s.images, s.pids + people, s.camids + cameras) for s in (pair.query, pair.gallery)])
+        if pair.own is not None:
+            positions.append(pair.own + start)
+        start += len(pair.gallery)
+        people += int(pair.gallery.pids.max()) + 1 if apart else 0
+        cameras += int(max(pair.query.camids.max(), pair.gallery.camids.max())) + 1
     query, gallery = (Split.concatenate(parts) for parts in zip(*moved, strict=True))
-    return RetrievalSet(query, gallery, np.concatenate(own) if own else None)
+    return RetrievalSet(query, gallery, np.concatenate(positions) if positions else None)
 
 
-def split_validation(client: str, train: Split, how: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:
+def split_validation(client: str, train: Split, val: Validation, fraction: float) -> tuple[Split, RetrievalSet | None]:
     """Hold out part of a client's training data, so that models are never selected on test data.
 
     ``identities``: a random share of the identities. Queries are the first image of each held-out identity and camera;
@@ -144,17 +148,18 @@ def split_validation(client: str, train: Split, how: Validation, fraction: float
     ``images``: a random share of the images are queries; the gallery is the remaining training images.
     ``none``: nothing.
 
-    ``client``: its name, the key of the draw, which is the same in every run. ``fraction``: share of ``identities`` (at
-    least 2 are held out, at least 2 stay) or of ``images`` (at least 1). Returns (remaining training images, held-out
-    set). Raises DataError if a client has too few identities, or an identity would be left without training images.
+    ``client``: its name, the key of the random choice, which is the same in every run. ``fraction``: share of
+    ``identities`` (at least 2 are held out, at least 2 stay) or of ``images`` (at least 1). Returns (remaining training
+    images, held-out set). Raises DataError if a client has too few identities, or an identity would be left without
+    training images.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"data.val_fraction: {fraction} is not between 0 and 1")
-    if how == "none":
+    if val == "none":
         return train, None
-    if how == "first_image":
+    if val == "first_image":
         return _hold_out_first_images(client, train)
-    if how == "images":
+    if val == "images":
         return _hold_out_images(client, train, fraction)
     identities = train.identities
     count = max(2, round(fraction * len(identities)))
@@ -175,11 +180,11 @@ def _hold_out_first_images(client: str, train: Split) -> tuple[Split, RetrievalS
     identities, first, counts = np.unique(train.pids, return_index=True, return_counts=True)
     if counts.min() < 2:
         raise DataError(
-            f"client {client}: identity {identities[counts.argmin()]} has one image, data.val first_image would leave "
-            "it without training images; set data.val to identities or none"
+            f"client {client}: identity {identities[counts.argmin()]} has one image, and data.val first_image would "
+            "leave it without training images; set data.val to identities or none"
         )
-    rest = train.take(np.setdiff1d(np.arange(len(train)), first))
-    return rest, RetrievalSet(train.take(first), rest)
+    kept = train.take(np.setdiff1d(np.arange(len(train)), first))
+    return kept, RetrievalSet(train.take(first), kept)
 
 
 def _hold_out_images(client: str, train: Split, fraction: float) -> tuple[Split, RetrievalSet]:
@@ -187,5 +192,5 @@ def _hold_out_images(client: str, train: Split, fraction: float) -> tuple[Split,
         raise DataError(f"client {client}: its only image cannot be held out; set data.val to none")
     count = min(max(1, round(fraction * len(train))), len(train) - 1)
     order = numpy_generator("validation", client).permutation(len(train))
-    rest = train.take(np.sort(order[count:]))
-    return rest, RetrievalSet(train.take(np.sort(order[:count])), rest)
+    kept = train.take(np.sort(order[count:]))
+    return kept, RetrievalSet(train.take(np.sort(order[:count])), kept)

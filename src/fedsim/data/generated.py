@@ -1,4 +1,4 @@
-"""Generated training images: a generator of people made them of a client's own images (paper 002, Table 7).
+"""Generated training images: a generator of people made them from a client's images (paper 002, Table 7).
 
 A folder holds a sub-folder for each client, of its name, with images and a file ``labels.csv``:
 
@@ -56,7 +56,9 @@ class Generated:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ConfigError(f"data.generated.share: {self.share} is not in (0, 1]; leave data.generated out for none")
+            raise ConfigError(
+                f"data.generated.share: {self.share} is not in (0, 1]; set data.generated to null for none"
+            )
 
 
 def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, float]]) -> None:
@@ -64,15 +66,15 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
 
     ``images``: uint8 [m, 3, H, W], RGB. ``labels``: [m] soft labels: identity, as in the client's data set -> weight in
     (0, 1], with a sum of at most 1. An image takes the place of its first identity. Raises ValueError if the arguments
-    do not fit together, and DataError if there is something in the client's ``folder``.
+    do not fit together, and DataError if the client's ``folder`` is not empty.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images are {images.dtype} {list(images.shape)}; give uint8 [m, 3, H, W]")
     if not len(images) == len(labels) > 0:
-        raise ValueError(f"{len(images)} images and {len(labels)} labels; give as many of each")
+        raise ValueError(f"{len(images)} images and {len(labels)} labels; give a label for each image")
     for label in labels:
         if not (label and all(0 < weight <= 1 for weight in label.values()) and sum(label.values()) <= _MOST):
-            raise ValueError(f"a label {dict(label)}; give identities with weights in (0, 1], of sum at most 1")
+            raise ValueError(f"a label {dict(label)}; give identities with weights in (0, 1] and a sum of at most 1")
     check_is_free(folder)
     rows = []
     with new_folder(folder) as partial:
@@ -87,8 +89,8 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
 def check_is_free(folder: Path) -> None:
     """Raise DataError unless a client's folder is empty or missing."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        what = "holds generated images" if (folder / _LABELS).exists() else "is no empty folder"
-        raise DataError(f"{folder}: {what}; remove it, write to another folder, or leave this client out")
+        problem = "holds generated images" if (folder / _LABELS).exists() else "is not an empty folder"
+        raise DataError(f"{folder}: {problem}; remove it, write to another folder, or leave this client out")
 
 
 def add_generated(federated: FederatedData, settings: Generated) -> FederatedData:
@@ -113,32 +115,32 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
 
 def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedImages:
     label_of = dict(zip(client.train.pids.tolist(), client.labels.tolist(), strict=True))
-    found: dict[str, dict[int, float]] = {}
-    for where, row in _rows(folder / _LABELS):
+    soft_labels: dict[str, dict[int, float]] = {}
+    for place, row in _rows(folder / _LABELS):
         name, weight = row["file"], _number(row["weight"])
         pid = int(row["pid"]) if row["pid"].isascii() and row["pid"].isdecimal() else None
         if not (name and Path(name).name == name and (folder / name).is_file()):
-            raise DataError(f"{where}: there is no image {name!r} in {folder}; remove the line")
+            raise DataError(f"{place}: there is no image {name!r} in {folder}; remove the line")
         if not 0 < weight <= 1:
-            raise DataError(f"{where}: the weight {row['weight']!r} of {name} is not a number in (0, 1]")
+            raise DataError(f"{place}: the weight {row['weight']!r} of {name} is not a number in (0, 1]")
         if pid not in label_of:
             raise DataError(
-                f"{where}: client {client.name} trains on no identity {row['pid']!r}, which {name} is said to show; "
-                "remove the line, or see whether data.val or data.max_identities leaves that identity out"
+                f"{place}: client {client.name} does not train on identity {row['pid']!r} of {name}; "
+                "remove the line, or check whether data.val or data.max_identities leaves that identity out"
             )
-        label, soft = label_of[pid], found.setdefault(name, {})
+        label, soft = label_of[pid], soft_labels.setdefault(name, {})
         if label in soft:
-            raise DataError(f"{where}: {name} is listed twice with identity {pid}; remove a line")
+            raise DataError(f"{place}: {name} is listed twice with identity {pid}; remove a line")
         soft[label] = weight
         if (mass := sum(soft.values())) > _MOST:
-            raise DataError(f"{where}: the weights of {name} sum to {mass:.6g}; make that at most 1")
-    if not found:
+            raise DataError(f"{place}: the weights of {name} sum to {mass:.6g}; the sum must be at most 1")
+    if not soft_labels:
         raise DataError(f"{folder / _LABELS}: lists no images; remove the folder")
-    names = sorted(found, key=lambda name: (next(iter(found[name])), name))
-    shape = len(names), max(len(soft) for soft in found.values())
+    names = sorted(soft_labels, key=lambda name: (next(iter(soft_labels[name])), name))
+    shape = len(names), max(len(soft) for soft in soft_labels.values())
     classes, weights = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     for number, name in enumerate(names):
-        soft = found[name]
+        soft = soft_labels[name]
         classes[number, : len(soft)], weights[number, : len(soft)] = list(soft), list(soft.values())
     images = ImageFiles([folder / name for name in names])
     return GeneratedImages(images, classes[:, 0].copy(), classes, weights, settings.share)
@@ -156,7 +158,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                     raise DataError(f"{path}, line {reader.line_num}: has more than 3 columns; remove them")
                 yield f"{path}, line {reader.line_num}", row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); it says who is on each generated image") from error
+        problem = f"cannot be read ({error}); it lists the identities of each generated image"
+        raise DataError(f"{path}: {problem}") from error
 
 
 def _number(text: str) -> float:
@@ -182,14 +185,14 @@ class Mixture:
         """[num_classes] position of the first image of each label"""
 
     def choose(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
+        """Sample the generated image for each place of a batch with real ``labels`` [B] int64, on the CPU.
 
         The result is [B] int64, positions among the generated images; -1: the real image stays.
         """
-        taken, which = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
+        chance, position = torch.rand((len(labels), 2), generator=generator, dtype=torch.float64).unbind(1)
         counts = self.counts[labels]
-        rows = self.first[labels] + (which * counts).long()
-        return rows.where((taken < self.share) & (counts > 0), -1)
+        rows = self.first[labels] + (position * counts).long()
+        return rows.where((chance < self.share) & (counts > 0), -1)
 
     def targets(self, labels: Tensor, rows: Tensor, device: torch.device) -> Tensor:
         """Return the soft labels of a batch, one-hot for real images: [B, num_classes] float32 on ``device``.
@@ -199,9 +202,10 @@ class Mixture:
         is_new = (rows >= 0)[:, None]
         classes = self.classes[rows].where(is_new, labels[:, None])
         weights = self.weights[rows].where(is_new, torch.eye(1, self.weights.shape[1]))
-        found = torch.zeros((len(labels), self.num_classes), device=device)
-        # add, as padding must not overwrite the weight of a label that it repeats
-        return found.scatter_add_(1, classes.to(device, non_blocking=True), weights.to(device, non_blocking=True))
+        soft_labels = torch.zeros((len(labels), self.num_classes), device=device)
+        # add, because padding must not overwrite the weight of a label that it repeats
+        weights = weights.to(device, non_blocking=True)
+        return soft_labels.scatter_add_(1, classes.to(device, non_blocking=True), weights)
 
     def mix(
         self, real: Iterator[Tensor], labels: Sequence[Tensor], generator: torch.Generator
@@ -210,11 +214,11 @@ class Mixture:
 
         ``real`` are batches uint8 [B, 3, H, W] on the device; their labels [B] int64, and the generator, on the CPU.
         """
-        chosen = [self.choose(of_batch, generator) for of_batch in labels]
+        chosen = [self.choose(batch_labels, generator) for batch_labels in labels]
         places = [torch.nonzero(rows >= 0).flatten() for rows in chosen]
         numbers = [rows[place] for rows, place in zip(chosen, places, strict=True)]
         batches = zip(real, self.pixels.batches(numbers), labels, chosen, places, strict=True)
-        for images, new, of_batch, rows, place in batches:
+        for images, new, batch_labels, rows, place in batches:
             # a copy: images may be part of a mapped file
             mixed = images.index_copy(0, place.to(images.device, non_blocking=True), new)
-            yield mixed, self.targets(of_batch, rows, images.device)
+            yield mixed, self.targets(batch_labels, rows, images.device)

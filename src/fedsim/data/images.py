@@ -1,6 +1,6 @@
 """Lists of images that are decoded later, and splits: images with their labels.
 
-torch is imported when images are decoded: to list those of a folder takes none, and its import takes seconds.
+torch is imported only when images are decoded: its import takes seconds, and listing a folder does not need it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Images(ABC):
         return [None] * len(self)
 
     def sizes(self) -> list[Size | None]:
-        """Return the height and width of each image as it is stored; None for one that has any size it is asked for."""
+        """Return the height and width of each image as it is stored; None for an image without a fixed size."""
         return [None] * len(self)
 
     def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - subclasses need it
@@ -61,7 +61,7 @@ class Images(ABC):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open a file, whose pixels are read later; raise DataError, also for what fails in the block, naming it."""
+    """Open a file, whose pixels are read later; errors, also in the block, become a DataError that names the file."""
     try:
         with Image.open(path) as image:
             yield image
@@ -88,11 +88,11 @@ class ImageFiles(Images):
 
     def sizes(self) -> list[Size | None]:
         """Read the size of each file from its beginning."""
-        found: list[Size | None] = []
+        sizes: list[Size | None] = []
         for path in self.paths:
             with _opened(path) as image:
-                found.append((image.height, image.width))
-        return found
+                sizes.append((image.height, image.width))
+        return sizes
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
@@ -151,7 +151,7 @@ class ImagesInParts(Images):
         return sum(len(part) for part in self.parts)
 
     def take(self, index: Index) -> Images:
-        """Return the images at the positions ``index``; runs of one part stay together."""
+        """Return the images at the positions ``index``; neighbours of one part stay together."""
         bounds = np.cumsum([0, *(len(part) for part in self.parts)])
         part_of = np.searchsorted(bounds, index, side="right") - 1
         cuts = np.flatnonzero(np.diff(part_of)) + 1
@@ -178,16 +178,16 @@ class ImagesInParts(Images):
 
 
 def turns(labels: Index) -> Index:
-    """Return how many equal labels come before each label.
+    """Return the number of equal labels before each label.
 
     >>> turns(np.array([3, 7, 3, 3, 7]))
     array([0, 0, 1, 2, 1])
     """
-    found = np.zeros(len(labels), dtype=np.int64)
+    counts = np.zeros(len(labels), dtype=np.int64)
     for label in np.unique(labels):
-        same = labels == label
-        found[same] = np.arange(same.sum())
-    return found
+        has_label = labels == label
+        counts[has_label] = np.arange(has_label.sum())
+    return counts
 
 
 @dataclass(frozen=True)
@@ -269,5 +269,5 @@ class ReIDSource(ABC):
     def domains(self) -> list[Domain]:
         """Return the data sets, in a fixed order, without decoding images.
 
-        Raise DataError naming the folder or file at fault and the remedy.
+        Raise DataError with the folder or file, the problem and the remedy.
         """

@@ -4,8 +4,8 @@ One row per image and use, in the order of the federation: training and validati
 test sets, then the public images. Columns:
 
 ``path``: of the image; relative to the manifest's folder if it is below this folder, else absolute.
-``pid``: identity; 0 a distractor, -1 junk. In a client of several data sets and in a public set, numbers run on from
-one data set to the next.
+``pid``: identity; 0 a distractor, -1 junk. In a client of several data sets and in a public set, the numbers of
+a data set continue those of the data set before.
 ``cam``: camera, from 0.
 ``dataset``: the source of the image. A client is tested on the data sets that it trains on; the others are unseen.
 ``client``: the owner of the image; empty for test and public images.
@@ -55,15 +55,15 @@ class _Line(NamedTuple):
     number: int  # in the file, from 1
     row: ManifestRow
 
-    def wrong(self, rule: str) -> DataError:
-        return DataError(f"{self.path}: line {self.number}: {rule}")
+    def wrong(self, problem: str) -> DataError:
+        return DataError(f"{self.path}: line {self.number}: {problem}")
 
 
 _Parts = dict[str, list[_Line]]  # part -> its lines
 
 
 def write_manifest(federated: FederatedData, path: Path) -> list[ManifestRow]:
-    """Write a federation to a CSV file, and return its rows; raise ConfigError if images are no files."""
+    """Write a federation to a CSV file, and return its rows; raise ConfigError if images are not files."""
     rows = list(list_rows(federated))
     folder = Path(os.path.abspath(path.parent))
     shown = [row.path.relative_to(folder) if row.path.is_relative_to(folder) else row.path for row in rows]
@@ -93,13 +93,13 @@ def list_rows(federated: FederatedData) -> Iterator[ManifestRow]:
 def hash_rows(rows: Sequence[ManifestRow]) -> str:
     """Return a SHA-256 of a federation: equal data sets and configs have equal hashes, wherever the data are.
 
-    It is the hash of the CSV file with each path relative to the deepest folder of all images of its data set. The
+    It is the hash of the CSV file with each path relative to the deepest common folder of its data set's images. The
     content of the images does not count.
     """
     folders: dict[str, set[str]] = {}
     for row in rows:
         folders.setdefault(row.dataset, set()).add(str(row.path.parent))
-    roots = {name: os.path.commonpath(found) for name, found in folders.items()}
+    roots = {name: os.path.commonpath(parents) for name, parents in folders.items()}
     return hashlib.sha256(_as_csv(rows, [row.path.relative_to(roots[row.dataset]) for row in rows])).hexdigest()
 
 
@@ -123,7 +123,7 @@ def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Ite
 
 
 def _data_sets_of(client: ClientData, split: Split) -> list[str]:
-    """Name each image's data set; a client of several ones has their images one after the other."""
+    """Return each image's data set; a client of several data sets has their images one after the other."""
     if len(client.tests) == 1:
         return [client.tests[0]] * len(split)
     assert isinstance(split.images, ImagesInParts)
@@ -132,7 +132,7 @@ def _data_sets_of(client: ClientData, split: Split) -> list[str]:
 
 
 def read_manifest(path: Path) -> FederatedData:
-    """Build the federation of a manifest, without opening images; raise DataError naming file, line and rule."""
+    """Build the federation of a manifest, without opening images; raise DataError with file, line and problem."""
     clients: dict[str, _Parts] = {}
     tests: dict[str, _Parts] = {}
     public: list[_Line] = []
@@ -144,12 +144,12 @@ def read_manifest(path: Path) -> FederatedData:
             group = clients.setdefault(row.client, {}) if row.client else tests.setdefault(row.dataset, {})
             group.setdefault(row.part, []).append(line)
     if not clients:
-        raise DataError(f"{path}: nobody has training images; some rows need a client and the part train")
+        raise DataError(f"{path}: no client has training images; some rows need a client and the part train")
     members = tuple(_client(name, parts, tests) for name, parts in clients.items())
     trained = {line.row.dataset for parts in clients.values() for line in parts["train"]}
     for line in public:
         if line.row.dataset in trained | set(tests):
-            raise line.wrong(f"{line.row.dataset} is public, and cannot be trained or tested on as well")
+            raise line.wrong(f"{line.row.dataset} is public, so it cannot be used for training or test")
     sets = {name: _test_set(name, parts) for name, parts in tests.items()}
     unseen = tuple(name for name in tests if name not in trained)
     public_name = public[0].row.dataset if public else None
@@ -181,10 +181,10 @@ def _read_lines(path: Path) -> list[_Line]:
                     f"{path}: line 1 is not {','.join(ManifestRow._fields)}; write one with fedsim data manifest"
                 )
             if reader.line_num > 1:
-                if rule := _broken_rule(fields):
-                    raise DataError(f"{path}: line {reader.line_num}: {rule}")
-                file, pid, cam, *rest = fields
-                row = ManifestRow(Path(os.path.abspath(folder / file)), int(pid), int(cam), *rest)
+                if problem := _problem_of(fields):
+                    raise DataError(f"{path}: line {reader.line_num}: {problem}")
+                file, pid, cam, *names = fields
+                row = ManifestRow(Path(os.path.abspath(folder / file)), int(pid), int(cam), *names)
                 lines.append(_Line(path, reader.line_num, row))
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: is not CSV ({error})") from error
@@ -193,23 +193,23 @@ def _read_lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _broken_rule(fields: list[str]) -> str | None:
-    """Return the rule that a line breaks on its own."""
+def _problem_of(fields: list[str]) -> str | None:
+    """Return the first problem of a single line, if it has any."""
     if len(fields) != len(ManifestRow._fields):
         return f"has {len(fields)} fields instead of {len(ManifestRow._fields)}"
     file, pid, cam, dataset, client, part = fields
     is_train = part in _CLIENT_PARTS
-    rules = (
+    checks = (
         (not file, "path is empty"),
         (not _PID.fullmatch(pid), f"pid {pid!r} is not an integer from -1 on"),
         (not _CAM.fullmatch(cam), f"cam {cam!r} is not an integer from 0 on"),
         (dataset in ("", *RESERVED), f"a data set cannot be called {dataset!r}"),
         (not _PART.fullmatch(part), f"part {part!r} is not one of {', '.join(_CLIENT_PARTS)}, query, gallery, public"),
         (is_train and not client, f"part {part} needs a client"),
-        (not is_train and client != "", f"part {part} belongs to nobody; leave client empty"),
+        (not is_train and client != "", f"part {part} belongs to no client; leave client empty"),
         (is_train and pid == "-1", f"part {part} has no junk images (pid -1)"),
     )
-    return next((rule for is_broken, rule in rules if is_broken), None)
+    return next((problem for is_wrong, problem in checks if is_wrong), None)
 
 
 def _split(lines: Sequence[_Line]) -> Split:
@@ -223,12 +223,12 @@ def _client(name: str, parts: _Parts, tests: Mapping[str, _Parts]) -> ClientData
         raise next(iter(parts.values()))[0].wrong(f"client {name} has no training images")
     train = _split(parts["train"])
     data_sets = tuple(dict.fromkeys(line.row.dataset for line in parts["train"]))
-    if len(data_sets) == 1:  # a client of several ones has other numbers for their people
+    if len(data_sets) == 1:  # a client of several data sets has other numbers for their people
         test = tests.get(data_sets[0], {})
-        # queries, or a gallery that splits draw them from, must not show training identities
+        # queries, or the gallery from which splits take them, must not show training identities
         tested = {line.row.pid for line in test.get("query", test.get("gallery", [])) if line.row.pid > 0}
-        if both := [line for line in parts["train"] if line.row.pid in tested]:
-            raise both[0].wrong(f"identity {both[0].row.pid} is in both train and test of {data_sets[0]}")
+        if common := [line for line in parts["train"] if line.row.pid in tested]:
+            raise common[0].wrong(f"identity {common[0].row.pid} is in both train and test of {data_sets[0]}")
     labels = np.searchsorted(train.identities, train.pids)
     return ClientData(name, train, labels, _validation(parts), tuple(n for n in data_sets if n in tests))
 
@@ -239,11 +239,11 @@ def _validation(parts: _Parts) -> RetrievalSet | None:
         return None
     if not query or not gallery:
         raise (query or gallery)[0].wrong("a client needs both val_query and val_gallery, or neither")
-    own = _positions(query, gallery)
-    if -1 in own and (own >= 0).any():
-        rule = "this query is not in val_gallery, and others are; list all of them there, or none"
-        raise query[own.tolist().index(-1)].wrong(rule)
-    return RetrievalSet(_split(query), _split(gallery), None if -1 in own else own)
+    positions = _positions(query, gallery)
+    if -1 in positions and (positions >= 0).any():
+        problem = "this query is not in val_gallery, but other queries are; list all queries there, or none"
+        raise query[positions.tolist().index(-1)].wrong(problem)
+    return RetrievalSet(_split(query), _split(gallery), None if -1 in positions else positions)
 
 
 def _test_set(name: str, parts: _Parts) -> RetrievalSet:
@@ -262,20 +262,20 @@ def _in_pool(name: str, parts: _Parts, part: str) -> Index:
     pool = parts["gallery"]
     if part not in parts:
         raise pool[0].wrong(f"{name} has no rows with the part {part}; splits are numbered from 0 on")
-    found = _positions(parts[part], pool)
-    if -1 in found:
-        raise parts[part][found.tolist().index(-1)].wrong(f"this image of {part} is not in the gallery of {name}")
-    return found
+    positions = _positions(parts[part], pool)
+    if -1 in positions:
+        raise parts[part][positions.tolist().index(-1)].wrong(f"this image of {part} is not in the gallery of {name}")
+    return positions
 
 
 def _positions(lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
     """Return the positions of images in a gallery, by their paths; -1: absent."""
-    position: dict[Path, int] = {}
+    place_of: dict[Path, int] = {}
     for place, line in enumerate(gallery):
-        if position.setdefault(line.row.path, place) != place:
+        if place_of.setdefault(line.row.path, place) != place:
             raise line.wrong(f"{line.row.path.name} is in this {line.row.part} twice")
-    found = np.array([position.get(line.row.path, -1) for line in lines], dtype=np.int64)
-    for line, place in zip(lines, found, strict=True):
+    positions = np.array([place_of.get(line.row.path, -1) for line in lines], dtype=np.int64)
+    for line, place in zip(lines, positions, strict=True):
         if place >= 0 and gallery[place].row[1:3] != line.row[1:3]:
             raise line.wrong(f"pid or cam differ from line {gallery[place].number}, which is the same image")
-    return found
+    return positions

@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
 from fedsim.data.listing import read_folder
-from fedsim.data.splits import draw_splits, read_splits, write_splits
+from fedsim.data.splits import read_splits, sample_splits, write_splits
 
 PARTS = TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
@@ -58,7 +58,7 @@ class MarketFolders(ReIDSource):
 
 
 def is_market_folder(folder: Path) -> bool:
-    """Return whether a folder looks like a data set in Market-1501 layout."""
+    """Whether a folder is a data set in Market-1501 layout: it has one of its sub-folders."""
     return any((folder / part).is_dir() for part in PARTS)
 
 
@@ -66,11 +66,11 @@ def read_market_domain(
     folder: Path, name: str | None = None, pattern: str = _NAME, expected: str = _EXAMPLE,
     parts: Sequence[str] = PARTS, unlabelled: bool = False,
 ) -> Domain:  # fmt: skip
-    """List a data set in this layout; raise DataError naming the folder or file at fault and the rule.
+    """List a data set in this layout; raise DataError with the folder or file and the problem.
 
     ``name``: of the domain, by default that of the folder. ``parts``: its sub-folders for training images, queries and
-    gallery; ``splits.json`` counts only beside those of Market-1501, for which :func:`write_market_splits` writes it.
-    ``unlabelled``: see :class:`MarketFolders`. The others: see :func:`fedsim.data.listing.label_images`.
+    gallery; ``splits.json`` is read only beside those of Market-1501, for which :func:`write_market_splits` writes it.
+    ``unlabelled``: see :class:`MarketFolders`. Other arguments: see :func:`fedsim.data.listing.label_images`.
     """
     of_train, of_query, of_gallery = (folder / part for part in parts)
     train = None
@@ -85,8 +85,8 @@ def read_market_domain(
     name = name or (folder.name if folder.name not in ("", "..") else folder.resolve().name)
     if parts == PARTS and (folder / SPLITS).is_file():
         _check_new(train, of_train, gallery.pids[gallery.pids > 0], of_gallery)
-        nobody = gallery.take(np.array([], dtype=np.int64))
-        return Domain(name, train, nobody, gallery, read_splits(folder / SPLITS, _names(gallery)))
+        no_query = gallery.take(np.array([], dtype=np.int64))
+        return Domain(name, train, no_query, gallery, read_splits(folder / SPLITS, _names(gallery)))
     query = read_folder(of_query, pattern, expected)
     if len(lonely := np.setdiff1d(query.pids, gallery.pids)):
         more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
@@ -107,9 +107,9 @@ def _check_new(train: Split | None, of_train: Path, tested: Index, of_test: Path
 
 
 def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[GallerySplit]]:
-    """Draw splits of ``bounding_box_test`` by :func:`fedsim.data.splits.draw_splits`; return (their file, splits)."""
+    """Sample splits of ``bounding_box_test`` by :func:`fedsim.data.splits.sample_splits`; return (file, splits)."""
     pool = read_folder(folder / GALLERY, _NAME, _EXAMPLE)
-    splits = draw_splits(pool.pids, pool.camids, **options)
+    splits = sample_splits(pool.pids, pool.camids, **options)
     write_splits(folder / SPLITS, splits, _names(pool))
     return folder / SPLITS, splits
 

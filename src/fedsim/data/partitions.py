@@ -23,46 +23,46 @@ class Part(NamedTuple):
     images: Index  # positions in the training images, ascending
 
 
-def divide(data_set: str, train: Split, how: Partition, parts: int = 4, alpha: float = 0.5) -> list[Part]:
+def divide(data_set: str, train: Split, partition: Partition, parts: int = 4, alpha: float = 0.5) -> list[Part]:
     """Divide training images; every image goes to one client.
 
     ``by_camera``: each camera is a client (paper 003). ``by_identity``: identities are dealt out in equal numbers
     (paper 003). ``iid``: images are dealt out at random. ``stratified``: each client gets equally many images
-    of each identity, up to one (paper 002, Table 10). ``dirichlet``: each identity's images are dealt out in
-    proportions drawn from a Dirichlet distribution (Hsu et al., 2019). ``shards``: images sorted by identity are cut
-    into two shards per client (McMahan et al., 2017).
+    of each identity, up to a difference of one (paper 002, Table 10). ``dirichlet``: each identity's images are dealt
+    out in proportions sampled from a Dirichlet distribution (Hsu et al., 2019). ``shards``: images sorted by identity
+    are cut into two shards per client (McMahan et al., 2017).
 
     ``parts`` is the number of clients, except for ``by_camera``. Small values of ``alpha``, of ``dirichlet``, give each
     identity to few clients. The data set's name is the key of random choices. Raises ConfigError if a client would have
     no image.
     """
-    if how == "by_camera":
+    if partition == "by_camera":
         return [Part(f"cam{camera + 1}", np.flatnonzero(train.camids == camera)) for camera in np.unique(train.camids)]
-    within("data", f"[1, {len(train)}]", parts=parts)  # of so many images
-    rng = numpy_generator("partition", data_set, how)
+    within("data", f"[1, {len(train)}]", parts=parts)  # at least one image per client
+    rng = numpy_generator("partition", data_set, partition)
     owner = np.empty(len(train), dtype=np.int64)
-    if how == "by_identity":
+    if partition == "by_identity":
         of_identity = np.empty(len(train.identities), dtype=np.int64)
         of_identity[rng.permutation(len(of_identity))] = np.arange(len(of_identity)) % parts
         owner = of_identity[np.searchsorted(train.identities, train.pids)]
-    elif how == "iid":
+    elif partition == "iid":
         owner = rng.permutation(np.arange(len(train)) % parts)
-    elif how == "stratified":  # in turn, from one identity to the next: what is left over is dealt evenly, too
+    elif partition == "stratified":  # in turn, from one identity to the next: remainders are dealt evenly, too
         order = rng.permutation(len(train))
         owner[order[np.argsort(train.pids[order], kind="stable")]] = np.arange(len(train)) % parts
-    elif how == "dirichlet":
+    elif partition == "dirichlet":
         owner = _deal_by_dirichlet(train, parts, alpha, rng)
-    elif how == "shards":
+    elif partition == "shards":
         shards = np.array_split(np.argsort(train.pids, kind="stable"), _SHARDS * parts)
         for position, shard in enumerate(rng.permutation(len(shards))):
             owner[shards[shard]] = position % parts
     else:
-        raise ConfigError(f"data.partition: {how} does not divide a data set")
-    found = [Part(f"part{number + 1}", np.flatnonzero(owner == number)) for number in range(parts)]
-    if empty := [part.name for part in found if not len(part.images)]:
-        hint = " or a larger data.alpha" if how == "dirichlet" else ""
-        raise ConfigError(f"data.parts: {how} leaves {data_set}-{empty[0]} without images; use fewer parts{hint}")
-    return found
+        raise ConfigError(f"data.partition: {partition} does not divide a data set")
+    divided = [Part(f"part{number + 1}", np.flatnonzero(owner == number)) for number in range(parts)]
+    if empty := [part.name for part in divided if not len(part.images)]:
+        hint = " or a larger data.alpha" if partition == "dirichlet" else ""
+        raise ConfigError(f"data.parts: {partition} leaves {data_set}-{empty[0]} without images; use fewer parts{hint}")
+    return divided
 
 
 def _deal_by_dirichlet(train: Split, parts: int, alpha: float, rng: np.random.Generator) -> Index:
@@ -80,9 +80,9 @@ def _deal_by_dirichlet(train: Split, parts: int, alpha: float, rng: np.random.Ge
 def cap_training(client: str, train: Split, max_identities: int | None, max_images: int | None) -> Split:
     """Keep a random part of a client's training images, in their order.
 
-    Identities are drawn first. Then one image of each identity is drawn in turn, until there are enough, so each of
-    these identities keeps an image. A larger cap keeps all images of a smaller one; None keeps all. The client's name
-    is the key of the draw. Raises ConfigError for a cap below 1, or fewer images than identities.
+    Identities are sampled first, then one image of each identity in turn, until there are enough: each of these
+    identities keeps an image. A larger cap keeps all images of a smaller one; None keeps all. The client's name
+    is the key of the random choice. Raises ConfigError for a cap below 1, or fewer images than identities.
     """
     at_least("data", 1, "; null keeps everything", max_identities=max_identities, max_images=max_images)
     kept = np.arange(len(train))

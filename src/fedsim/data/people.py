@@ -86,7 +86,7 @@ class _Canvas:
 
 
 class _Body:
-    """The person's own coordinates (u across, v down; feet at 0.95) and where the joints are."""
+    """A person's coordinates (u across, v down; feet at 0.95), size and orientation."""
 
     def __init__(self, canvas: _Canvas, identity: Uniforms, camera: Uniforms, shot: Uniforms) -> None:
         size = (0.86 + 0.14 * identity["height"]) * (0.92 + 0.1 * camera["zoom"]) * (0.95 + 0.1 * shot["zoom"])
@@ -177,7 +177,7 @@ def _draw_torso(body: _Body, identity: Uniforms) -> None:
 
 
 def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
-    """The upper garment's colour at each pixel, [B, 3, h, W]: plain, striped, checked, two-tone or with a print."""
+    """Return the upper garment's colour per pixel, [B, 3, h, W]: plain, striped, checked, two-tone or with a print."""
     first = _top(identity)[:, :, None, None]
     second = _colour(identity["top2_hue"], 0.8 * identity["top2_sat"], 0.1 + 0.85 * identity["top2_val"])
     kind, pitch = _b(identity["pattern"]), _b(0.045 + 0.04 * identity["pattern_size"])
@@ -185,10 +185,10 @@ def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
     along = (u / pitch - np.floor(u / pitch)) < np.float32(0.5)
     lower_half = v > np.float32(0.36)
     emblem = (np.abs(u) < pitch * np.float32(0.7)) & (np.abs(v - np.float32(0.3)) < pitch * np.float32(0.8))
-    other = ((kind > 0.4) & (kind <= 0.55) & across) | ((kind > 0.55) & (kind <= 0.66) & along)
-    other |= ((kind > 0.66) & (kind <= 0.77) & (across != along)) | ((kind > 0.77) & (kind <= 0.9) & lower_half)
-    other |= (kind > 0.9) & emblem
-    return np.where(other[:, None], second[:, :, None, None], first)
+    is_second = ((kind > 0.4) & (kind <= 0.55) & across) | ((kind > 0.55) & (kind <= 0.66) & along)
+    is_second |= ((kind > 0.66) & (kind <= 0.77) & (across != along)) | ((kind > 0.77) & (kind <= 0.9) & lower_half)
+    is_second |= (kind > 0.9) & emblem
+    return np.where(is_second[:, None], second[:, :, None, None], first)
 
 
 def _draw_arm(body: _Body, identity: Uniforms, swing: Floats, skin: Floats, side: int) -> None:

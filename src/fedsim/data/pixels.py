@@ -45,7 +45,7 @@ class Pixels(ABC):
 class HeldPixels(Pixels):
     """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches.
 
-    If they are ``moved``, they go to the device with the first batch: of clients that another rank may train, too.
+    If they are ``moved``, they go to the device with the first batch, as another rank may train the client instead.
     """
 
     def __init__(self, pixels: Tensor, device: torch.device, moved: bool = False) -> None:
@@ -61,8 +61,8 @@ class HeldPixels(Pixels):
         if self._is_moved:
             self.pixels = self.pixels.to(self.device)
         for index in order:
-            where = send(index, self.pixels.device)
-            yield send(self.pixels.index_select(0, where), self.device)
+            rows = send(index, self.pixels.device)
+            yield send(self.pixels.index_select(0, rows), self.device)
 
     def part(self, rows: slice) -> HeldPixels:
         """Return a view of some of the images."""
@@ -70,7 +70,7 @@ class HeldPixels(Pixels):
 
 
 class ReadPixels(Pixels):
-    """Images, files or mapped ones, that are read in this ``size`` for every batch on ``device``.
+    """Images, files or mapped ones, that are read again for every batch, in this ``size``; batches are on ``device``.
 
     ``workers`` processes read ahead; with 0 this process reads, which is best for mapped files.
     """
@@ -100,7 +100,7 @@ class ReadBatch(NamedTuple):
     pixels: Tensor
     """uint8 [m, 3, H, W]; an unreadable image is black"""
     problems: dict[int, str]
-    """position in the whole list -> why the image is unreadable"""
+    """position in the whole list -> the reason why the image is unreadable"""
 
 
 def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], workers: int) -> Iterator[ReadBatch]:
@@ -115,7 +115,7 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         num_workers=min(workers, max(len(order), 1)),
         collate_fn=_unchanged,  # type: ignore[arg-type] # gets the result of __getitems__
         worker_init_fn=_leave_signals_to_the_parent,
-        generator=torch.Generator(),  # else seeds for workers would be drawn from the global stream, which models use
+        generator=torch.Generator(),  # otherwise workers' seeds would come from the global stream, which models use
     )
     with _signals_blocked():
         started = iter(loader)
@@ -130,10 +130,10 @@ class _Reader(Dataset[ReadBatch]):
         return len(self.images)
 
     def __getitems__(self, positions: Sequence[int]) -> ReadBatch:
-        """Errors are returned, not raised: those of a worker would arrive with a traceback in their message."""
+        """Return errors instead of raising them: the message of a worker's error would contain a traceback."""
         try:
             return ReadBatch(self.images.take(np.asarray(positions, dtype=np.int64)).decode(self.size), {})
-        except DataError:  # find out which images, one by one
+        except DataError:  # find the unreadable images, one by one
             pass
         pixels = torch.zeros((len(positions), 3, *self.size), dtype=torch.uint8)
         problems = {}
@@ -154,7 +154,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Workers that start in this context are born with blocked signals, and with them the threads that torch starts."""
+    """Block signals in workers that start in this context, and in the threads that torch starts in them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -164,10 +164,10 @@ def _signals_blocked() -> Iterator[None]:
 
 def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
     """Ctrl-C and schedulers signal all processes of a run; a worker that ends then would look like a failure."""
-    threading.Thread(target=_end_when_the_parent_says_so, daemon=True).start()
+    threading.Thread(target=_end_at_the_parents_signal, daemon=True).start()
 
 
-def _end_when_the_parent_says_so() -> None:
+def _end_at_the_parents_signal() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -28,14 +28,14 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
         path = decoded.build(folder, wanted, workers)
         if was_there and verify:
             decoded.verify(path)
-        found = decoded.open_decoded(folder, wanted)
-        assert found is not None, path
+        file = decoded.open_decoded(folder, wanted)
+        assert file is not None, path
         state = ("verified" if verify else "was there") if was_there else "decoded"
-        size, bad = "{}x{}".format(*wanted.size), len(found.unreadable)
-        rows.append([wanted.name, size, len(wanted.files), bad, found.pixels.nbytes / 1e6, state])
-        problems += found.unreadable.values()
+        size, bad = "{}x{}".format(*wanted.size), len(file.unreadable)
+        rows.append([wanted.name, size, len(wanted.files), bad, file.pixels.nbytes / 1e6, state])
+        problems += file.unreadable.values()
     if not rows:
-        return "nothing to decode: the images of this config are no files"
+        return "nothing to decode: the images of this config are not files"
     problems = list(dict.fromkeys(problems))
     table = tabulate(rows, headers=["data set", "size", "images", "unreadable", "MB", ""], floatfmt=".1f")
     if not problems:

@@ -17,10 +17,10 @@ _BETWEEN = 10  # pixels between people
 
 
 def true_to_shape(images: Images, size: Size) -> list[Image.Image]:
-    """Decode images in the shape that they are stored in: neither stretched nor cut.
+    """Decode images in their stored shape, neither stretched nor cut.
 
-    Each becomes as large as fits into a square with the longer side of ``size`` (height, width). Images that have any
-    size that they are asked for get ``size``. Raise DataError naming an image that cannot be read.
+    Each becomes as large as fits into a square with the longer side of ``size`` (height, width). Images without a
+    fixed size get ``size``. Raise DataError naming an image that cannot be read.
     """
     side, pictures = max(size), []
     for position, stored in enumerate(images.sizes()):

@@ -22,24 +22,24 @@ from fedsim.data.images import GallerySplit, Index
 
 SplitStyle = Literal["one_query", "pairs"]
 
-_MINIMUM = 2  # images of an identity that can be found
+_MINIMUM = 2  # images of an identity with a possible match
 
 
-def draw_splits(
+def sample_splits(
     pids: Index, camids: Index, *, num: int = 10, fraction: float = 0.5,
     style: SplitStyle = "one_query", cross_camera: bool = True, asking: Sequence[int] = (),
 ) -> list[GallerySplit]:  # fmt: skip
-    """Draw test identities, queries and galleries; split number i depends on i and the sorted identities alone.
+    """Sample test identities, queries and galleries; split number i depends on i and the sorted identities alone.
 
     A random part of the identities with a possible match is tested. ``one_query``: one random image of each is a query,
     its other images are in the gallery. ``pairs``: one other random image of each is in the gallery. Identities without
     a possible match, distractors (0) and junk (-1) are in every gallery.
 
-    ``pids`` and ``camids`` [n]: identities and cameras of the pool. ``num``: splits to draw. ``fraction``: share of the
-    identities to test; ConfigError if it leaves none. ``cross_camera``: the match must be from another camera than the
-    query, as evaluation with ``camera_aware`` demands; identities of one camera then have no possible match.
-    ``asking``: the camera that all queries of a split are from; with several, so many splits in a row have the same
-    people, whom all of them saw, and each camera asks in one of them. None: drawn for each identity.
+    ``pids`` and ``camids`` [n]: identities and cameras of the pool. ``num``: number of splits. ``fraction``: share of
+    the identities to test; ConfigError if it leaves none. ``cross_camera``: the match must be from another camera than
+    the query, as evaluation with ``camera_aware`` demands; identities of one camera then have no possible match.
+    ``asking``: the camera of all queries of a split. With c cameras, c splits in a row have the same people, whom all
+    of these cameras saw, and the queries of each are from another camera. Empty: a random camera for each identity.
     """
     if num < 1:
         raise ConfigError(f"num: {num} is less than 1")
@@ -51,8 +51,8 @@ def draw_splits(
     count = round(fraction * len(possible))
     if not 0 < count <= len(possible):
         raise ConfigError(
-            f"fraction: {fraction} of {len(possible)} identities with a possible match is none; "
-            "choose a larger one, or set cross_camera to false"
+            f"fraction: {fraction} of {len(possible)} identities with a possible match is less than one; "
+            "choose a larger fraction, or set cross_camera to false"
         )
     always = np.setdiff1d(np.arange(len(pids)), np.concatenate(possible))
     splits = []
@@ -61,24 +61,24 @@ def draw_splits(
         rng = numpy_generator("splits", half)
         tested = [possible[i] for i in np.sort(rng.permutation(len(possible))[:count])]
         first = asking[turn] if asking else None
-        pairs = [_draw(group, camids[group], style, cross_camera, rng, first) for group in tested]
+        pairs = [_sample(group, camids[group], style, cross_camera, rng, first) for group in tested]
         query = np.array([q for q, _ in pairs], dtype=np.int64)
         splits.append(GallerySplit(query, np.sort(np.concatenate([always, *(g for _, g in pairs)]))))
     return splits
 
 
-def _draw(
+def _sample(
     group: Index, camids: Index, style: SplitStyle, cross_camera: bool, rng: np.random.Generator, first: int | None
 ) -> tuple[int, Index]:
     """Return one identity's query, from camera ``first`` unless that is None, and its gallery positions."""
     order = rng.permutation(len(group))
     if first is not None:
         order = order[np.argsort(camids[order] != first, kind="stable")]
-    query, rest = order[0], order[1:]
+    query, candidates = order[0], order[1:]
     if style == "one_query":
-        return int(group[query]), group[rest]
-    others = rest[camids[rest] != camids[query]] if cross_camera else rest
-    return int(group[query]), group[others[:1]]
+        return int(group[query]), group[candidates]
+    matches = candidates[camids[candidates] != camids[query]] if cross_camera else candidates
+    return int(group[query]), group[matches[:1]]
 
 
 def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -> list[GallerySplit]:
@@ -95,9 +95,9 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
     try:
         cells = loadmat(path, variable_names=["trainIdxAll"])["trainIdxAll"].ravel()
         trained = [np.unique(np.asarray(cell["personIdx"].item()).astype(np.int64)) for cell in cells]
-    except Exception as error:  # whatever scipy makes of a damaged file
-        why = f"is not GRID's file of partitions ({error})"
-        raise DataError(f"{path}: {why}; get features_and_partitions.mat") from error
+    except Exception as error:  # scipy raises many types for a damaged file
+        problem = f"is not GRID's file of partitions ({error})"
+        raise DataError(f"{path}: {problem}; get features_and_partitions.mat") from error
     paired = np.unique(pids[pids > 0])
     for number, identities in enumerate(trained):
         if not np.isin(identities, paired).all() or not 0 < len(identities) < len(paired):
@@ -123,21 +123,21 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
         expected = (content["images_sha256"], content["splits_sha256"])
         splits = content["splits"]
         parts = ((np.array(split[name], dtype=np.int64) for name in GallerySplit._fields) for split in splits)
-        found = tuple(GallerySplit(*pair) for pair in parts)
+        positions = tuple(GallerySplit(*pair) for pair in parts)
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{path}: is no file of splits ({error}); write one with fedsim data splits") from error
     if _sha256(json.dumps(splits)) != expected[1]:
-        raise DataError(f"{path}: the splits are not those that were written (checksum); restore the file")
+        raise DataError(f"{path}: the splits were changed after they were written (checksum); restore the file")
     if _sha256("\n".join(names)) != expected[0]:
         raise DataError(
             f"{path}: the splits belong to another list of images ({content['num_images']} files, here {len(names)}); "
             "restore the images, or write new splits"
         )
-    positions = np.concatenate([part for split in found for part in split] or [np.zeros(0, dtype=np.int64)])
-    are_full = found and all(len(part) for split in found for part in split)
-    if not are_full or not np.isin(positions, np.arange(len(names))).all():
+    indices = np.concatenate([part for split in positions for part in split] or [np.zeros(0, dtype=np.int64)])
+    are_full = positions and all(len(part) for split in positions for part in split)
+    if not are_full or not np.isin(indices, np.arange(len(names))).all():
         raise DataError(f"{path}: holds no splits of {len(names)} images; write new ones with fedsim data splits")
-    return found
+    return positions
 
 
 def _sha256(text: str) -> str:

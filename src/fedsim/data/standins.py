@@ -62,25 +62,26 @@ def standin_of(source: ReIDSource, root: Path) -> ReIDSource:
     """Return a copy of ``source`` that reads a stand-in, larger for a larger data set.
 
     The stand-in's folder, below ``root``, is written if it is missing. Drawn people, and sources for which there is no
-    stand-in, such as your own, are unchanged: their files are read.
+    stand-in, such as your own, are returned as they are: their own images are read.
     """
     if not isinstance(source, DataSet) or source.name not in STANDINS:
         if not isinstance(source, SyntheticReID):
             log.info("data.dry_run: %s has no stand-in, so its own images are read", type(source).__name__)
         return source
     people = _PEOPLE.get(type(source).__name__, 48)
-    other = copy.copy(source)
-    other.root, other.is_standin = root, True
+    standin = copy.copy(source)
+    standin.root, standin.is_standin = root, True
     folder = root / STANDINS[source.name][0]
-    if isinstance(other, Omniglot):
-        other.alphabets = list(_ALPHABETS) if other.alphabets is None else other.alphabets  # all would take long
-        for alphabet in other.alphabets:
+    if isinstance(standin, Omniglot):
+        if standin.alphabets is None:  # all alphabets would take long
+            standin.alphabets = list(_ALPHABETS)
+        for alphabet in standin.alphabets:
             pictures = list(_omniglot((alphabet,))(people))
             if not (folder / pictures[0].path).exists():
                 _draw(folder, f"{source.name}/{alphabet}", pictures, (32, 32))
     elif not folder.is_dir():
         write_standin(source.name, root, people, size=(64, 32))
-    return other
+    return standin
 
 
 def _market(cameras: int, name: str, distractors: bool = False, variants: tuple[str, ...] = ("",)) -> Layout:
@@ -107,7 +108,7 @@ def _msmt17(people: int) -> Iterator[_Picture]:
 
 
 def _write_lists(folder: Path, pictures: list[_Picture]) -> None:
-    """MSMT17's lists: the last shots of training are for validation; the first shot of a camera is a query."""
+    """Write MSMT17's lists: the last shots of training are for validation; the first shot of a camera is a query."""
     lists: dict[str, str] = dict.fromkeys(("train", "val", "query", "gallery"), "")
     for picture in pictures:
         part, path = picture.path.split("/", 1)
@@ -136,7 +137,7 @@ _UNSEEN_ALPHABETS = {
 
 
 def _omniglot(alphabets: tuple[str, ...]) -> Layout:
-    """Twenty drawers per character; so there are fewer characters than people elsewhere."""
+    """Twenty drawers per character, so there are fewer characters than people in other data sets."""
 
     def layout(people: int) -> Iterator[_Picture]:
         for number, alphabet in enumerate(alphabets):
@@ -156,13 +157,13 @@ def _cifar10(people: int) -> Iterator[_Picture]:
 
 
 def _write_batches(folder: Path, pictures: list[_Picture]) -> None:
-    """CIFAR-10's pickles, in place of the folders of images."""
+    """Write CIFAR-10's pickles, in place of the folders of images."""
     for part in dict.fromkeys(picture.path.split("/")[0] for picture in pictures):
-        own = [picture for picture in pictures if picture.path.startswith(part)]
-        pixels = [np.asarray(Image.open(folder / picture.path).resize((32, 32))) for picture in own]
+        members = [picture for picture in pictures if picture.path.startswith(part)]
+        pixels = [np.asarray(Image.open(folder / picture.path).resize((32, 32))) for picture in members]
         content = {
-            b"data": np.stack(pixels).transpose(0, 3, 1, 2).reshape(len(own), -1),
-            b"labels": [picture.pid for picture in own],
+            b"data": np.stack(pixels).transpose(0, 3, 1, 2).reshape(len(members), -1),
+            b"labels": [picture.pid for picture in members],
         }
         (folder / part.removesuffix(".images")).write_bytes(pickle.dumps(content, protocol=2))
         shutil.rmtree(folder / part)
@@ -178,10 +179,10 @@ def _prid2011(people: int) -> Iterator[_Picture]:
     """``people`` in both cameras, half as many in one only; their numbers are beyond 200, as in the original."""
     numbers = (*range(1, people + 1), *range(201, 201 + people // 2))
     for (camera, letter), pid in product(enumerate("ab"), numbers):
-        who = pid if pid <= people else 1000 * (camera + 1) + pid
-        yield _Picture(f"single_shot/cam_{letter}/person_{pid:04d}.png", who, camera)
+        identity = pid if pid <= people else 1000 * (camera + 1) + pid
+        yield _Picture(f"single_shot/cam_{letter}/person_{pid:04d}.png", identity, camera)
         for frame in range(12):
-            yield _Picture(f"multi_shot/cam_{letter}/person_{pid:04d}/{frame + 1:04d}.png", who, camera, frame)
+            yield _Picture(f"multi_shot/cam_{letter}/person_{pid:04d}/{frame + 1:04d}.png", identity, camera, frame)
 
 
 def _viper(people: int) -> Iterator[_Picture]:
@@ -207,14 +208,14 @@ def _3dpes(people: int) -> Iterator[_Picture]:
 
 def _grid(people: int) -> Iterator[_Picture]:
     """The gallery has four more people, the distractors."""
-    for view, camera, others in (("probe", 5, 0), ("gallery", 6, 4)):
-        for pid in range(1, people + 1 + others):
+    for view, camera, distractors in (("probe", 5, 0), ("gallery", 6, 4)):
+        for pid in range(1, people + 1 + distractors):
             text = f"{pid:04d}" if pid <= people else "0000"
             yield _Picture(f"{view}/{text}_{camera}_{25023 + pid}_116_134_128_330.jpeg", pid, camera)
 
 
 def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
-    """GRID's ten partitions, as the owners' file has them: half of the people train. Its features are left out."""
+    """Write GRID's ten partitions as in the owners' file, without its features: half of the people train."""
     from scipy.io import savemat
 
     people = np.arange(1, 1 + sum(picture.path.startswith("probe") for picture in pictures))
@@ -232,7 +233,7 @@ _PEOPLE = {
     "MSMT17": 108, "DukeMTMC": 24, "Market1501": 28, "CUHK03NP": 64, "PRID2011": 12, "CUHK01": 66, "VIPeR": 75,
     "ThreeDPeS": 32, "ILIDS": 24,
 }  # fmt: skip
-"""Identities per part. Training images go with the roots of paper 003's (Table 1), 540 to 48: large sets stay large."""
+"""Identities per part. Training images are in proportion to the roots of paper 003's numbers (Table 1): 540 to 48."""
 
 STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | None]] = {
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),

@@ -29,7 +29,7 @@ _BATCH = 16  # images drawn at a time: small enough for the intermediate arrays 
 _SIZES = ((40, 4, 3), (32, 4, 3), (30, 3, 3), (24, 2, 3), (16, 2, 2), (12, 2, 2), (12, 2, 2), (8, 2, 2), (6, 2, 2))
 _TEST_IDENTITIES = 24
 _TEST_SHOTS = 2
-_MOST = 100_000  # domains, or times their size: to list the pictures of more takes longer than anybody waits
+_MOST = 100_000  # domains, or factor on their size: listing more pictures would take too long
 
 
 @dataclass(frozen=True)

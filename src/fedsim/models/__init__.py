@@ -1,4 +1,4 @@
-"""Backbones, necks, heads, and the parameter groups by which methods say what is shared."""
+"""Backbones, necks, heads, and the parameter groups by which methods select the shared tensors."""
 
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, SmallCNN

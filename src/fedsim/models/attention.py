@@ -61,7 +61,7 @@ class AttentiveNorm2d(nn.Module):
                 "model.client.batch_size: attentive normalisation cannot train on a batch of one image; "
                 "set it to at least 2"
             )
-        # the mean of each channel over its standard deviation; the variance is unbiased where it can be
+        # the mean of each channel over its standard deviation; the variance is unbiased if the map has several pixels
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=int(x.shape[2] * x.shape[3] > 1))
         statistics = mean / torch.sqrt(variance + 1e-3)  # [B, C]
         mixture = F.hardsigmoid(self.attention_norm(self.attention(statistics)))  # lambda [B, K]

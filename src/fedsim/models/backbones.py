@@ -2,7 +2,7 @@
 
 A backbone is any ``nn.Module`` that maps images [B, 3, H, W] to a map [B, C, h, w] (or a vector [B, C]) and has an int
 attribute ``out_channels`` = C. Those below keep torchvision's parameter names, so that an exported global model loads
-into the plain torchvision network; where they have attention (``norm`` is not ``bn``), it loads into them alone.
+into the plain torchvision network; with attention (``norm`` is not ``bn``), it loads only into these.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResNet(Backbone):
         norm: ``bn``: torchvision's network. ``attentive``: attentive normalisation replaces the second norm of each
             block (``bn2``), with 10, 10, 20 and 20 mixtures in the four stages. ``se``, ``cbam``: such a block ends
             each residual branch, before the sum.
-        ibn: half of the channels of each block's first norm, but for the last stage's blocks, get instance
+        ibn: half of the channels of each block's first norm, except in the last stage, get instance
             normalisation: IBN-a of Pan et al. (ECCV 2018), with the names of the authors' files, such as
             ``resnet50_ibn_a``; torchvision has no weights of it.
         norm_init: ``convert``: at the start, the network computes the same as without attention; ``random``: as in the
@@ -195,7 +195,7 @@ class ConvNeXt(Backbone):
         super().__init__(OrderedDict(features=network.get_submodule("features")))
         self.out_channels = classifier.in_features
         if weights is not None and size == "micro" and not is_file(weights):
-            raise ConfigError("backbone.weights: there are none of ConvNeXt micro; give a file, or null")
+            raise ConfigError("backbone.weights: torchvision has none for ConvNeXt micro; give a file, or null")
 
         load_around(self, weights, name, lambda: _end_with_mscam(self, fam))
 
@@ -219,7 +219,7 @@ class SmallCNN(Backbone):
         norm_init: NormInit = "convert",
         fam: Literal["none", "mscam"] = "none",
     ) -> None:
-        within("backbone", "[1, 4096]", width=width)  # from there on one layer takes 10 GB
+        within("backbone", "[1, 4096]", width=width)  # a wider layer takes more than 10 GB
         channels = [3, width, 2 * width, 4 * width, 4 * width]
         layers: list[tuple[str, nn.Module]] = []
         for i, (c_in, c_out) in enumerate(itertools.pairwise(channels), start=1):

@@ -21,7 +21,7 @@ class CifarResNet(Backbone):
     parameters (option A). Convolutions start as in He et al. (ICCV 2015, Equation 10).
 
     Args:
-        depth: 6 n + 2, of which the last layer is the classifier: 20, 32, 44 or 56.
+        depth: 6 n + 2 layers with the classifier, which is left out: 20, 32, 44 or 56.
     """
 
     def __init__(self, depth: Literal[20, 32, 44, 56] = 32) -> None:

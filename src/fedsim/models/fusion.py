@@ -92,7 +92,7 @@ class StageFusion(nn.Module):
 
     def forward(self, earlier: Tensor, later: Tensor) -> Tensor:
         """Return [B, C, H, W] from an earlier map of this shape, and a later one [B, 2 C, h, w]."""
-        # each pixel repeated: smoother kinds of magnifying have no deterministic gradient on GPUs
+        # repeat each pixel: smoother interpolation has no deterministic gradient on GPUs
         magnified = F.interpolate(self.project(later), size=earlier.shape[2:], mode="nearest")
         fused: Tensor = self.fuse(earlier, magnified)
         return fused

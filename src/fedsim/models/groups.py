@@ -38,7 +38,7 @@ class Group(StrEnum):
     HEAD = "head"
     """the identity classifier"""
     FIXED = "fixed"
-    """the backbone below low-rank adapters: alike on all clients, never trained, sent or stored"""
+    """the backbone below low-rank adapters: the same on all clients, never trained, sent or stored"""
     COUNTER = "counter"
     """integer bookkeeping (num_batches_tracked): never shared, never averaged"""
 
@@ -59,7 +59,7 @@ _ATTENTION = (SqueezeExcitation, CBAM, MSCAM)
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
     """Return the groups of backbone and, if shared, neck and head; raise ConfigError for a head without its neck."""
     if share_head and not share_neck:
-        # the inputs of the head would mean something else to each client
+        # each client's neck would give the head inputs of another meaning
         raise ConfigError("model.method.share_neck: a shared head needs a shared neck; set share_head to false, too")
     return (BODY if share_neck else BACKBONE) | (frozenset({Group.HEAD}) if share_head else frozenset())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class IBN(nn.Module):
-    """Instance normalisation of the first half of ``channels``, batch normalisation of the others (Fig. 3 (a)).
+    """Instance normalisation of the first half of ``channels``, batch normalisation of the second (Fig. 3 (a)).
 
     Names of tensors are those of the authors' files: ``IN.weight``, ``BN.running_mean``, ...
     """
@@ -23,12 +23,12 @@ class IBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise maps [B, C, H, W]."""
-        first, rest = x[:, : self.num_instance], x[:, self.num_instance :]
-        return torch.cat([self.IN(first.contiguous()), self.BN(rest.contiguous())], dim=1)
+        first, second = x[:, : self.num_instance], x[:, self.num_instance :]
+        return torch.cat([self.IN(first.contiguous()), self.BN(second.contiguous())], dim=1)
 
 
 def insert_ibn(resnet: nn.Module) -> None:
-    """Make torchvision's ResNet IBN-a: the first norm of each block, but for those of the last stage."""
+    """Make torchvision's ResNet IBN-a: in the first norm of each block, except in the last stage."""
     for stage in ("layer1", "layer2", "layer3"):
         for block in resnet.get_submodule(stage).children():
             norm = block.get_submodule("bn1")

@@ -17,10 +17,10 @@ from fedsim.models.backbones import Backbone
 
 
 class LoRA(Backbone):
-    """A backbone with low-rank adapters: ``W x + (alpha / r) B A x`` (Section 4.1), of which only A and B train.
+    """A backbone with low-rank adapters: ``W x + (alpha / r) B A x`` (Section 4.1). Only A and B train.
 
-    All other tensors of the backbone are fixed: alike on every client, never sent and in no checkpoint, so that they
-    must come from a file, from public weights or from the same seed again. B starts at 0, and with it the adapter.
+    All other tensors of the backbone are fixed: the same on every client, never sent and in no checkpoint. So they must
+    come from a file, from public weights or from the same seed again. B starts at 0, and with it the adapter.
 
     Args:
         backbone: such as ``TimmBackbone``, with its weights.
@@ -45,21 +45,21 @@ class LoRA(Backbone):
         kind = type(backbone).__name__
         if any(isinstance(module, _BatchNorm) for module in backbone.modules()):
             raise ConfigError(
-                f"model.backbone: LoRA keeps {kind} as it is, but batch normalisation would go on counting; choose a "
-                "network with layer normalisation, such as a vision transformer"
+                f"model.backbone: LoRA keeps {kind} fixed, but batch normalisation would update its statistics; choose "
+                "a network with layer normalisation, such as a vision transformer"
             )
         names = [name for name, _ in backbone.named_modules()]
         for target in targets:
             if not any(name == target or name.endswith(f".{target}") for name in names):
                 raise ConfigError(f"model.backbone.targets: {kind} has no layer {target}; print its named_modules()")
-        how = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets))
-        super().__init__(OrderedDict(adapted=peft.inject_adapter_in_model(how, backbone)))
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets))
+        super().__init__(OrderedDict(adapted=peft.inject_adapter_in_model(config, backbone)))
         width = getattr(backbone, "out_channels", None)
-        if isinstance(width, int):  # otherwise the model says what is missing
+        if isinstance(width, int):  # otherwise the model raises the error
             self.out_channels = width
 
     def fixed(self, name: str) -> bool:
-        """Return whether a tensor of this module is fixed, by its name."""
+        """Whether the tensor of this name in the module is fixed."""
         return ".lora_" not in name
 
     def forward(self, images: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ Layer = Literal["neck", "pool"]
 
 
 class PixelsToFeatures(nn.Module):
-    """A network in evaluation mode that normalises its images itself. ``layer``: whose features it returns."""
+    """A network in evaluation mode that normalises its images itself. ``layer``: the layer to return."""
 
     def __init__(self, network: ReIDModel, layer: Layer) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class PixelsToFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map RGB images [B, 3, H, W] uint8 to features [B, D] float32, not normalised."""
-        found: Features = self.network(normalise_images(images))
-        return found.neck if self.layer == "neck" else found.pool
+        features: Features = self.network(normalise_images(images))
+        return features.neck if self.layer == "neck" else features.pool
 
 
 def check_onnx() -> None:
-    """Raise ConfigError where the libraries are missing."""
+    """Raise ConfigError if a library is missing."""
     for name in _NEEDS:
         load_extra(name, "--output: an ONNX file", "onnx")
 
@@ -51,9 +51,9 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
     onnx = load_extra("onnx", "--output: an ONNX file", "onnx")
     example = torch.zeros(2, 3, *size, dtype=torch.uint8)
     with torch.no_grad():
-        model(example)  # what functions remember of their first call are tensors then, not the exporter's stand-ins
+        model(example)  # fill caches of first calls with tensors, not with the exporter's placeholders
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of the exporter about itself
+        warnings.simplefilter("ignore")  # about the exporter's own code
         program = torch.onnx.export(
             model, (example,), dynamo=True, input_names=["images"], output_names=["features"], verbose=False,
             dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
@@ -65,27 +65,28 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
 
 
 def network_of(config: Path, tensors: Mapping[str, Tensor]) -> tuple[ReIDModel, Layer, tuple[int, int]]:
-    """Build the network of which ``tensors`` are the weights, named as :func:`fedsim.cli.export.export` names them.
+    """Build the network with the weights ``tensors``, whose names are those of :func:`fedsim.cli.export.export`.
 
-    ``config`` is the run's. Several clients may have backbones of their own: the one that has these names and shapes is
+    ``config``: the config file of the run. Clients may have different backbones: the one with these names and shapes is
     taken. Returns the network, the layer that the run compares, and the size of its images.
 
     Raises:
         ConfigError: if no network of the config fits.
     """
     if not config.is_file():
-        raise ConfigError(f"--output: {config} is missing, so the network is not known; ONNX needs a run of fedsim fit")
+        raise ConfigError(f"--output: {config} is missing, so the network is unknown; ONNX needs a run of fedsim fit")
     content = yaml.safe_load(config.read_text())
     settings = content["model"]
-    own_names = ("neck.", "pooling.")
-    given = {(name if name.startswith(own_names) else f"backbone.{name}"): tensor for name, tensor in tensors.items()}
-    has_neck = any(name.startswith("neck.") for name in given)
+    outer_names = ("neck.", "pooling.")
+    state = {(name if name.startswith(outer_names) else f"backbone.{name}"): t for name, t in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    has_neck = any(name.startswith("neck.") for name in state)
     for backbone in _backbones(settings):
         neck = Neck(**settings["neck"])
         network = ReIDModel(backbone, neck if has_neck else replace(neck, kind="none", dropout=0.0))
-        own = {name: tensor.shape for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
-        if own == {name: tensor.shape for name, tensor in given.items()}:
-            network.load_state_dict(given, strict=False)  # all but counters of batches
+        tensors_of_network = network.state_dict().items()
+        if shapes == {name: t.shape for name, t in tensors_of_network if t.is_floating_point()}:
+            network.load_state_dict(state, strict=False)  # all but counters of batches
             layer: Layer = settings["evaluation"]["layer"] if has_neck else "pool"
             height, width = content["data"]["size"]
             return network, layer, (height, width)

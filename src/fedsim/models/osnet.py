@@ -1,4 +1,4 @@
-"""OSNet: people at all scales, by streams of convolutions that an image's own gates put together.
+"""OSNet: features at all scales, from streams of convolutions that an image's own gates combine.
 
 K. Zhou, Y. Yang, A. Cavallaro, T. Xiang, "Omni-Scale Feature Learning for Person Re-Identification", ICCV 2019. Names
 and shapes of tensors are those of the authors' library torchreid (``osnet_x1_0`` and narrower ones), whose files load.
@@ -63,7 +63,7 @@ class OSNet(Backbone):
 
 
 def _convolution(c_in: int, c_out: int, size: int = 1, *, stride: int = 1, relu: bool = True) -> nn.Sequential:
-    """Convolution and batch normalisation, then ReLU."""
+    """Convolution and batch normalisation, then ReLU unless ``relu`` is false."""
     conv = nn.Conv2d(c_in, c_out, size, stride, padding=size // 2, bias=False)
     layers: dict[str, nn.Module] = {"conv": conv, "bn": nn.BatchNorm2d(c_out)}
     return nn.Sequential(OrderedDict(layers | ({"relu": nn.ReLU(inplace=True)} if relu else {})))
@@ -115,6 +115,6 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         narrow = self.conv1(x)
-        first, *others = (self.gate(stream(narrow)) for stream in self.streams)
+        first, *deeper = (self.gate(stream(narrow)) for stream in self.streams)
         shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(self.conv3(sum(others, start=first)) + shortcut)
+        return F.relu(self.conv3(sum(deeper, start=first)) + shortcut)

@@ -92,7 +92,7 @@ class Neck:
 
     def build(self, in_channels: int) -> nn.Sequential:
         """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
-        within("model.neck", "[1, 65536]", dim=self.dim)  # beyond, it is a slip: 2,048 x 65,536 is 0.5 GB
+        within("model.neck", "[1, 65536]", dim=self.dim)  # beyond, a mistake: 2,048 x 65,536 weights are 0.5 GB
         layers: list[nn.Module] = []
         if self.kind == "linear":
             linear = nn.Linear(in_channels, self.dim)
@@ -119,7 +119,7 @@ class ReIDModel(nn.Module):
 
     The rank's model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
     backbones see :mod:`fedsim.models.backbones`; ``neck`` are the layers after the pooling. ``num_classes`` is the size
-    of a shared head; None: each client has its own head, outside this model. ``head_std`` is for all of these: see
+    of a shared head; None: each client has its own head, outside this model. ``head_std`` is for both kinds: see
     :func:`make_head`.
 
     Raises:
@@ -161,11 +161,11 @@ class ReIDModel(nn.Module):
         return maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)
 
     def compile_backbone(self, sizes: Collection[int]) -> None:
-        """Let torch.compile translate the backbone for training batches of these ``sizes``.
+        """Let torch.compile compile the backbone for training batches of these ``sizes``.
 
-        The first batch of each takes about a minute. All others, and evaluations, go through the backbone as it is:
-        each shape would be translated by itself. Parameters keep their names and their memory; copies of the model are
-        plain.
+        The first batch of each size takes about a minute. Batches of other sizes, and evaluations, use the backbone
+        without compilation, because each new shape would be compiled, too. Parameters keep their names and their
+        memory; copies of the model are plain.
         """
         self.backbone.compile(dynamic=False)
         self._compiled = frozenset(sizes)
@@ -180,21 +180,21 @@ class ReIDModel(nn.Module):
         return any(dropout.p > 0 for dropout in self._dropouts)
 
     def set_generator(self, generator: torch.Generator) -> None:
-        """Let every dropout of the model draw from ``generator``."""
+        """Let every dropout of the model take its random numbers from ``generator``."""
         for dropout in self._dropouts:
             dropout.generator = generator
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Those that were set, each once."""
-        given = {id(dropout.generator): dropout.generator for dropout in self._dropouts}
-        return [generator for generator in given.values() if generator is not None]
+        """The generators that were set, each once."""
+        by_id = {id(dropout.generator): dropout.generator for dropout in self._dropouts}
+        return [generator for generator in by_id.values() if generator is not None]
 
 
 def make_head(
     num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD
 ) -> nn.Linear:
-    """Return an identity classifier D -> Z: weights N(0, std^2), drawn from ``generator`` or torch's own; bias 0."""
+    """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0."""
     head = nn.Linear(num_features, num_classes)
     nn.init.normal_(head.weight, std=std, generator=generator)
     nn.init.zeros_(head.bias)

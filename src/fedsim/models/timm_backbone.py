@@ -24,20 +24,20 @@ from fedsim.models.weights import is_file, load_state, may_download, read_file
 class TimmBackbone(Backbone):
     """A network of timm without its classifier.
 
-    Convolutional networks return their last map [B, C, h, w]. Transformers return a vector [B, C], timm's own choice of
-    it: of ViT the class token, of CLIP before the projection to the space that it shares with texts.
+    Convolutional networks return their last map [B, C, h, w]. Transformers return the vector [B, C] that timm
+    chooses: for ViT the class token, for CLIP the one before the projection to the space that it shares with texts.
 
     Args:
         name: of timm: ``vit_small_patch16_224``, ``vit_base_patch16_224``, ``vit_base_patch16_clip_224``,
-            ``vit_base_patch16_clip_quickgelu_224`` (what OpenAI's weights were trained with), ...
-        weights: the name of public weights as timm lists it behind the network's (``augreg_in21k_ft_in1k``,
+            ``vit_base_patch16_clip_quickgelu_224`` (the network of OpenAI's weights), ...
+        weights: the name of public weights as timm lists it after the network's (``augreg_in21k_ft_in1k``,
             ``openai``), to be downloaded; the path of a local ``.pth`` or ``.safetensors`` file with timm's names or,
             for CLIP, OpenAI's and open_clip's (``visual.*``); or null for random weights.
         image_size: height and width of the images, for transformers: position embeddings of weights for another size
             are interpolated. null: the network's own.
         mean: of red, green and blue in the images that the weights were trained on, by which they were normalised;
             null: those of timm for these weights.
-        std: likewise the standard deviations.
+        std: the standard deviations of the same images.
         options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
     """
 
@@ -69,7 +69,7 @@ class TimmBackbone(Backbone):
         self._colours = (tuple(mean or config["mean"]), tuple(std or config["std"]))
 
     def _load_file(self, weights: str, name: str) -> None:
-        """Load a local file, in any layout that timm knows how to convert."""
+        """Load a local file, in any layout that timm can convert."""
         network = self.get_submodule("timm")
         convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
         state = read_file(weights)
@@ -92,11 +92,12 @@ def _check_name(timm: Any, name: str, public: str | None) -> None:
     """Raise ConfigError, with names that exist, if timm has no such network or weights."""
     if not timm.is_model(name):
         close: Sequence[str] = get_close_matches(name, timm.list_models(), n=3)
-        raise ConfigError(f"backbone.name: timm has no {name}; {_or(close) or 'timm.list_models() tells the names'}")
-    known = [found.partition(".")[2] for found in timm.list_pretrained(f"{name}.*")]
-    if public is not None and public not in known:
+        raise ConfigError(f"backbone.name: timm has no {name}; {_or(close) or 'timm.list_models() lists the names'}")
+    choices = [full_name.partition(".")[2] for full_name in timm.list_pretrained(f"{name}.*")]
+    if public is not None and public not in choices:
         raise ConfigError(
-            f"backbone.weights: {public} is no weights of {name}; choose {', '.join([*known, 'a file'])}, or null"
+            f"backbone.weights: timm has no weights {public} of {name}; "
+            f"choose {', '.join([*choices, 'a file'])}, or null"
         )
 
 

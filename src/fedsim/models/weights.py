@@ -18,9 +18,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.attention import holds_attention
 
 _may_download: ContextVar[bool] = ContextVar("may_download", default=True)
-"""false where weights are of no use, see :func:`without_downloads`"""
+"""false inside :func:`without_downloads`"""
 _WRAPPERS = ("state_dict", "model")
-"""names below which training programs keep the tensors, beside epochs and optimizers"""
+"""names under which training programs store the tensors, next to epochs and optimizers"""
 
 
 def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None] = lambda: None) -> None:
@@ -74,22 +74,22 @@ def read_file(weights: str) -> dict[str, Tensor]:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file
         raise ConfigError(f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?") from error
-    found = _unwrapped(state)
-    if not isinstance(found, dict):
-        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(found).__name__}")
-    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    content = _unwrapped(state)
+    if not isinstance(content, dict):
+        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(content).__name__}")
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     return {key.removeprefix("module."): value for key, value in tensors.items()}
 
 
 def _unwrapped(state: Any) -> Any:
-    """Return what lies below the name that a training program has given to its tensors."""
+    """Return the tensors, which training programs store under one of :data:`_WRAPPERS`."""
     names = [name for name in _WRAPPERS if isinstance(state, dict) and isinstance(state.get(name), dict)]
     return state[names[0]] if names else state
 
 
 @contextmanager
 def without_downloads() -> Iterator[None]:
-    """Let backbones be built without public weights, whose names are checked all the same."""
+    """Build backbones without downloading public weights; the names of weights are still checked."""
     token = _may_download.set(False)
     try:
         yield
@@ -98,15 +98,16 @@ def without_downloads() -> Iterator[None]:
 
 
 def _download(weights: str, name: str) -> dict[str, Tensor] | None:
-    """Return torchvision's weights; None where nothing shall be downloaded."""
+    """Return torchvision's weights; None if downloads are off."""
     choices = tv.get_model_weights(name) if name in tv.list_models() else None
     if choices is None:
         raise ConfigError(
             f"backbone.weights: {weights} is no file, and torchvision has no {name}; give a file, or null"
         )
     if weights not in choices.__members__:
-        known = ", ".join(choices.__members__)
-        raise ConfigError(f"backbone.weights: {weights} is no weights of {name}; choose {known}, a file, or null")
+        names = ", ".join(choices.__members__)
+        problem = f"torchvision has no weights {weights} of {name}; choose {names}, a file, or null"
+        raise ConfigError(f"backbone.weights: {problem}")
     if not may_download():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The papers' data sets: where their files are, what names mean, how many there should be."""
+"""The papers' data sets: their folders, the meaning of file names, and the official counts."""
 
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.datasets.cifar10 import CIFAR10

@@ -38,7 +38,7 @@ class DataSet(ReIDSource):
     official: Counts | None = None
     """sizes of the complete data set"""
     ask: str
-    """whom to ask for it"""
+    """how to get it, for messages"""
     is_standin = False
     """whether its files are drawn"""
 
@@ -54,7 +54,7 @@ class DataSet(ReIDSource):
         return [self._read(folder)]
 
     def find(self) -> Path:
-        """Return its folder; raise DataError if it is not there."""
+        """Return its folder; raise DataError if it is missing."""
         below = (path for name in self.folders for path in sorted(self.root.glob(f"*/{name}")))
         for folder in (*(self.root / name for name in self.folders), self.root, *below):
             if folder.is_dir() and all((folder / part).exists() for part in self.holds):
@@ -66,4 +66,4 @@ class DataSet(ReIDSource):
 
     @abstractmethod
     def _read(self, folder: Path) -> Domain:
-        """List its files; raise DataError naming the folder or file at fault and the rule."""
+        """List its files; raise DataError with the folder or file and the problem."""

@@ -57,7 +57,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
             content = _BatchReader(file, encoding="bytes").load()
         pixels = content[b"data"].to_numpy()
         labels = content[b"labels"]
-    except Exception as error:  # whatever a damaged or made-up pickle leads to
+    except Exception as error:  # a damaged or forged pickle can raise any type
         raise DataError(f"{path}: is not a batch of CIFAR-10 ({error!r}); get the Python version again") from error
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < _CLASSES for label in labels):
         raise DataError(f"{path}: labels are not a list of classes 0 to {_CLASSES - 1}; get the Python version again")
@@ -89,14 +89,14 @@ class _PickledArray:
         self.state = state
 
     def to_numpy(self) -> NDArray[np.uint8]:
-        """Return the array; raise ValueError if it does not hold bytes, as many as its shape says."""
+        """Return the array; raise ValueError unless it holds bytes, in the number of its shape."""
         _, shape, kind, columns_first, content = self.state
         if not kind.is_uint8:
             raise ValueError("data are not bytes")
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
 
 
-_STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {  # what is called in place of a name in the pickle
+_STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {  # name in the pickle -> replacement that is called
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
     ("numpy", "ndarray"): _PickledArray,
@@ -108,8 +108,8 @@ _STAND_FOR: dict[tuple[str, str], Callable[..., Any]] = {  # what is called in p
 class _BatchReader(pickle.Unpickler):
     """Reads lists, dictionaries, numbers, strings, and arrays of bytes.
 
-    A pickle names functions and classes to call. Here only the names for arrays and strings are known, and functions of
-    this module are called instead: numpy itself gets only a shape and bytes.
+    A pickle names functions and classes to call. Here only the names for arrays and strings are known, and replacements
+    of this module are called: numpy itself gets only a shape and bytes.
     """
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:

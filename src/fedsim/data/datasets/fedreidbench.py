@@ -19,7 +19,7 @@ _NAMES = {
 """the authors' folders, in the order of Table 1 -> the names of the same data elsewhere in fedsim"""
 _BIG, _SMALL = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)", r"cam_(?P<view>\d+)_(?P<pid>\d+)_"
 _TEST_FROM = 100_000
-"""The first number of those who are tested."""
+"""first number of the test identities"""
 
 
 class FedReIDBench(ReIDSource):
@@ -27,7 +27,7 @@ class FedReIDBench(ReIDSource):
 
     Folders are ``Market/pytorch/query/0001/0001_c1s1_001051_00.jpg`` or, of the small data sets, names like
     ``cam_0_00012_00001.png``, where cameras and people count from 0; parts are ``train_all``, ``query``, ``gallery``.
-    Others beside them are not read. ``cuhk02``, the public data, has ``train_all`` alone.
+    Other folders beside them are not read. ``cuhk02``, the public data, has ``train_all`` alone.
 
     Args:
         root: the folder that holds ``Market``, ``viper`` and so on.
@@ -43,18 +43,20 @@ class FedReIDBench(ReIDSource):
         clients = [name for name in _NAMES if name not in ("DukeMTMC-reID", "cuhk02")]
         names = self.names or [name for name in clients if (self.root / name / "pytorch").is_dir()]
         if not names:
-            raise DataError(f"{self.root}: holds no folder like Market/pytorch; set data.source.root to the one above")
+            raise DataError(
+                f"{self.root}: holds no folder like Market/pytorch; set data.source.root to the folder above it"
+            )
         if wrong := [name for name in names if name not in _NAMES]:
             raise DataError(f"data.source.names: there is no {wrong[0]}; choose from {', '.join(_NAMES)}")
         return [self._read(name) for name in names]
 
     def _read(self, name: str) -> Domain:
         folder = self.root / name / "pytorch"
-        has_distractors = name == "Market"  # elsewhere 0 is a person; in MSMT17 two, one of whom trains
+        has_distractors = name == "Market"  # elsewhere 0 is a person; in MSMT17 two people, one of them in training
         train = _part(folder / "train_all", 0 if has_distractors else 1)
         if name == "cuhk02":
-            nobody = train.take(np.array([], dtype=np.int64))
-            return Domain(_NAMES[name], train, nobody, nobody)
+            no_images = train.take(np.array([], dtype=np.int64))
+            return Domain(_NAMES[name], train, no_images, no_images)
         query, gallery = (_part(folder / part, 0 if has_distractors else _TEST_FROM) for part in ("query", "gallery"))
         return Domain(_NAMES[name], train, query, gallery)
 

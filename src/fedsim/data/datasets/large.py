@@ -36,7 +36,8 @@ class DukeMTMC(Market1501):
     """DukeMTMC-reID (Zheng et al., ICCV 2017): 702 identities, 16,522 images; 2,228 queries; gallery 17,661.
 
     Its owners withdrew it in 2019: the recordings went beyond the consent of the people and the university's board. It
-    is here for necessary comparisons by users who already have it. Configs of papers lack the acknowledgement below.
+    is here for necessary comparisons by users who already have it. The papers' configs do not set the acknowledgement
+    below.
 
     Args:
         root: see :class:`DataSet`.
@@ -118,16 +119,16 @@ class MSMT17(DataSet):
 
     def _read(self, folder: Path) -> Domain:
         names = (("train", "test"), ("mask_train_v2", "mask_test_v2"))
-        found = [pair for pair in names if all((folder / name).is_dir() for name in pair)]
-        if not found:
+        versions = [pair for pair in names if all((folder / name).is_dir() for name in pair)]
+        if not versions:
             raise DataError(f"{folder}: holds neither train and test (version 1) nor mask_train_v2 and mask_test_v2")
-        train, test = (folder / name for name in found[0])
+        train, test = (folder / name for name in versions[0])
         lists = ["list_train.txt"] + ["list_val.txt"] * (self.train == "train+val")
         entries = sorted(entry for name in lists for entry in _read_list(folder / name))
-        query, gallery = (sorted(_read_list(folder / f"list_{name}.txt")) for name in ("query", "gallery"))
+        test_lists = [sorted(_read_list(folder / f"list_{name}.txt")) for name in ("query", "gallery")]
         # both parts count their people from 0, which means a distractor elsewhere
-        asked, searched = (_split(test, part, first=10_001) for part in (query, gallery))
-        return Domain(self.name, _split(train, entries, first=1), asked, searched)
+        query, gallery = (_split(test, part, first=10_001) for part in test_lists)
+        return Domain(self.name, _split(train, entries, first=1), query, gallery)
 
 
 class CUHKSYSU(DataSet):
@@ -151,7 +152,7 @@ class CUHKSYSU(DataSet):
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
-    """(file, identity) of each line."""
+    """Return (file, identity) of each line."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; MSMT17 comes with lists of its training, query and gallery images")
     entries = []

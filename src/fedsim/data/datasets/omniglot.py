@@ -80,11 +80,11 @@ class Omniglot(DataSet):
 
     def domains_in(self, folder: Path) -> list[Domain]:
         """Return one domain per alphabet; see :meth:`DataSet.domains_in`."""
-        found = _alphabets(folder)
-        wanted = list(found) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
-        if absent := [name for name in wanted if name not in found]:
-            raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(found) or 'none'}")
-        return [self._read(found[name]) for name in wanted]
+        path_of = _alphabets(folder)
+        wanted = list(path_of) if self.alphabets is None else [alphabet_name(name) for name in self.alphabets]
+        if absent := [name for name in wanted if name not in path_of]:
+            raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(path_of) or 'none'}")
+        return [self._read(path_of[name]) for name in wanted]
 
     def _read(self, folder: Path) -> Domain:
         """List one alphabet's files."""
@@ -115,14 +115,14 @@ def alphabet_name(folder: str) -> str:
 
 def _alphabets(folder: Path) -> dict[str, Path]:
     """Name -> folder, sorted, background alphabets first."""
-    found: dict[str, Path] = {}
+    path_of: dict[str, Path] = {}
     for part in (_BACKGROUND, _EVALUATION):
         for path in sorted(p for p in (folder / part).glob("*") if p.is_dir()):
             name = alphabet_name(path.name)
-            if name in found:
-                raise DataError(f"{path}: this alphabet is also in {found[name].parent}; unseen ones must be new")
-            found[name] = path
-    return found
+            if name in path_of:
+                raise DataError(f"{path}: this alphabet is also in {path_of[name].parent}; unseen ones must be new")
+            path_of[name] = path
+    return path_of
 
 
 def _read_character(folder: Path) -> Split:

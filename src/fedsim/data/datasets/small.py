@@ -17,7 +17,7 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
 from fedsim.data.listing import list_images, read_folder
-from fedsim.data.splits import draw_splits, official_grid_splits
+from fedsim.data.splits import official_grid_splits, sample_splits
 
 Protocol = Literal["half", "splits"]
 
@@ -40,18 +40,18 @@ class SmallDataSet(DataSet):
     part: str
     """the folder of the images, in the data set's folder"""
     pattern: str
-    """of names, see :func:`label_images`; where ``per_camera`` tells cameras, ``cam`` is the number of an image"""
+    """of names, see :func:`label_images`; with ``per_camera``, the group ``cam`` is the number of an image"""
     example: str
     """of a name, for messages"""
     per_camera: int | None = None
-    """images of a person in each camera, by their numbers; None: names do not tell the camera, so a person's images
+    """images of a person in each camera, by their numbers; None: names do not give the camera, so a person's images
     are dealt to two made-up cameras in turn, and a query has matches in the other one. The second camera, which is the
     gallery of a half split, begins: it gets an odd image (as in i-LIDS's meta.json of paper 003's authors)"""
     asking: tuple[int, ...] = ()
-    """of ``splits``: see :func:`draw_splits`"""
+    """of ``splits``: see :func:`sample_splits`"""
     any_pair = False
-    """whether ``splits`` pair any two images of a person, whatever their cameras; each is then a camera of its own, so
-    that evaluation by camera leaves the match in"""
+    """whether ``splits`` pair any two images of a person, whatever their cameras; each image then has a camera of its
+    own, so that evaluation by camera keeps the match"""
 
     def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
@@ -66,8 +66,8 @@ class SmallDataSet(DataSet):
         images = self._images(folder)
         if self.protocol == "splits":
             images = replace(images, camids=turns(images.pids)) if self.any_pair else images
-            drawn = draw_splits(images.pids, images.camids, style="pairs", asking=self.asking)
-            return self._test_only(images, drawn)
+            splits = sample_splits(images.pids, images.camids, style="pairs", asking=self.asking)
+            return self._test_only(images, splits)
         paired = [pid for pid in images.identities if len(np.unique(images.camids[images.pids == pid])) > 1]
         return self._half(images, ~np.isin(images.pids, paired))
 
@@ -139,7 +139,7 @@ class CUHK02(SmallDataSet):
         return Domain(self.name, Split.concatenate(train), query, gallery)
 
     def _views(self, folder: Path) -> list[Split]:
-        """The images of each camera; people of different pairs get different numbers."""
+        """Return the images of each camera; people of different pairs get different numbers."""
         views = []
         for pair, view in product(self.pairs, (0, 1)):
             split = read_folder(folder / "Dataset" / f"P{pair}" / f"cam{view + 1}", r"(?P<pid>\d+)_", "001_1.png")
@@ -175,7 +175,7 @@ class PRID2011(SmallDataSet):
         super().__init__(root, protocol, seed)
         self.shots = shots
         if shots == "multi":
-            self.official = None  # how many frames there are depends on the person
+            self.official = None  # the number of frames depends on the person
             self.holds = ("single_shot", "multi_shot")
 
     def _images(self, folder: Path) -> Split:
@@ -202,8 +202,8 @@ class PRID2011(SmallDataSet):
 class VIPeR(SmallDataSet):
     """VIPeR (Gray et al., PETS 2007): 632 people, 2 cameras, one image each; 316 train, 316 queries, gallery 316.
 
-    Names like ``cam_a/000_45.bmp``: identity and angle. ``splits``: five halves, each asked by camera a, then by camera
-    b: the first ten of torchreid's twenty splits, which the code of papers 000 and 001 takes.
+    Names like ``cam_a/000_45.bmp``: identity and angle. ``splits``: five halves, each with queries of camera a, then of
+    camera b: the first ten of torchreid's twenty splits, which the code of papers 000 and 001 takes.
     """
 
     name = "viper"
@@ -220,12 +220,12 @@ class VIPeR(SmallDataSet):
 
 
 class ThreeDPeS(SmallDataSet):
-    """3DPeS (Baltieri et al., ACM J-HGBU 2011): 192 people, 1,011 images, 8 cameras that names do not tell.
+    """3DPeS (Baltieri et al., ACM J-HGBU 2011): 192 people, 1,011 images, 8 cameras that names do not give.
 
     Names like ``RGB/1_16_FRAME_25_RGB.bmp``: identity, then view; images of a view are frames of one walk. A person's
     views are dealt to two made-up cameras in turn, so that a query has matches in another view, as in the code of
     Domain Guided Dropout (Xiao et al., CVPR 2016), whose layout paper 003 has. ``splits`` pair any two images. Paper
-    003 has two cameras, too (445 and 567 images), by another rule: 29 people are in one of them alone.
+    003 has two cameras, too (445 and 567 images), but dealt differently: 29 people are in one alone.
     """
 
     name = "3dpes"
@@ -241,8 +241,9 @@ class ThreeDPeS(SmallDataSet):
         views = np.array([int(path.name.split("_")[1]) for path in images.images.locations() if path is not None])
         cameras = np.empty_like(images.pids)
         for pid in images.identities:
-            own = images.pids == pid
-            cameras[own] = (np.unique(views[own], return_inverse=True)[1] + 1) % 2  # an odd one is in the gallery
+            is_person = images.pids == pid
+            # of an odd number of views, the last one is in the gallery
+            cameras[is_person] = (np.unique(views[is_person], return_inverse=True)[1] + 1) % 2
         return replace(images, camids=cameras)
 
 
@@ -299,8 +300,8 @@ class GRID(SmallDataSet):
 
     def _read(self, folder: Path) -> Domain:
         pattern, example = r"(?P<pid>\d{4})_(?P<cam>\d+)_", "0001_1_25023_116_134_128_330.jpeg"
-        probes, others = (read_folder(folder / view, pattern, example) for view in ("probe", "gallery"))
-        images = Split.concatenate([probes, others])
+        probes, gallery = (read_folder(folder / view, pattern, example) for view in ("probe", "gallery"))
+        images = Split.concatenate([probes, gallery])
         is_probe = np.arange(len(images)) < len(probes)
         if self.protocol == "splits":
             path = folder / "features_and_partitions.mat"
@@ -327,13 +328,13 @@ class CAVIAR4REID(SmallDataSet):
 
 
 def _two_cameras(folder: Path, pattern: str, expected: str) -> list[Split]:
-    """The images of the cameras a and b."""
+    """Return the images of the cameras a and b."""
     views = [read_folder(folder / f"cam_{letter}", pattern, expected) for letter in "ab"]
     return [replace(view, camids=view.camids + camera) for camera, view in enumerate(views)]
 
 
 def _frames(folder: Path, camera: int, limit: int) -> Split:
-    """Up to ``limit`` frames of each person, evenly spread, from folders ``person_0001``."""
+    """Return up to ``limit`` frames of each person, evenly spread, from folders ``person_0001``."""
     people = sorted(person for person in folder.glob("person_*") if person.is_dir())
     if not people:
         raise DataError(f"{folder}: holds no folders like person_0001")
@@ -353,7 +354,7 @@ def warn_of_common_people(sources: Sequence[ReIDSource], public: str | None) -> 
     if not has_p1 or not any(isinstance(source, CUHK01) for source in sources):
         return
     if public == CUHK02.name:
-        what = "data.public: the distillation set cuhk02 contains the people of cuhk01, also those that are tested on"
+        problem = "data.public: the distillation set cuhk02 contains the people of cuhk01, also the test identities"
     else:
-        what = "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be both trained and tested on"
-    log.warning("%s; exclude_p1: true of CUHK02 leaves them out", what)
+        problem = "data.source: the pair P1 of cuhk02 shows the people of cuhk01, who may be in both training and test"
+    log.warning("%s; exclude_p1: true of CUHK02 leaves them out", problem)
