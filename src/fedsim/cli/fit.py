@@ -52,7 +52,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
 from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
-from fedsim.parsing.error_lines import understood
+from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import rank_of_this_process, say
 from fedsim.strategy.sharing import devices_of_run
@@ -155,7 +155,7 @@ class FedSimCLI(LightningCLI):
         command, *words = cast("list[str]", args)
         own = self._parser(command)
         check_config_files(words, own.groups or ())
-        with understood(command, [action.dest for action in own._actions]):
+        with parser_errors_explained(command, [action.dest for action in own._actions]):
             super().parse_arguments(parser, args)
 
     def _dump_config(self) -> None:
