@@ -51,9 +51,8 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     """Return message and exit code for a command's exception; None for a defect of fedsim and for an orderly exit."""
     if isinstance(error, RunStoppedError):
         return CommandFailure(str(error), 128 + error.signum)
-    if isinstance(error, KeyboardInterrupt) or isinstance(
-        error.__context__, KeyboardInterrupt
-    ):  # Lightning raises SystemExit
+    # Lightning raises SystemExit on Ctrl-C
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return CommandFailure("interrupted", 128 + signal.SIGINT)
     if not isinstance(error, Exception):
         return None
