@@ -293,7 +293,7 @@ def test_a_name_may_be_the_beginning_of_others():
 
 
 def test_a_config_that_is_neither_file_nor_paper_is_one_line(capsys):
-    assert "is no file; write settings in one" in refuse(capsys, "fit", "--config", "{model: x}")
+    assert "is not a file; write settings into a file" in refuse(capsys, "fit", "--config", "{model: x}")
 
 
 def test_help_names_the_option(capsys):

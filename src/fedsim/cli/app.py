@@ -14,7 +14,7 @@ from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
-from fedsim.parsing.output import rank_of_this_process, say
+from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 
 
@@ -63,7 +63,7 @@ def _run(command: str, words: list[str]) -> None:
         from fedsim.sweep.seeds import run as run_seeds
 
         _set_up_messages()
-        say(run_seeds(words))
+        print_text(run_seeds(words))
     elif command in WITH_TRAINER:
         check_options(words, command)
         if command != "describe" and not helps:
@@ -77,7 +77,7 @@ def _run(command: str, words: list[str]) -> None:
         with imports_without_collection():
             plain = plain_command(command, words)
         _set_up_messages()
-        say(plain(words))
+        print_text(plain(words))
 
 
 def _report(error: BaseException, failure: CommandFailure) -> None:

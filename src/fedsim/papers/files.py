@@ -107,8 +107,8 @@ def no_such_name(option: str, paper_name: str, names: Collection[str]) -> Config
     """Return the error for a PAPER/NAME that the paper does not have."""
     key, _, name = paper_name.partition("/")
     close = get_close_matches(name, names, n=3)
-    meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
-    return ConfigError(f"{option}: paper {key} has no {name}; {meant}")
+    remedy = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+    return ConfigError(f"{option}: paper {key} has no {name}; {remedy}")
 
 
 class OfAPaper(Action):

@@ -87,8 +87,8 @@ class TableRow:
             if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
         ]
         if self.clients and frozenset(run.seen) not in self.clients:
-            wanted = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
-            missing, extra = sorted(wanted - set(run.seen)), sorted(set(run.seen) - wanted)
+            published = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
+            missing, extra = sorted(published - set(run.seen)), sorted(set(run.seen) - published)
             differences += [f"no client {', '.join(missing)}"] if missing else []
             differences += [f"additional clients: {', '.join(extra)}"] if extra else []
         return differences

@@ -71,11 +71,11 @@ def _not_known(key: str, name: str | None, base: str | None, value: str) -> str:
 def _not_named(key: str, value: str) -> str:
     """Error line for a ``value`` that should be a class but names none: another mapping, or an empty value."""
     keys = set(re.findall(r"'(\w+)': ", value)) - {"class_path"}
-    if slip := get_close_matches("class_path", sorted(keys), n=1):
-        return f"there is no field {slip[0]}; did you mean class_path?"
+    if typos := get_close_matches("class_path", sorted(keys), n=1):
+        return f"there is no field {typos[0]}; did you mean class_path?"
     choices = _names(key, only_fedsim=True)
-    some = f"choose from {', '.join(choices)}, or " if choices else ""
-    return f"name a class; {some}give the class_path of {'your own' if choices else 'one'}"
+    suggestion = f"choose from {', '.join(choices)}, or " if choices else ""
+    return f"name a class; {suggestion}give the class_path of {'your own' if choices else 'one'}"
 
 
 def _path_in(reason: str) -> str:

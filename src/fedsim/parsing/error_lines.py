@@ -19,10 +19,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
-from fedsim.parsing.short_help import screen_of, wants_screen
+from fedsim.parsing.short_help import needs_short_help, screen_of
 
 # fields whose types do not describe the expected value well; those without a section are options of fedsim augment
-_WANTED = {
+_EXPECTED = {
     "seed_everything": f"a number from 0 to {2**32 - 1}",
     "trainer.precision": "32-true or bf16-mixed",
     "model.clients": "the fields of each client, such as {town0: {batch_size: 8}}",
@@ -102,7 +102,7 @@ def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
 
     ``--help`` prints one screen, ``--help all`` everything.
     """
-    if wants_screen(parser, args):
+    if needs_short_help(parser, args):
         sys.stdout.write(f"{screen_of(parser)}\n")
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
@@ -134,11 +134,11 @@ def _not_built(message: str) -> str | None:
     if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", message, re.MULTILINE):
         return refused[1]  # an error of fedsim, of which the parser keeps only the message
     problem = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
-    if lacks := re.search(r"Requirement '([^']*)' not met", message):
+    if requirement := re.search(r"Requirement '([^']*)' not met", message):
         name = problem[1].rpartition(".")[2] if problem else message.partition(" ")[0].strip("`")
-        extra = _EXTRAS.get(re.split("[<>=]", lacks[1])[0])
-        wanted = f"fedsim[{extra}]" if extra else lacks[1]
-        return f"{name} needs {extra or lacks[1]}, which is not installed; run pip install '{wanted}'"
+        extra = _EXTRAS.get(re.split("[<>=]", requirement[1])[0])
+        package = f"fedsim[{extra}]" if extra else requirement[1]
+        return f"{name} needs {extra or requirement[1]}, which is not installed; run pip install '{package}'"
     if not message.startswith("Does not validate"):
         return None
     if problem is None:  # a constructor's message; one of fedsim's or the user's classes may be a defect
@@ -249,10 +249,10 @@ def _field_problem(key: str, message: str) -> str:
         return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
-    if key in _WANTED:
+    if key in _EXPECTED:
         if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
             value = inner[1]  # only the wrong entry, without the valid ones next to it
-        return f"expected {_WANTED[key]}, got {value}"
+        return f"expected {_EXPECTED[key]}, got {value}"
     # at the end, the parser repeats the section around the value
     message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)
     types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", message)

@@ -16,7 +16,7 @@ def rank_of_this_process() -> int:
     return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a command's output immediately."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

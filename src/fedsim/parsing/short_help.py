@@ -67,7 +67,7 @@ def _others(section: str, chosen: tuple[str, ...] | list[str]) -> list[str]:
     return textwrap.wrap(f"  --{section}. also has {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)
 
 
-def wants_screen(parser: ArgumentParser, args: Sequence[str]) -> bool:
+def needs_short_help(parser: ArgumentParser, args: Sequence[str]) -> bool:
     """Return whether ``--help`` without ``all`` is requested and the whole help is longer than one screen."""
     positions = [position for position, word in enumerate(args) if word in ("-h", "--help")]
     if not positions or args[positions[0] + 1 : positions[0] + 2] == ["all"]:

@@ -43,8 +43,8 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     path = Path(name) if name.endswith(".yaml") else shipped or _METHODS / f"{name}.yaml"
     if not path.is_file():
         close = get_close_matches(name, sorted(config.stem for config in _METHODS.glob("*.yaml")))
-        meant = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that contains configs."
-        raise ConfigError(f"--method: there is no {path}; {meant} The path of a config is accepted, too")
+        remedy = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that contains configs."
+        raise ConfigError(f"--method: there is no {path}; {remedy} The path of a config is accepted, too")
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
     parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **ranges}.items() if range_ is not None}
