@@ -24,7 +24,7 @@ from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.pixels import HeldPixels, ReadPixels, read_batches
 from fedsim.data.standins import write_standin
 from fedsim.methods import FedPav
-from fedsim.parsing.error_lines import verdict_on
+from fedsim.parsing.error_lines import failure_of
 from small import fit, make_data, make_model, vector
 
 SIZE = (8, 4)
@@ -234,10 +234,10 @@ def test_reading_processes_end_when_the_parent_says_so(files):
     ["DataLoader worker (pid 7) is killed by signal: Killed. ", "DataLoader worker (pid(s) 7) exited unexpectedly"],
 )
 def test_a_reading_process_that_was_killed_is_named_with_a_remedy(text):
-    verdict = verdict_on(RuntimeError(text), "fit")
-    assert verdict.code == 2
-    assert verdict.message.startswith(f"data.workers: a process that reads images was ended from outside ({text[:20]}")
-    assert verdict_on(RuntimeError("another text"), "fit") is None
+    failure = failure_of(RuntimeError(text), "fit")
+    assert failure.code == 2
+    assert failure.message.startswith(f"data.workers: a worker process was killed ({text[:20]}")
+    assert failure_of(RuntimeError("another text"), "fit") is None
 
 
 def test_reading_processes_draw_nothing_from_the_global_stream(files):

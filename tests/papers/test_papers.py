@@ -29,7 +29,7 @@ from fedsim.evaluation.plan import EvaluationPlan
 from fedsim.papers.files import find_in_paper, list_papers, read_paper, with_paper
 from fedsim.report.comparison import closest_table
 from fedsim.report.runs import Run
-from fedsim.sweep.file import command_of, draws, sweep_of
+from fedsim.sweep.file import command_of, samples, sweep_of
 from fedsim.sweep.made import sweep_of_paper
 from small import refuse
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 FILES = ROOT / "src" / "fedsim" / "papers"
 ROWS = [f"{key}/{name}" for key in list_papers() for name in read_paper(key).rows]
 RESOLVED = json.loads((Path(__file__).parent / "papers_resolved.json").read_text())
-SWEEPS = {  # draws
+SWEEPS = {  # runs
     "000/table2_and_table3": 9,
     "000/table4": 6,
     "000/table5": 5,
@@ -132,7 +132,7 @@ def resolved(args):
     return found
 
 
-@cache  # many draws of sweeps are rows
+@cache  # many runs of sweeps are rows
 def printed_config(*args):
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as ended:
@@ -191,7 +191,7 @@ def test_every_row_resolves_to_what_it_always_was(row):
 
     Those files stood in ``configs/papers`` before there was one per paper: data, protocol and row, one ``--config``
     after another. ``bases`` has all settings of one row of each paper by their dotted names, without ``run_dir``;
-    ``rows`` and ``sweeps`` (a list of draws) have the settings in which others differ, and in ``gone`` those that they
+    ``rows`` and ``sweeps`` (a list of runs) have the settings in which others differ, and in ``gone`` those that they
     have not got.
     When a default of fedsim changes, change it in the bases by hand, and nothing else.
     """
@@ -207,7 +207,7 @@ def test_every_row_has_an_expectation():
         "004/table7_all",
         "004/table7_fedcapr",
         "004/table7_kll_klaw",
-    }  # draws of sweeps
+    }  # runs of sweeps
     assert set(RESOLVED["rows"]) | since == set(ROWS)
     used = {
         name for key in list_papers() for sweep in read_paper(key).sweeps.values() for name in sweep.get("rows", ())
@@ -219,10 +219,10 @@ def test_every_row_has_an_expectation():
 def test_every_draw_of_a_sweep_resolves_to_what_it_always_was(name):
     sweep = sweep_of(sweep_of_paper(name, []), name)
     assert (sweep.metric, sweep.maximize) == ("oracle/rank1", True)
-    found = list(draws(sweep))
+    found = list(samples(sweep))
     assert len(found) == len(RESOLVED["sweeps"][name]) == SWEEPS[name]
-    for draw, difference in zip(found, RESOLVED["sweeps"][name], strict=True):
-        _, program, command, *options = command_of(sweep, draw)
+    for sample, difference in zip(found, RESOLVED["sweeps"][name], strict=True):
+        _, program, command, *options = command_of(sweep, sample)
         assert [program, command] == ["fedsim", "fit"]
         assert_resolves_to(options, name[:3], difference)
 
@@ -293,7 +293,7 @@ def test_a_name_may_be_the_beginning_of_others():
 
 
 def test_a_config_that_is_neither_file_nor_paper_is_one_line(capsys):
-    assert "is no file; write settings in one" in refuse(capsys, "fit", "--config", "{model: x}")
+    assert "is not a file; write settings into a file" in refuse(capsys, "fit", "--config", "{model: x}")
 
 
 def test_help_names_the_option(capsys):
@@ -499,11 +499,11 @@ def test_every_draw_of_a_sweep_fits_the_data(name, tmp_path, capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     sweep = sweep_of(sweep_of_paper(name, []), name)
     few = [f"--data.source={json.dumps(FEW)}", "--data.unseen=null"]
-    for draw in draws(sweep):
-        if [*draw] == ["paper"]:  # every row fits, above
-            assert draw["paper"] in ROWS
+    for sample in samples(sweep):
+        if [*sample] == ["paper"]:  # every row fits, above
+            assert sample["paper"] in ROWS
             continue
-        options = command_of(sweep, draw)[3:]
+        options = command_of(sweep, sample)[3:]
         code = main(["describe", *options, *few, *SMALL, "--model.clients=null", f"--run_dir={tmp_path}"])
         assert code == 0, capsys.readouterr().err
 
@@ -541,7 +541,7 @@ def test_a_row_changes_what_its_name_says():
 
 def test_the_sweep_over_methods_has_nine():
     sweep = sweep_of(sweep_of_paper("000/table2_and_table3", []), "000")
-    found = [draw["paper"] for draw in draws(sweep)]
+    found = [sample["paper"] for sample in samples(sweep)]
     assert len(found) == len(set(found)) == 9
     assert set(found) <= set(ROWS)
 
@@ -559,7 +559,7 @@ def test_a_paper_is_also_the_base_of_commands_on_data(tmp_path, capsys, standins
 @pytest.mark.slow
 def test_one_command_runs_tables_2_and_3_of_paper_000_and_prints_them(tmp_path, capsys, monkeypatch, quick_python):
     monkeypatch.chdir(ROOT)
-    for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; draws are processes
+    for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; runs are processes
         monkeypatch.delenv(name)
     ((_, *given),) = [words for words in commands_in("000") if "--data.dry_run=true" in words]
     (position,) = [i for i, word in enumerate(given) if word == "--"]

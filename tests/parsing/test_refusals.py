@@ -12,7 +12,7 @@ from lightning_utilities.core import imports
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.checks.compatibility import naming_the_field
-from fedsim.parsing.error_lines import verdict_on
+from fedsim.parsing.error_lines import failure_of
 from run_dirs import write_run
 from small import refuse
 
@@ -130,7 +130,7 @@ OF_THE_PARSER = [
     ("--trainer.logger=WandbLoger", "trainer.logger: there is no class WandbLoger; did you mean WandbLogger?"),
     ("--model.method=fedsim.methods.FedPv", "has no attribute 'FedPv'); did you mean FedPav?"),
     ("--model.method=nowhere.Mine", "(no module named 'nowhere'); is nowhere installed, in the working directory"),
-    ("--model.method=small.Some", "small.Some is no Method; derive it from Method"),
+    ("--model.method=small.Some", "small.Some is not a subclass of Method; derive it from Method"),
     ("--model.method=sklearn.Foo", "no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the name"),
     ("--model.backbone=sklearn.Foo", "there is no class sklearn.Foo (module 'sklearn' has no attribute 'Foo'); is the"),
     ("--model.method=..FedPav", "model.method: there is no class ..FedPav; did you mean FedPav?"),
@@ -141,7 +141,7 @@ OF_THE_PARSER = [
         "model.server_optimizer: there is no class nowhere.Adam (no module named 'nowhere'); is nowhere installed",
     ),
     ("--model.client.optimizer={class_path: sklearn.A}", "no class sklearn.A (module 'sklearn' has no attribute 'A')"),
-    ("--model.client.optimizer=fedsim.methods.FedPav", "fedsim.methods.FedPav is no Optimizer; derive it from Optim"),
+    ("--model.client.optimizer=fedsim.methods.FedPav", "methods.FedPav is not a subclass of Optimizer; derive it from"),
     ("--model.client.optimizer=textwrap.dedent", "dedent cannot be used (Expected 'textwrap.dedent' to be a func"),
     ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
     ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
@@ -152,7 +152,7 @@ OF_THE_PARSER = [
     ("--model.client.optimizer=", "model.client.optimizer: name a class; give the class_path of one"),
     ("--model.privacy=", "model.privacy: name a class; choose from DifferentialPrivacy"),
     ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: name a class; choose"),
-    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "class_ath means nothing here; did you mean"),
+    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "there is no field class_ath; did you mean"),
     ("--model.backbone={class_ath: ResNet}", "SmallCNN has no option class_ath; did you mean class_path?"),
     ("--data.source=[{class_ath: FedReIDBench}]", "SyntheticReID has no option class_ath; did you mean class_path?"),
     ("--model.clients={town0: {batch_size: 4}, town1: 5}", "such as {town0: {batch_size: 8}}, got 5"),
@@ -219,12 +219,12 @@ def test_what_an_optimizer_says_names_its_argument(capsys, tiny, tmp_path, field
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("trainer: 5", "trainer: is a section, with fields below it, and not 5"),
-     ("data: 5", "data: is a section, with fields below it, and not 5"),
-     ("model: 5", "model: is a section, with fields below it, and not 5"),
-     ("model: {client: [1]}", "model.client: is a section, with fields below it, and not [1]"),
-     ("model: {client: {schedule: 3}}", "model.client.schedule: is a section, with fields below it, and not 3"),
-     ("data: {augmentation: [1]}", "data.augmentation: is a section, with fields below it, and not [1]"),
+    [("trainer: 5", "trainer: is a section with fields below it, but got 5"),
+     ("data: 5", "data: is a section with fields below it, but got 5"),
+     ("model: 5", "model: is a section with fields below it, but got 5"),
+     ("model: {client: [1]}", "model.client: is a section with fields below it, but got [1]"),
+     ("model: {client: {schedule: 3}}", "model.client.schedule: is a section with fields below it, but got 3"),
+     ("data: {augmentation: [1]}", "data.augmentation: is a section with fields below it, but got [1]"),
      ("trainer:", "trainer: this section is empty; write its fields below it, or remove it"),
      ("model: {client: }", "model.client: this section is empty; write its fields below it, or remove it")],
 )  # fmt: skip
@@ -253,13 +253,13 @@ def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [("data: 5", "data: is a section"),
-     ("model: {objective: {triplet: .nan}}", "model.objective.triplet: nan is no number that can be used"),
-     ("model: {evaluation: {layer: null}}", "model.evaluation.layer: null means nothing here; leave it out for the"),
+     ("model: {objective: {triplet: .nan}}", "model.objective.triplet: nan is not a finite number"),
+     ("model: {evaluation: {layer: null}}", "model.evaluation.layer: null is not allowed; leave it out for the"),
      ("model: {availability: 5}", "model.availability: is a section"),
      ("model: {evaluation: {layr: pool}}", "there is no such option; did you mean model.evaluation.layer?"),
-     ("trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}", "trainer: stands twice, in lines 1 and 2; remove one"),
-     ("model: {client: {batch_size: 4, batch_size: 8}}", "model.client.batch_size: stands twice"),
-     ("model: {method: {class_path: FedPav, weighting: size}}", "model.method.weighting: does not stand beside"),
+     ("trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}", "trainer: is given twice, in lines 1 and 2; remove one"),
+     ("model: {client: {batch_size: 4, batch_size: 8}}", "model.client.batch_size: is given twice"),
+     ("model: {method: {class_path: FedPav, weighting: size}}", "model.method.weighting: is not allowed next to"),
      ("model: {method: {class_path: FedPav, init_args: }}", "model.method.init_args: expected arguments with their"),
      ("model: {method: {class_path: }}", "model.method.class_path: expected the name of a class, got nothing")],
 )  # fmt: skip
@@ -333,13 +333,13 @@ Errors:
   - Expected a <class 'bool'>
 Given value type: <class 'jsonargparse._namespace.Namespace'>
 Given value: Namespace(class_path='lightning.pytorch.loggers.MLFlowLogger', init_args=Namespace(run_name=None))"""
-    verdict = verdict_on(ValueError(message), "fit")
-    assert verdict.code == 2
-    assert verdict.message == (
+    failure = failure_of(ValueError(message), "fit")
+    assert failure.code == 2
+    assert failure.message == (
         "MLFlowLogger cannot be built (The filesystem tracking backend (e.g., './mlruns') is in maintenance mode. "
         "Please migrate to a database backend)"
     )
-    assert verdict_on(ValueError(message.replace("lightning.pytorch.", "fedsim.")), "fit") is None
+    assert failure_of(ValueError(message.replace("lightning.pytorch.", "fedsim.")), "fit") is None
 
 
 # -- own classes -------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_own_classes_are_found_in_the_working_directory(capsys, tiny, tmp_path, 
      ("import not_there", "no module named 'not_there'); own_"),
      ("class Other: pass", "has no attribute 'Mine')"),
      ("def __getattr__(name):\n    raise AttributeError('nope')", ".Mine (nope); is the name right?"),
-     ("def __getattr__(name):\n    raise AttributeError", ".Mine (its module does not say why); is the name right?")],
+     ("def __getattr__(name):\n    raise AttributeError", ".Mine (its module gives no reason); is the name right?")],
 )  # fmt: skip
 def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, monkeypatch, text, words):
     name = own_module(tmp_path, monkeypatch, text)

@@ -1,4 +1,4 @@
-"""Running sweeps: here, one draw after another, and by W&B's own agent."""
+"""Running sweeps: here, one run after another, and by W&B's own agent."""
 
 import json
 import math
@@ -18,10 +18,10 @@ from environment import is_of_a_launcher
 from failing import PATIENCE
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.sweep.file import draws
-from fedsim.sweep.local import plan_jobs
+from fedsim.sweep.file import samples
+from fedsim.sweep.local import runs_of_sweep
 from fedsim.sweep.made import sweep_of_method
-from fedsim.sweep.running import run_jobs, shares_of_machine
+from fedsim.sweep.running import execute_runs, shares_of_machine
 from run_dirs import scores_of, write_run
 from sweep_files import read_sweep
 from tiny_run import TINY
@@ -72,7 +72,7 @@ def test_local_runs_every_draw_and_reports_failures_at_the_end(quick, capsys, ca
     assert first_cells(captured.out) == ["0.5000", "0.2500", "failed"]
     assert "a=bad b=1: a: is bad" in captured.out
     assert captured.err.strip().splitlines()[-1].startswith("fedsim: error: 1 of 3 draws failed")
-    assert "draw 2/3: failed with exit code 1: a: is bad" in caplog.text
+    assert "run 2/3: failed with exit code 1: a: is bad" in caplog.text
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")}
     # called again, with one more value and without the bad one
     caplog.clear()
@@ -84,12 +84,12 @@ def test_local_runs_every_draw_and_reports_failures_at_the_end(quick, capsys, ca
 
 def test_an_interrupted_draw_is_continued(quick, tmp_path):
     path = quick(0.5)
-    [job] = plan_jobs(read_sweep(path), tmp_path / "runs")
-    assert not any("ckpt_path" in word for word in job.command)
-    job.folder.mkdir(parents=True)
-    [again] = plan_jobs(read_sweep(path), tmp_path / "runs")
-    assert again.folder == job.folder
-    assert again.command == (*job.command, "--ckpt_path=last")
+    [run] = runs_of_sweep(read_sweep(path), tmp_path / "runs")
+    assert not any("ckpt_path" in word for word in run.command)
+    run.folder.mkdir(parents=True)
+    [again] = runs_of_sweep(read_sweep(path), tmp_path / "runs")
+    assert again.folder == run.folder
+    assert again.command == (*run.command, "--ckpt_path=last")
 
 
 def test_a_program_that_does_not_exist_is_one_line(write_sweep, capsys, tmp_path):
@@ -181,18 +181,18 @@ def test_gpus_and_cores_are_dealt(monkeypatch, tmp_path, gpus, threads, expected
 
 def test_a_line_says_how_far_each_draw_is(meeting, caplog, tmp_path):
     caplog.set_level("INFO", logger="fedsim")
-    jobs = plan_jobs(read_sweep(meeting(0.25, 0.5)), tmp_path / "runs")
-    run_jobs(jobs, "val/mAP", parallel=2, line_interval=0.0)
+    runs = runs_of_sweep(read_sweep(meeting(0.25, 0.5)), tmp_path / "runs")
+    execute_runs(runs, "val/mAP", parallel=2, line_interval=0.0)
     for number in (1, 2):
-        assert f"draw {number}/2: round 3/20: loss 1.0" in caplog.text
+        assert f"run {number}/2: round 3/20: loss 1.0" in caplog.text
 
 
 def test_an_error_ends_the_draws_that_run(quick, tmp_path):
-    jobs = plan_jobs(read_sweep(quick("wait", 0.5)), tmp_path / "runs")
-    bad = [jobs[0], replace(jobs[1], command=("/nowhere/fedsim",))]
+    runs = runs_of_sweep(read_sweep(quick("wait", 0.5)), tmp_path / "runs")
+    bad = [runs[0], replace(runs[1], command=("/nowhere/fedsim",))]
     with pytest.raises(ConfigError, match="command: cannot run /nowhere/fedsim"):
-        run_jobs(bad, "val/mAP", parallel=2)
-    code = subprocess.run(["pgrep", "-f", str(jobs[0].folder)], check=False, capture_output=True).returncode
+        execute_runs(bad, "val/mAP", parallel=2)
+    code = subprocess.run(["pgrep", "-f", str(runs[0].folder)], check=False, capture_output=True).returncode
     assert code == 1  # nobody
 
 
@@ -207,22 +207,22 @@ def test_parallel_draws_that_cannot_be_are_refused(quick, capsys, options, line)
 
 @pytest.fixture
 def finished_methods(write_sweep, tmp_path):
-    """A sweep over overlays and seeds, of which all draws but one are there: its file, and market1501's rank-1."""
+    """A sweep over overlays and seeds, of which all runs but one are there: its file, and market1501's rank-1."""
     overlays = [str(tmp_path / f"{name}.yaml") for name in ("plain", "better", "broken")]
     path = write_sweep(
         program="/nowhere/fedsim", command=["false", "${args}"],
         parameters={"config": {"values": overlays}, "seed_everything": {"values": [1, 2]}},
     )  # fmt: skip
     scores = {}
-    for job in plan_jobs(read_sweep(path), tmp_path / "runs"):
-        overlay, seed = job.draw["config"], job.draw["seed_everything"]
+    for run in runs_of_sweep(read_sweep(path), tmp_path / "runs"):
+        overlay, seed = run.sample["config"], run.sample["seed_everything"]
         name = Path(overlay).stem
         if name != "broken":
             score = 0.1 * (1 + overlays.index(overlay)) + 0.02 * seed
             metrics = scores_of({"market1501": score}, "personalised")
             scores[name, seed] = metrics["test/personalised/market1501/mAP_trapezoid"], score
             config = {"model": {"method": {"class_path": "Local"}}}
-            write_run(job.folder, {100: metrics}, 100, config, primary="personalised", seed=seed, fingerprint=name)
+            write_run(run.folder, {100: metrics}, 100, config, primary="personalised", seed=seed, fingerprint=name)
     return path, scores
 
 
@@ -263,7 +263,7 @@ def test_without_a_finished_draw_there_is_nothing_to_compare(write_sweep, capsys
 @pytest.mark.slow
 def test_a_shipped_sweep_runs_here(tmp_path, monkeypatch, capsys, quick_python):
     monkeypatch.chdir(ROOT)
-    for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; draws are processes
+    for name in filter(is_of_a_launcher, list(os.environ)):  # left by fits in this process; runs are processes
         monkeypatch.delenv(name)
     path = make_tiny("local", tmp_path, keep={"model.client.batch_size": {"values": [8, 1]}})
     code = main(["sweep", str(path), "--local", "--run_dir", str(tmp_path / "runs")])
@@ -308,7 +308,7 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
 
     def draw_as_a_server_would(sent):
         assert sent["parameters"].keys() == sweep.parameters.keys()
-        return draws(sweep, 2)
+        return samples(sweep, 2)
 
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     with Server(draw_as_a_server_would) as server:
@@ -323,14 +323,14 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
         ran = subprocess.run([*PROGRAM, "agent", "tester/fedsim/sweep1"], **how)
     said = made.stderr + ran.stdout + ran.stderr
     assert {"UpsertSweep", "SweepWithRuns", "CreateAgent", "Heartbeat"} <= set(server.seen), said
-    for number, draw in enumerate(draws(sweep, 2), 1):
+    for number, sample in enumerate(samples(sweep, 2), 1):
         folder = tmp_path / "runs" / "sweep-sweep1" / f"draw{number}"
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["finished"], said
         [log] = logs(folder)
         assert log.id == f"draw{number}"  # the server knows the run by this name
         assert log.of("run")[0]["sweep_id"] == "sweep1"
-        assert {name: log.config[name] for name in draw} == draw
-        assert log.config["model"]["client"]["batch_size"] == draw["model.client.batch_size"]
+        assert {name: log.config[name] for name in sample} == sample
+        assert log.config["model"]["client"]["batch_size"] == sample["model.client.batch_size"]
         assert math.isclose(log.last("val/mAP"), summary["final"]["metrics"]["val/mAP"], rel_tol=1e-6)
         assert log.of("exit")[0].get("exit_code", 0) == 0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.sweep.seeds import plan_seeds
+from fedsim.sweep.seeds import runs_of_seeds
 from tiny_run import TINY
 
 
@@ -43,30 +43,30 @@ def test_a_failing_seed_leaves_the_others(tmp_path, capfd, caplog, quick_python)
 
 
 def test_folders_have_the_names_of_seeds_and_options(tmp_path):
-    first, second = plan_seeds(["--config", "a/mine.yaml", "--model.method=Local"], [0, 1])
+    first, second = runs_of_seeds(["--config", "a/mine.yaml", "--model.method=Local"], [0, 1])
     assert str(first.folder.parent) == "runs/mine-seeds"
     assert first.folder.name.startswith("seed0-")
     assert second.folder.name == first.folder.name.replace("seed0", "seed1")
-    [other] = plan_seeds(["--config", "a/mine.yaml", "--model.method=FedBN"], [0])
+    [other] = runs_of_seeds(["--config", "a/mine.yaml", "--model.method=FedBN"], [0])
     assert other.folder != first.folder
-    [named] = plan_seeds(["--config", "a/mine.yaml", "--model.method=Local", "--run_dir", str(tmp_path)], [0])
+    [named] = runs_of_seeds(["--config", "a/mine.yaml", "--model.method=Local", "--run_dir", str(tmp_path)], [0])
     assert named.folder == tmp_path / first.folder.name
     assert named.command[-2:] == ("--seed_everything=0", f"--run_dir={named.folder}")
     named.folder.mkdir()
-    [again] = plan_seeds(["--config", "a/mine.yaml", "--model.method=Local", "--run_dir", str(tmp_path)], [0])
+    [again] = runs_of_seeds(["--config", "a/mine.yaml", "--model.method=Local", "--run_dir", str(tmp_path)], [0])
     assert again.command[-1] == "--ckpt_path=last"
-    [row] = plan_seeds(["--paper", "003/table5"], [0])
+    [row] = runs_of_seeds(["--paper", "003/table5"], [0])
     assert str(row.folder.parent) == "runs/table5-seeds"
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    (["--seeds"], "--seeds: nothing is no list of numbers, 0 or more each"),
-    (["--seeds", "1", "x"], "--seeds: 1 x is no list of numbers"),
-    (["--seeds", "1", "--seeds", "2"], "--seeds: is there twice"),
+    (["--seeds"], "--seeds: nothing is not a list of integers >= 0"),
+    (["--seeds", "1", "x"], "--seeds: 1 x is not a list of integers"),
+    (["--seeds", "1", "--seeds", "2"], "--seeds: is given twice"),
     (["--parallel", "2"], "--seeds: give the seeds, such as --seeds 0 1 2"),
-    (["--seeds", "1", "--parallel", "0"], "--parallel: give one number of runs at once, 1 or more"),
-    (["--seeds", "1", "--parallel", "2", "3"], "--parallel: give one number"),
-    (["--seeds", "1", "--seed_everything=3"], "--seed_everything: leave it out: --seeds says the seeds"),
+    (["--seeds", "1", "--parallel", "0"], "--parallel: give the number of parallel runs, 1 or more"),
+    (["--seeds", "1", "--parallel", "2", "3"], "--parallel: give the number"),
+    (["--seeds", "1", "--seed_everything=3"], "--seed_everything: leave it out: --seeds gives the seeds"),
     (["--seeds", "1", "--ckpt_path", "last"], "--ckpt_path: leave it out"),
     (["--seeds", "1", "--overwrite", "true"], "--overwrite: leave it out"),
     (["--seeds", "1", "--trainer.max_epoch", "2"], "did you mean --trainer.max_epochs?"),

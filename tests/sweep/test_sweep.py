@@ -1,4 +1,4 @@
-"""Sweeps: what a file may say, what is drawn, and the command lines."""
+"""Sweeps: errors in files, samples, and command lines."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ import others
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.parsing.config_files import normalise
-from fedsim.sweep.file import command_of, draws, sweep_of
+from fedsim.sweep.file import command_of, samples, sweep_of
 from fedsim.sweep.made import sweep_of_method
 from small import refuse
 from sweep_files import read_sweep
@@ -40,7 +40,7 @@ WRONG = [
     ({"run_cap": 0}, "run_cap", "not a number of runs"),
     ({"command": "fedsim fit"}, "command", "a list of words"),
     ({"command": ["fedsim", "fit"]}, "command", "${args} is missing"),
-    ({"command": ["fedsim", "${arg}", "${args}"]}, "command", "${arg} is not known"),
+    ({"command": ["fedsim", "${arg}", "${args}"]}, "command", "${arg} is not a known macro"),
     ({"command": ["fedsim", "--run_dir=x", "${args}"]}, "command", "leave --run_dir out"),
     ({"parameters": {"run_dir": {"values": ["x"]}}}, "parameters.run_dir", "leave it out"),
     ({"parameters": None}, "parameters", "expected names"),
@@ -89,7 +89,7 @@ def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
         ([str(write_sweep()), "--dry-run", "--method=fedpav"], "one of them"),
         ([str(write_sweep()), "--dry-run", "--config=x"], "--config: is for --method and --paper"),
         (["--print", "--method=fedpaf"], "--method: there is no configs/methods/fedpaf.yaml; did you mean fedpav"),
-        (["--print", "--paper=003"], "--paper: say which sweep: 003/figure4_batch_sizes, 003/figure5_local_epochs"),
+        (["--print", "--paper=003"], "--paper: name a sweep: 003/figure4_batch_sizes, 003/figure5_local_epochs"),
         (["--print", "--paper=003/table5"], "--paper: paper 003 has no table5; choose from figure4_batch_sizes"),
         ([str(write_sweep()), "--print", "--local"], "one of them"),
         ([str(write_sweep(method="random")), "--dry-run"], "--count"),  # written last
@@ -102,12 +102,12 @@ def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
         read_sweep(broken)
 
 
-# -- draws -------------------------------------------------------------------------------------------------------------
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def draw_many(write_sweep, parameter, count=2000):
+def sample_many(write_sweep, parameter, count=2000):
     sweep = read_sweep(write_sweep(method="random", parameters={"a": parameter}))
-    return [draw["a"] for draw in draws(sweep, count)]
+    return [sample["a"] for sample in samples(sweep, count)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def draw_many(write_sweep, parameter, count=2000):
     ids=["range", "uniform", "log_uniform_values", "normal", "mean"],
 )
 def test_continuous_distributions_follow_their_law(write_sweep, parameter, law):
-    assert stats.kstest(draw_many(write_sweep, parameter), law.cdf).pvalue > 0.001
+    assert stats.kstest(sample_many(write_sweep, parameter), law.cdf).pvalue > 0.001
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_continuous_distributions_follow_their_law(write_sweep, parameter, law):
     ids=str,
 )
 def test_discrete_distributions_have_their_shares(write_sweep, parameter, shares):
-    counts = Counter(draw_many(write_sweep, parameter))
+    counts = Counter(sample_many(write_sweep, parameter))
     assert set(counts) == set(shares)
     assert all(abs(counts[value] / 2000 - share) < 0.05 for value, share in shares.items())
     if parameter.get("q") == 2:  # of whole numbers: an option that wants one is given one
@@ -152,20 +152,20 @@ def test_a_grid_is_all_combinations_the_last_one_fastest(write_sweep):
     expected = [
         {"a": a, "b": "x", "c": c, "d": d} for a, c, d in itertools.product([1, None], [1, 2, 3], [0.1, 0.2, 0.3])
     ]
-    assert list(draws(sweep)) == expected
-    assert list(draws(sweep, 3)) == expected[:3]
-    assert list(draws(read_sweep(write_sweep(parameters=parameters, run_cap=2)))) == expected[:2]
+    assert list(samples(sweep)) == expected
+    assert list(samples(sweep, 3)) == expected[:3]
+    assert list(samples(read_sweep(write_sweep(parameters=parameters, run_cap=2)))) == expected[:2]
 
 
 def test_random_draws_depend_on_the_seed_and_on_nothing_else(write_sweep):
     one, two = {"min": 0.0, "max": 1.0}, {"values": list(range(100))}
     sweep = read_sweep(write_sweep(method="random", parameters={"a": one, "b": two}))
-    assert list(draws(sweep, 3)) == list(draws(sweep, 5))[:3]
-    assert list(draws(sweep, 3)) != list(draws(sweep, 3, seed=1))
+    assert list(samples(sweep, 3)) == list(samples(sweep, 5))[:3]
+    assert list(samples(sweep, 3)) != list(samples(sweep, 3, seed=1))
     alone = read_sweep(write_sweep(method="random", parameters={"a": one}))
-    assert [draw["a"] for draw in draws(sweep, 3)] == [draw["a"] for draw in draws(alone, 3)]
+    assert [sample["a"] for sample in samples(sweep, 3)] == [sample["a"] for sample in samples(alone, 3)]
     with pytest.raises(ConfigError, match="--count"):
-        next(draws(sweep))
+        next(samples(sweep))
 
 
 # -- command lines -----------------------------------------------------------------------------------------------------
@@ -186,14 +186,14 @@ def test_command_lines_are_those_of_wandb(write_sweep, monkeypatch):
         "${args}",
         "${args_no_hyphens}",
     ]
-    draw = {f"a.b{i}": value for i, value in enumerate(VALUES)}
+    sample = {f"a.b{i}": value for i, value in enumerate(VALUES)}
     sweep = read_sweep(write_sweep(command=command))
-    parts = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in draw.items()}})
+    parts = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in sample.items()}})
     parts |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": ["fedsim"]}
     expected = []
     for word in utils.create_sweep_command(list(command)):
         expected += parts[word[2:-1]] if word.startswith("${") else [word]
-    assert command_of(sweep, draw) == expected
+    assert command_of(sweep, sample) == expected
 
 
 TYPES = [
@@ -239,10 +239,10 @@ def test_what_is_not_pythons_is_left_alone():
 
 
 def with_every_value(sweep):
-    """Draws in which each listed value is tried: as many as the longest list has values."""
+    """Samples in which each listed value is tried: as many as the longest list has values."""
     lists = {name: parameter.values for name, parameter in sweep.parameters.items() if parameter.values}
-    for number, draw in enumerate(draws(sweep, max(map(len, lists.values())))):
-        yield draw | {name: values[number % len(values)] for name, values in lists.items()}
+    for number, sample in enumerate(samples(sweep, max(map(len, lists.values())))):
+        yield sample | {name: values[number % len(values)] for name, values in lists.items()}
 
 
 @pytest.mark.slow
@@ -251,11 +251,11 @@ def test_every_value_of_a_method_s_sweep_parses(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = sweep_of(sweep_of_method(name, []), name)
     assert (sweep.metric, sweep.maximize) == ("val/mAP", True)
-    for draw in with_every_value(sweep):
-        env, program, command, *options = command_of(sweep, draw)
+    for sample in with_every_value(sweep):
+        env, program, command, *options = command_of(sweep, sample)
         assert [env, program, command] == ["/usr/bin/env", "fedsim", "fit"]
         config = parse(options)
-        for name, value in draw.items():
+        for name, value in sample.items():
             found = list(values_of(config, name.rpartition(".")[2]))
             paths = [str(part.get("class_path")).rpartition(".")[2] for part in found if isinstance(part, dict)]
             assert value in [*found, *paths], name
@@ -278,7 +278,7 @@ def test_there_is_a_sweep_for_every_method(monkeypatch):
         sweep = sweep_of(sweep_of_method(name, []), name)
         assert (sweep.metric, sweep.maximize) == ("val/mAP", True)
         assert len(sweep.parameters) > 1, name
-        assert len(list(draws(sweep))) == (12 if sweep.method == "grid" else 24)
+        assert len(list(samples(sweep))) == (12 if sweep.method == "grid" else 24)
 
 
 def test_ranges_stand_in_the_method_s_config(monkeypatch, capsys):
@@ -316,7 +316,7 @@ def test_a_method_without_ranges_of_its_own_sweeps_rate_and_epochs(tmp_path, mon
     assert yaml.safe_load(capsys.readouterr().out)["command"][-2:] == ["${args}", "--trainer.max_epochs=3"]
     Path("mine.yaml").write_text("# sweep: a: {values: [1\n# sweep: b: 1\n")
     assert main(["sweep", "--method", "mine.yaml", "--print"]) == 2
-    assert "mine.yaml: a line # sweep: is not OPTION: RANGE" in capsys.readouterr().err
+    assert "mine.yaml: cannot read the lines # sweep: OPTION: RANGE" in capsys.readouterr().err
 
 
 def test_what_is_printed_is_what_is_run(write_sweep, tmp_path, monkeypatch, capsys):
@@ -387,11 +387,11 @@ def test_options_that_a_class_lacks_are_refused_before_a_draw(write_sweep, capsy
 
 
 def test_a_drawn_name_that_the_class_lacks_is_refused(write_sweep, capsys):
-    drawn = {"model.method": {"values": ["FedPav", "FedProx"]}, "model.method.mu": {"values": [0.1]}}
-    path = write_sweep(command=[*FIT, "${args}"], parameters=drawn)
+    swept = {"model.method": {"values": ["FedPav", "FedProx"]}, "model.method.mu": {"values": [0.1]}}
+    path = write_sweep(command=[*FIT, "${args}"], parameters=swept)
     assert "model.method: FedPav has no option mu" in refuse(capsys, "sweep", path, "--dry_run")
-    drawn["model.method"]["values"] = ["FedProx", "MOON"]
-    path = write_sweep(command=[*FIT, "${args}"], parameters=drawn)
+    swept["model.method"]["values"] = ["FedProx", "MOON"]
+    path = write_sweep(command=[*FIT, "${args}"], parameters=swept)
     assert main(["sweep", str(path), "--dry_run"]) == 0
 
 

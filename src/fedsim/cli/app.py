@@ -12,9 +12,9 @@ from fedsim.cli.commands import plain_command
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
-from fedsim.parsing.error_lines import Verdict, one_line, verdict_on
+from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
-from fedsim.parsing.output import rank_of_this_process, say
+from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 
 
@@ -41,14 +41,14 @@ def _code_of(args: list[str]) -> int:
     try:
         _run(args[0], args[1:])
     except BaseException as error:
-        verdict = verdict_on(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
-        if verdict is None:  # a defect, or the parser's own exit: let it be seen
+        failure = failure_of(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
+        if failure is None:  # a defect, or the parser's own exit: let it be seen
             raise
-        _report(error, verdict)
+        _report(error, failure)
         # of a run that ends in order, one rank says so; under torchrun all, as an agent whose ranks did well waits
         # minutes for the agents of the others
         says_so = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
-        return verdict.code if says_so or not isinstance(error, RunStoppedError) else 0
+        return failure.code if says_so or not isinstance(error, RunStoppedError) else 0
     return 0
 
 
@@ -63,7 +63,7 @@ def _run(command: str, words: list[str]) -> None:
         from fedsim.sweep.seeds import run as run_seeds
 
         _set_up_messages()
-        say(run_seeds(words))
+        print_text(run_seeds(words))
     elif command in WITH_TRAINER:
         check_options(words, command)
         if command != "describe" and not helps:
@@ -77,18 +77,18 @@ def _run(command: str, words: list[str]) -> None:
         with imports_without_collection():
             plain = plain_command(command, words)
         _set_up_messages()
-        say(plain(words))
+        print_text(plain(words))
 
 
-def _report(error: BaseException, verdict: Verdict) -> None:
+def _report(error: BaseException, failure: CommandFailure) -> None:
     """Say on one rank what is wrong: on rank 0, or when that is gone, on another one."""
-    rank, line = rank_of_this_process(), one_line(verdict.message)
+    rank, line = rank_of_this_process(), one_line(failure.message)
     if rank == 0 or (isinstance(error, PeerError) and error.rank == 0):
         sys.stderr.write(f"fedsim: error: {line}\n")
     elif not isinstance(error, PeerError | RunStoppedError):
         from fedsim.strategy.launch import await_rank_0
 
-        if await_rank_0(verdict.code):
+        if await_rank_0(failure.code):
             sys.stderr.write(f"fedsim: error: rank {rank}: {line}\n")
 
 

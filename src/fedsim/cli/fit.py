@@ -52,9 +52,9 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
 from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
-from fedsim.parsing.error_lines import understood
+from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
-from fedsim.parsing.output import rank_of_this_process, say
+from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class FedSimCLI(LightningCLI):
         command, *words = cast("list[str]", args)
         own = self._parser(command)
         check_config_files(words, own.groups or ())
-        with understood(command, [action.dest for action in own._actions]):
+        with parser_errors_explained(command, [action.dest for action in own._actions]):
             super().parse_arguments(parser, args)
 
     def _dump_config(self) -> None:
@@ -312,7 +312,7 @@ class FedSimCLI(LightningCLI):
         log.info(self.scored.line)
         say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:
-            say(f"wrote {self.model.rankings}")
+            print_text(f"wrote {self.model.rankings}")
         if self.subcommand == "test":
             log.info(keep_scores(self.given_dir, self.scored, self.model))
 
@@ -322,7 +322,7 @@ class FedSimCLI(LightningCLI):
         """Say where the features are."""
         if self.trainer.is_global_zero:
             log.info(self.scored.line)
-            say(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
+            print_text(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 
 def _limit(limit: int | float | None) -> int | float | None:

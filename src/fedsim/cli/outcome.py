@@ -12,7 +12,7 @@ from lightning import Trainer
 from fedsim.core.errors import RunStoppedError
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.events import strategy_of, was_stopped
-from fedsim.parsing.output import say
+from fedsim.parsing.output import print_text
 from fedsim.report import group_runs, report, score_table, traffic
 
 
@@ -31,13 +31,13 @@ def _say_run(run_dir: Path) -> None:
     summary = run_dir / "summary.json"
     final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
     if any(name.startswith("test/") for name in final.get("metrics", {})):
-        say(report([str(run_dir)]))
+        print_text(report([str(run_dir)]))
     else:
-        say("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
+        print_text("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
         if summary.exists():
-            say(traffic(group_runs([run_dir])))
+            print_text(traffic(group_runs([run_dir])))
     if summary.exists():
-        say(f"wrote {run_dir}: {', '.join(_results(run_dir))}")
+        print_text(f"wrote {run_dir}: {', '.join(_results(run_dir))}")
 
 
 def _results(run_dir: Path) -> list[str]:
@@ -47,4 +47,4 @@ def _results(run_dir: Path) -> list[str]:
 
 def say_scores(metrics: Mapping[str, Any], task: str) -> None:
     """Print the scores of a checkpoint."""
-    say(score_table(metrics, METRICS_OF[task]))
+    print_text(score_table(metrics, METRICS_OF[task]))

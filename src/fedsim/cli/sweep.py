@@ -20,9 +20,9 @@ from fedsim.parsing.options import check_options
 from fedsim.report import find_table
 from fedsim.sweep.deep_names import check_deep_names
 from fedsim.sweep.file import read_content, sweep_of
-from fedsim.sweep.local import compare_results, plan_jobs, table_of
+from fedsim.sweep.local import compare_results, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
-from fedsim.sweep.running import run_jobs
+from fedsim.sweep.running import execute_runs
 
 
 def _sweep_parser() -> ArgumentParser:
@@ -76,13 +76,13 @@ def run(args: list[str]) -> str:
     for which in config.compare:
         find_table(which)  # a wrong name is reported before hours of training
     root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
-    jobs = plan_jobs(sweep, root, config.count, config.seed)
-    for job in jobs:
-        _check_names(job.command)
+    runs = runs_of_sweep(sweep, root, config.count, config.seed)
+    for sweep_run in runs:
+        _check_names(sweep_run.command)
     if config.dry_run:
-        return "\n".join(shlex.join(job.command) for job in jobs)
+        return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
-    results = run_jobs(jobs, sweep.metric, config.parallel)
+    results = execute_runs(runs, sweep.metric, config.parallel)
     sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
     failed = sum(result.code != 0 for result in results)
     for which in config.compare if failed < len(results) else []:

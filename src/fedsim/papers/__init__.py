@@ -1,1 +1,1 @@
-"""The papers: one file each, with the rows of their tables."""
+"""The papers: one file per paper, with the rows of its tables."""

@@ -1,4 +1,4 @@
-"""Files of papers: what a row adds to the configuration of a run, and how people name rows and sweeps."""
+"""Files of papers: the configurations of rows and sweeps, and how they are named on the command line."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Paper:
-    """One file: what it trains on, its protocol, its rows, and its numbers as printed."""
+    """One file: the paper's data, protocol, rows, and numbers as printed."""
 
     key: str
     """three digits"""
     content: Mapping[str, Any]
-    """docs/comparing.md has the fields"""
+    """docs/comparing.md describes the fields"""
 
     @property
     def rows(self) -> Mapping[str, Config]:
-        """Name -> data, protocol, after, notes, overrides; all but the notes may be left out."""
+        """Name -> data, protocol, after, notes, overrides; all fields except notes are optional."""
         return cast("Mapping[str, Config]", self.content["rows"])
 
     @property
@@ -41,18 +41,18 @@ class Paper:
 
     @property
     def test_sets(self) -> dict[str, TestSet]:
-        """Fedsim's name -> what the paper says of it."""
+        """Fedsim's name -> the paper's description."""
         return {name: TestSet(**fields) for name, fields in self.content["test_sets"].items()}
 
     @cached_property
     def tables(self) -> list[Table]:
-        """As printed."""
+        """The tables as printed."""
         return [table_of(name, self.content) for name in self.content["tables"]]
 
     def configs(self, name: str | None = None) -> list[Config]:
-        """Return the configurations, a later one of which wins, of a row, or of the paper's own data and protocol.
+        """Return the configurations of a row, or of the paper's data and protocol; later ones override earlier ones.
 
-        They are not merged here: what a new class keeps of the options of another one is for the parser to say.
+        They are not merged here, because the parser decides which options of a class remain valid for another class.
         """
         row = self.rows[name] if name else {}
         data, parts = self.content["data"], self.content.get("parts", {})
@@ -66,67 +66,73 @@ class Paper:
 
 
 def list_papers() -> list[str]:
-    """Return the papers that there are."""
+    """Return the keys of all papers."""
     folder = resources.files("fedsim") / "papers"
     return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
 
 
 @cache
 def read_paper(key: str, option: str = "--paper") -> Paper:
-    """Read the file of a paper, which people named by ``option``; raise ConfigError if there is none."""
+    """Read the file of a paper that ``option`` names; raise ConfigError if there is none."""
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
     text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
     return Paper(key, yaml.load(text, SafeLoader))
 
 
-def find_in_paper(which: str, kind: str = "rows") -> tuple[Paper, str | None]:
-    """Return the paper and the name that PAPER/NAME means: of one of its ``rows`` or ``sweeps``, or a beginning of it.
+def find_in_paper(paper_name: str, kind: str = "rows") -> tuple[Paper, str | None]:
+    """Return the paper and the full name of the row or sweep that PAPER/NAME means.
+
+    Args:
+        paper_name: PAPER, or PAPER/NAME; NAME may be abbreviated to an unambiguous prefix.
+        kind: ``rows`` or ``sweeps``.
 
     Raises:
-        ConfigError: if there is no such paper or name, or there are several.
+        ConfigError: if there is no such paper or name, or NAME is ambiguous.
     """
-    key, _, name = which.partition("/")
+    key, _, name = paper_name.partition("/")
     paper = read_paper(key)
     if not name:
         return paper, None
     names = paper.content[kind]
-    found = [name] if name in names else [known for known in names if known.startswith(name)]
-    if not found:
-        raise no_such_name("--paper", which, names)
-    if len(found) > 1:
-        raise ConfigError(f"--paper: {which} may be {', '.join(found)}; write one of them")
-    return paper, found[0]
+    matches = [name] if name in names else [full_name for full_name in names if full_name.startswith(name)]
+    if not matches:
+        raise no_such_name("--paper", paper_name, names)
+    if len(matches) > 1:
+        raise ConfigError(f"--paper: {paper_name} may be {', '.join(matches)}; write one of them")
+    return paper, matches[0]
 
 
-def no_such_name(option: str, which: str, names: Collection[str]) -> ConfigError:
-    """Return what to say of PAPER/NAME if the paper has no such name."""
-    key, _, name = which.partition("/")
+def no_such_name(option: str, paper_name: str, names: Collection[str]) -> ConfigError:
+    """Return the error for a PAPER/NAME that the paper does not have."""
+    key, _, name = paper_name.partition("/")
     close = get_close_matches(name, names, n=3)
-    meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
-    return ConfigError(f"{option}: paper {key} has no {name}; {meant}")
+    remedy = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+    return ConfigError(f"{option}: paper {key} has no {name}; {remedy}")
 
 
 class OfAPaper(Action):
-    """The option ``--paper``, for ``--help``: :func:`with_paper` has replaced it before a parser sees it."""
+    """The option ``--paper``, only for ``--help``: :func:`with_paper` replaces it before the command line is parsed."""
 
-    def __init__(self, **given: Any) -> None:
-        text = "a row of a paper, such as 003/table5: the base, over which other options win; fedsim papers lists them"
-        super().__init__(**given | {"dest": SUPPRESS, "default": SUPPRESS, "help": text})
+    def __init__(self, **options: Any) -> None:
+        text = (
+            "a row of a paper, such as 003/table5, as the base; other options override it; fedsim papers lists all rows"
+        )
+        super().__init__(**options | {"dest": SUPPRESS, "default": SUPPRESS, "help": text})
 
 
 def with_paper(args: Sequence[str]) -> list[str]:
-    """Put the configurations of ``--paper`` first, as text: whatever else a command line says comes after them.
+    """Replace ``--paper`` by its configurations, as JSON in front of all other options, which override them.
 
     Raises:
-        ConfigError: if it is given twice, or names no row.
+        ConfigError: if ``--paper`` is given twice, or names no row.
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--paper", action="append", default=[])
-    found, rest = parser.parse_known_args(args)
-    if not found.paper:
+    options, words = parser.parse_known_args(args)
+    if not options.paper:
         return list(args)
-    if len(found.paper) > 1:
-        raise ConfigError(f"--paper: a run is one row of one paper; leave out one of {', '.join(found.paper)}")
-    paper, row = find_in_paper(found.paper[0])
-    return [*(f"--config={json.dumps(config)}" for config in paper.configs(row)), *rest]
+    if len(options.paper) > 1:
+        raise ConfigError(f"--paper: a run is one row of one paper; leave out one of {', '.join(options.paper)}")
+    paper, row = find_in_paper(options.paper[0])
+    return [*(f"--config={json.dumps(config)}" for config in paper.configs(row)), *words]

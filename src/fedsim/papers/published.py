@@ -1,4 +1,4 @@
-"""Numbers that papers print, and what a run must be to stand beside them."""
+"""Published numbers, and the settings of a run that can be compared with them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Literal, Protocol
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
-"""Test set -> metric, as the paper names it: mAP, rank1, rank5, rank10 -> percent."""
+"""Test set -> metric under the paper's name: mAP, rank1, rank5, rank10 -> percent."""
 
 _METHOD = "model.method.class_path"
 
 
 class Run(Protocol):
-    """The part of a run that a row is compared with."""
+    """The properties of a run that a row is compared with."""
 
     @property
     def seen(self) -> list[str]:
         """Test sets of the clients."""
 
     def setting(self, name: str) -> Any:
-        """Return a setting by its dotted name, classes by their last name; None where it is not set."""
+        """Return a setting by its dotted name, a class without its module; None if it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """What a paper says of a test set."""
+    """A paper's description of a test set."""
 
     name: str
     """the paper's"""
@@ -37,7 +37,7 @@ class TestSet:
     one_match: bool = False
     """whether every query has exactly one match"""
     digits: int | None = None
-    """decimals of its numbers; None: as many as the paper's others"""
+    """decimals of its numbers; None: as in the rest of the paper"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,51 +47,51 @@ class TableRow:
     name: str
     scores: Scores
     model: str = "global"
-    """whose scores: of the global, local or personalised models, or of their ensemble"""
+    """scored model: global, local, personalised, or ensemble"""
     client: str = ""
-    """whose own model alone; none: the mean over clients"""
+    """the client whose model alone is scored; empty: the mean over clients"""
     spread: Mapping[str, float] = field(default_factory=dict)
-    """test set -> the spread that is printed beside its first number"""
+    """test set -> the spread printed next to its first number"""
     status: Status = "ok"
     note: str = ""
     costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """test set -> percent of its client's weights that are pruned in the end, and maybe the GiB that it got and sent"""
+    """test set -> percent of its client's weights that are finally pruned, optionally GiB that it received and sent"""
     settings: Mapping[str, Any]
-    """dotted name -> value, as the paper, or its authors' code, has it"""
+    """dotted name -> value, from the paper or its authors' code"""
     alternative: Mapping[str, Any] | None = None
-    """settings of other runs that are this row as well"""
+    """other settings that also reproduce this row"""
     clients: tuple[frozenset[str], ...]
-    """the data sets that had clients, or several choices; none: it does not matter"""
+    """alternative sets of data sets that have clients; empty: any"""
 
     def distance(self, run: Run) -> tuple[bool, int]:
-        """Return how far a run's settings are from this row's: another method, then the number of differences."""
-        is_other, differences = self._nearest(run)
-        return is_other, len(differences)
+        """Return how far a run's settings are from this row's: whether its method differs, and how many settings do."""
+        is_other_method, differences = self._nearest(run)
+        return is_other_method, len(differences)
 
     def differences(self, run: Run) -> list[str]:
-        """Say in what a run's settings differ from this row's."""
+        """Return a line for each difference between a run's settings and this row's."""
         return self._nearest(run)[1]
 
     def _nearest(self, run: Run) -> tuple[bool, list[str]]:
-        """Return whether the method is another one, and the differences, for the nearest of the alternatives."""
+        """Return whether the method differs, and the differences, for the alternative with the fewest differences."""
         choices = [self.settings] if self.alternative is None else [self.settings, self.alternative]
         methods = (None, run.setting(_METHOD))
-        found = [(own.get(_METHOD) not in methods, self._differences(own, run)) for own in choices]
-        return min(found, key=lambda choice: (choice[0], len(choice[1])))
+        candidates = [(settings.get(_METHOD) not in methods, self._differences(settings, run)) for settings in choices]
+        return min(candidates, key=lambda choice: (choice[0], len(choice[1])))
 
     def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
         wrong = [name for name, value in settings.items() if run.setting(name) != value]
-        found = [
+        differences = [
             f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
             for name in wrong
             if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
         ]
         if self.clients and frozenset(run.seen) not in self.clients:
-            wanted = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
-            missing, extra = sorted(wanted - set(run.seen)), sorted(set(run.seen) - wanted)
-            found += [f"no client {', '.join(missing)}"] if missing else []
-            found += [f"clients beside the published ones: {', '.join(extra)}"] if extra else []
-        return found
+            published = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
+            missing, extra = sorted(published - set(run.seen)), sorted(set(run.seen) - published)
+            differences += [f"no client {', '.join(missing)}"] if missing else []
+            differences += [f"additional clients: {', '.join(extra)}"] if extra else []
+        return differences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +103,16 @@ class Table:
     notes: tuple[str, ...]
     rows: tuple[TableRow, ...]
     digits: int
-    """after the point, as printed"""
+    """decimals, as printed"""
 
     @property
     def test_sets(self) -> list[str]:
-        """In their order."""
+        """The test sets in their order in the table."""
         return list(dict.fromkeys(name for row in self.rows for name in row.scores))
 
     @property
     def metrics(self) -> set[str]:
-        """That some row has."""
+        """The metrics of at least one row."""
         return {metric for row in self.rows for scores in row.scores.values() for metric in scores}
 
 
@@ -122,9 +122,9 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
     columns = table.get("columns", content["columns"])
     base: Scores = {}
     if "add" in table:
-        of = content["tables"][table["add"]["table"]]
-        row = next(row for row in of["rows"] if row["name"] == table["add"]["row"])
-        base = _scores(row, of.get("columns", content["columns"]), {})
+        added = content["tables"][table["add"]["table"]]
+        row = next(row for row in added["rows"] if row["name"] == table["add"]["row"])
+        base = _scores(row, added.get("columns", content["columns"]), {})
     common = {**content["settings"], **table.get("settings", {})}
     rows = []
     for row in table["rows"]:

@@ -1,1 +1,1 @@
-"""Config files and options before the parser reads them, and its errors after it has."""
+"""Config files and options before the parser reads them, and the parser's errors as one line."""

@@ -1,4 +1,7 @@
-"""Where fedsim's classes stand, without torch: read off their first lines, as parsing all files takes half a second."""
+"""The files of fedsim's classes, without importing torch.
+
+Only the first line of each class is parsed: parsing all files takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ class ClassFile(NamedTuple):
 
 @cache
 def class_files() -> tuple[ClassFile, ...]:
-    """Return all classes that are not part of others, by file.
+    """Return all classes that are not nested in other classes, by file.
 
-    >>> [found.bases for found in class_files() if found.name == "Ditto"]
-    [('Method',)]
+    >>> [class_file.bases for class_file in class_files() if class_file.name == "Ditto"]
+    [('BodySharing', 'WeightingChoice', 'Method')]
     """
-    found = []
+    files = []
     for path in sorted(_PACKAGE.rglob("*.py")):
         for lines in _FIRST_LINES.findall(path.read_text(encoding="utf-8")):
             (node,) = ast.parse(f"{lines} ...").body
             assert isinstance(node, ast.ClassDef)
             bases = tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
-            found.append(ClassFile(node.name, bases, path))
-    return tuple(found)
+            files.append(ClassFile(node.name, bases, path))
+    return tuple(files)
 
 
 @cache

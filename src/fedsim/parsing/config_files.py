@@ -1,4 +1,4 @@
-"""Config files and arguments as they come, before the parser sees them."""
+"""Config files and arguments before they reach the parser."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fedsim.parsing.error_lines import one_line
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where it is: eight times as fast"""
+"""libyaml's if it is installed: eight times as fast"""
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
-    """Read a command line's config files by :func:`read_config`: the parser does not say which one is broken."""
-    for here, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        if path := config_at(here, following):
+    """Read a command line's config files by :func:`read_config`: the parser's errors do not name the broken file."""
+    for word, next_word in itertools.zip_longest(args, args[1:], fillvalue=""):
+        if path := config_at(word, next_word):
             read_config(path, sections)
 
 
-def config_at(here: str, following: str) -> str | None:
-    """Return the config file that a word of a command line, with the one after it, names."""
-    if here in ("--config", "-c"):
-        return following
-    return here.removeprefix("--config=") if here.startswith("--config=") else None
+def config_at(word: str, next_word: str) -> str | None:
+    """Return the config file that a word of a command line names, alone or with the next word; None for other words."""
+    if word in ("--config", "-c"):
+        return next_word
+    return word.removeprefix("--config=") if word.startswith("--config=") else None
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -43,59 +43,61 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def with_shipped(args: Sequence[str]) -> list[str]:
-    """Let ``--config`` name configs that come with fedsim, with or without folder and suffix, wherever it is called.
+    """Replace names of configs that come with fedsim after ``--config`` by their paths.
 
-    A file of the working directory has precedence.
+    A name may have the folder ``configs`` and a suffix. A file of the working directory takes precedence.
 
     >>> [Path(word).name for word in with_shipped(["--config", "none.yaml", "-c", "methods/fedavg"])]
     ['--config', 'none.yaml', '-c', 'fedavg.yaml']
     """
-    found = list(args)
-    for place, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
-        path = config_at(here, following)
+    words = list(args)
+    for position, (word, next_word) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
+        path = config_at(word, next_word)
         if path is None or path.startswith("{") or Path(path).exists():
             continue
-        own = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
-        if own is not None and here.startswith("--config="):
-            found[place] = f"--config={own}"
-        elif own is not None:
-            found[place + 1] = str(own)
-    return found
+        shipped = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
+        if shipped is not None and word.startswith("--config="):
+            words[position] = f"--config={shipped}"
+        elif shipped is not None:
+            words[position + 1] = str(shipped)
+    return words
 
 
 def with_clients(args: list[str]) -> list[str]:
-    """Let settings of single clients stand where no config names a client: the parser adds fields to none but those.
+    """Insert an empty ``--model.clients`` before options of single clients if no config names a client.
+
+    The parser adds fields only to a mapping that exists.
 
     >>> with_clients(["--model.clients.viper.batch_size=8"])
     ['--model.clients={}', '--model.clients.viper.batch_size=8']
     """
     named: Any = None
-    for position, (here, following) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
-        if here.startswith("--model.clients."):
+    for position, (word, next_word) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
+        if word.startswith("--model.clients."):
             return args if named else [*args[:position], "--model.clients={}", *args[position:]]
-        if path := config_at(here, following):
+        if path := config_at(word, next_word):
             model = read_config(path).get("model")
             named = model.get("clients", named) if isinstance(model, dict) else named
-        elif here.partition("=")[0] == "--model.clients":
-            named = (here.partition("=")[2] or following) not in ("null", "None")
+        elif word.partition("=")[0] == "--model.clients":
+            named = (word.partition("=")[2] or next_word) not in ("null", "None")
     return args
 
 
 def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the content of a file, or of the text that ``--paper`` stands for.
+    """Return the content of a config file, or of the JSON text that replaces ``--paper``.
 
-    ``sections`` are fields that must have fields below them if they are there, such as ``model.client``. Of some of
-    them the parser would take anything else for a section whose fields are all left out.
+    ``sections`` are fields, such as ``model.client``, that must have fields below them if they are given. For some of
+    them the parser would accept any other value and use the defaults of all fields.
 
     Raises:
-        DataError: if it cannot be read, or a section is none.
+        DataError: if the file cannot be read, or a section has no fields.
     """
     if path.startswith("{"):
         try:
             return dict(json.loads(path))
         except json.JSONDecodeError as error:
             text = one_line(path, 80)
-            raise DataError(f"--config: {text} is no file; write settings in one, or as options") from error
+            raise DataError(f"--config: {text} is not a file; write settings into a file, or as options") from error
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder; give a config file")
     try:
@@ -110,47 +112,48 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: is no config; expected sections such as trainer, model, data")
+        raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
     for section in sections:
         _check_section(path, content, section)
     _check_classes(path, content)
     return content
 
 
-def _check_keys(path: str, node: yaml.Node | None, where: str = "") -> None:
-    """Refuse a key that stands twice in one section: YAML itself would take the last value without a word."""
+def _check_keys(path: str, node: yaml.Node | None, section: str = "") -> None:
+    """Refuse a key that is given twice in one section: PyYAML would silently take the last value."""
     lines: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if not isinstance(key, yaml.ScalarNode):
             continue
-        field, line = f"{where}.{key.value}".lstrip("."), key.start_mark.line + 1
+        field, line = f"{section}.{key.value}".lstrip("."), key.start_mark.line + 1
         if key.value in lines:
-            twice = f"stands twice, in lines {lines[key.value]} and {line}"
+            twice = f"is given twice, in lines {lines[key.value]} and {line}"
             raise DataError(f"{path}: {field}: {twice}; remove one of them")
         lines[key.value] = line
         _check_keys(path, value, field)
     for value in node.value if isinstance(node, yaml.SequenceNode) else ():
-        _check_keys(path, value, where)
+        _check_keys(path, value, section)
 
 
-def _check_classes(path: str, value: Any, where: str = "") -> None:
-    """Refuse what is no class where there is a ``class_path``; whether the class exists is for the parser to say."""
+def _check_classes(path: str, value: Any, field: str = "") -> None:
+    """Check that each ``class_path`` is a string and ``init_args`` a mapping; the parser looks the class up."""
     for inner in value if isinstance(value, list) else ():
-        _check_classes(path, inner, where)
+        _check_classes(path, inner, field)
     if not isinstance(value, dict):
         return
     if "class_path" in value:
         name, arguments = value["class_path"], value.get("init_args", {})
         if not isinstance(name, str) or not name:
-            raise DataError(f"{path}: {where}.class_path: expected the name of a class, got {name or 'nothing'}")
+            raise DataError(f"{path}: {field}.class_path: expected the name of a class, got {name or 'nothing'}")
         if not isinstance(arguments, dict):
             raise DataError(
-                f"{path}: {where}.init_args: expected arguments with their names, got {arguments or 'nothing'}"
+                f"{path}: {field}.init_args: expected arguments with their names, got {arguments or 'nothing'}"
             )
-        if others := [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]:
-            raise DataError(f"{path}: {where}.{others[0]}: does not stand beside class_path; move it below init_args")
+        if misplaced := [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]:
+            key = f"{field}.{misplaced[0]}"
+            raise DataError(f"{path}: {key}: is not allowed next to class_path; move it below init_args")
     for name, inner in value.items():
-        _check_classes(path, inner, where if name == "init_args" else f"{where}.{name}".lstrip("."))
+        _check_classes(path, inner, field if name == "init_args" else f"{field}.{name}".lstrip("."))
 
 
 def _check_section(path: str, content: dict[str, Any], section: str) -> None:
@@ -161,33 +164,33 @@ def _check_section(path: str, content: dict[str, Any], section: str) -> None:
         value = value[name]
     if value is None:
         raise DataError(f"{path}: {section}: this section is empty; write its fields below it, or remove it")
-    if not isinstance(value, dict | str):  # the parser reads a section of its own file
-        raise DataError(f"{path}: {section}: is a section, with fields below it, and not {value}")
+    if not isinstance(value, dict | str):  # a string is a file with the section, which the parser reads
+        raise DataError(f"{path}: {section}: is a section with fields below it, but got {value}")
 
 
 def normalise(args: list[str]) -> list[str]:
-    """W&B's agent writes values as Python does; the parser wants null for ``None``, also within lists and dicts.
+    """Replace Python's ``None`` by ``null``, also in lists and dicts: W&B's agent writes values in Python's syntax.
 
     >>> normalise(["--model.client.grad_clip=None", "--model.clients={'a': {'grad_clip': None}}", "--data.val=none"])
     ['--model.client.grad_clip=null', '--model.clients={"a": {"grad_clip": null}}', '--data.val=none']
     """
-    return [re.sub(r"=(None|[\[{].*\bNone\b.*[\]}])$", lambda found: "=" + _as_json(found[1]), arg) for arg in args]
+    return [re.sub(r"=(None|[\[{].*\bNone\b.*[\]}])$", lambda match: "=" + _as_json(match[1]), arg) for arg in args]
 
 
 def _as_json(text: str) -> str:
     try:
         return json.dumps(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):  # not Python's: as it is
+    except (ValueError, SyntaxError, TypeError):  # not a Python literal: unchanged
         return text
 
 
 def join_configs(args: Sequence[str]) -> list[str]:
-    """Join config files that are given one by one: of other options the parser takes the last.
+    """Join several ``--config`` options into one list: the parser would use only the last.
 
     >>> join_configs(["--config", "a.yaml", "--seed", "1", "--config=b.yaml"])
     ['--seed', '1', '--config=["a.yaml", "b.yaml"]']
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action="append", default=[])
-    found, rest = parser.parse_known_args(args)
-    return [*rest, f"--config={json.dumps(found.config)}"] if len(found.config) > 1 else list(args)
+    options, words = parser.parse_known_args(args)
+    return [*words, f"--config={json.dumps(options.config)}"] if len(options.config) > 1 else list(args)

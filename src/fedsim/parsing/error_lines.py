@@ -1,4 +1,4 @@
-"""From exceptions to one line that names a field or file and says what to do."""
+"""Translate exceptions into one line with the field or file, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
-from fedsim.parsing.short_help import screen_of, wants_screen
+from fedsim.parsing.short_help import needs_short_help, screen_of
 
-# where the types that the parser knows say too little; without a section: options of fedsim augment
-_WANTED = {
+# fields whose types do not describe the expected value well; those without a section are options of fedsim augment
+_EXPECTED = {
     "seed_everything": f"a number from 0 to {2**32 - 1}",
     "trainer.precision": "32-true or bf16-mixed",
     "model.clients": "the fields of each client, such as {town0: {batch_size: 8}}",
@@ -32,63 +32,65 @@ _WANTED = {
     "size": "a height and a width, such as [64, 32]",
     "clients": "a list of names, such as '[town0]'",
 }
-# packages that Lightning's loggers ask for -> our extra of the package's name; TensorBoard's takes either of two
+# package that a logger of Lightning requires -> fedsim's extra; TensorBoardLogger accepts either of two packages
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard"}
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
-class Verdict(NamedTuple):
-    """How a command ends that did not do what it should."""
+class CommandFailure(NamedTuple):
+    """The end of a command that failed."""
 
     message: str
+    """for the user"""
     code: int
-    """of the process"""
+    """exit code of the process"""
 
 
-def verdict_on(error: BaseException, command: str) -> Verdict | None:
-    """Say what people should read about a command's exception; None: it is a defect of fedsim, or an orderly exit."""
+def failure_of(error: BaseException, command: str) -> CommandFailure | None:
+    """Return message and exit code for a command's exception; None for a defect of fedsim and for an orderly exit."""
     if isinstance(error, RunStoppedError):
-        return Verdict(str(error), 128 + error.signum)
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits
-        return Verdict("interrupted", 128 + signal.SIGINT)
+        return CommandFailure(str(error), 128 + error.signum)
+    # Lightning raises SystemExit on Ctrl-C
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return CommandFailure("interrupted", 128 + signal.SIGINT)
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FedSimError) or _is_of_lightning(error):
-        return Verdict(str(error), 1 if isinstance(error, DrawsFailedError | NotReadyError) else 2)
-    if (cause := _user_error_behind(error)) is not None:  # behind what the parser and torch make of it
-        return Verdict(str(cause), 2)
-    if (said := _said_by_others(error)) is not None:
-        return Verdict(said, 2)
-    if (built := _not_built(str(error))) is not None:
-        return Verdict(built, 2)
+        return CommandFailure(str(error), 1 if isinstance(error, DrawsFailedError | NotReadyError) else 2)
+    if (cause := _user_error_behind(error)) is not None:  # the parser and torch wrap it
+        return CommandFailure(str(cause), 2)
+    if (line := _library_error(error)) is not None:
+        return CommandFailure(line, 2)
+    if (line := _not_built(str(error))) is not None:
+        return CommandFailure(line, 2)
     if isinstance(error, argparse.ArgumentError):
-        return Verdict(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
+        return CommandFailure(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None
 
 
 @contextmanager
-def understood(command: str, known: Iterable[str]) -> Iterator[None]:
-    """Turn what the parser raises in a block into one line.
+def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterator[None]:
+    """Translate the parser's exceptions in a ``with`` block into errors of one line.
 
     Args:
-        command: whose options are parsed.
-        known: names of its options, see :func:`explain`.
+        command: the command whose options are parsed.
+        option_names: names of its options, see :func:`explain`.
 
     Raises:
-        ConfigError: if the parser refuses something, or a module that the config names cannot be imported.
+        ConfigError: if the parser rejects a value, or a module that the config names cannot be imported.
     """
     try:
         yield
     except argparse.ArgumentError as error:
         if _user_error_behind(error) is not None:
             raise
-        raise ConfigError(f"{explain(str(error), known)}; fedsim {command} --help lists all options") from error
+        raise ConfigError(f"{explain(str(error), option_names)}; fedsim {command} --help lists all options") from error
     except FedSimError:
         raise
     except Exception as error:
         file, line = _place_of(error)
-        if not _is_own(file):
+        if not _is_users(file):
             raise
         raise ConfigError(
             f"{file}, line {line}: {type(error).__name__}: {error}; the config names a class of this file"
@@ -96,88 +98,88 @@ def understood(command: str, known: Iterable[str]) -> Iterator[None]:
 
 
 def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
-    """Parse the options of a command, which has the name ``parser.prog``; raise ConfigError if one is wrong.
+    """Parse the options of the command ``parser.prog``; raise ConfigError if one is wrong.
 
-    Its help is one screen, unless all of it is asked for.
+    ``--help`` prints one screen, ``--help all`` everything.
     """
-    if wants_screen(parser, args):
+    if needs_short_help(parser, args):
         sys.stdout.write(f"{screen_of(parser)}\n")
         parser.exit()
-    with understood(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
+    with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         return parser.parse_args(args)
 
 
 def _place_of(error: Exception) -> tuple[str, int | None]:
-    """Return file and line where an error was raised; of wrong syntax, where it is."""
+    """Return the file and line that raised an error; for a SyntaxError, the place of the wrong syntax."""
     if isinstance(error, SyntaxError):
         return error.filename or "", error.lineno
     last = traceback.extract_tb(error.__traceback__)[-1]
     return last.filename, last.lineno
 
 
-def _is_own(file: str) -> bool:
-    """Return whether a file is of the user: neither of fedsim, nor of Python or an installed package."""
+def _is_users(file: str) -> bool:
+    """Return whether a file is the user's: not part of fedsim, Python or an installed package."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     return file.endswith(".py") and not file.startswith((*installed, str(Path(__file__).parents[1])))
 
 
 def one_line(message: str, length: int = 400) -> str:
-    """Squeeze a message into one line of reasonable length."""
+    """Join the lines of a message, and shorten it to ``length`` characters."""
     text = re.sub(r"\s+", " ", message).strip()
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _not_built(message: str) -> str | None:
-    """Say which class cannot be built, often for want of a package; None: it is not that."""
+    """Error line for a class that cannot be built, often because of a missing package; None for other errors."""
     if refused := re.search(r"^\s*- ((?:model|data|trainer)\.[\w.]+: .*)", message, re.MULTILINE):
-        return refused[1]  # our own error, of which the parser keeps the words alone
-    found = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
-    if lacks := re.search(r"Requirement '([^']*)' not met", message):
-        name = found[1].rpartition(".")[2] if found else message.partition(" ")[0].strip("`")
-        extra = _EXTRAS.get(re.split("[<>=]", lacks[1])[0])
-        wanted = f"fedsim[{extra}]" if extra else lacks[1]
-        return f"{name} needs {extra or lacks[1]}, which is not installed; run pip install '{wanted}'"
+        return refused[1]  # an error of fedsim, of which the parser keeps only the message
+    problem = re.search(r"Problem with given class_path '([\w.]+)':\s*(.*?)(?=\n  - |\Z)", message, re.DOTALL)
+    if requirement := re.search(r"Requirement '([^']*)' not met", message):
+        name = problem[1].rpartition(".")[2] if problem else message.partition(" ")[0].strip("`")
+        extra = _EXTRAS.get(re.split("[<>=]", requirement[1])[0])
+        package = f"fedsim[{extra}]" if extra else requirement[1]
+        return f"{name} needs {extra or requirement[1]}, which is not installed; run pip install '{package}'"
     if not message.startswith("Does not validate"):
         return None
-    if found is None:  # a constructor's own words; of our classes' and the user's constructors they may be a defect
+    if problem is None:  # a constructor's message; one of fedsim's or the user's classes may be a defect
         raised = re.search(r"\nErrors:\n  - (.*?)(?=\n  - |\nGiven value)", message, re.DOTALL)
-        of = re.search(r"^Given value: Namespace\(class_path='((?:lightning|torch)\.[\w.]+)'", message, re.MULTILINE)
-        name, why = (of[1], raised[1]) if of and raised else ("", "")
+        path = re.search(r"^Given value: Namespace\(class_path='((?:lightning|torch)\.[\w.]+)'", message, re.MULTILINE)
+        name, reason = (path[1], raised[1]) if path and raised else ("", "")
     else:
-        name, why = (found[1], found[2]) if "Option '" not in found[2] else ("", "")
-    return f"{name.rpartition('.')[2]} cannot be built ({one_line(why, 240)})" if name else None
+        name, reason = (problem[1], problem[2]) if "Option '" not in problem[2] else ("", "")
+    return f"{name.rpartition('.')[2]} cannot be built ({one_line(reason, 240)})" if name else None
 
 
-def _said_by_others(error: Exception) -> str | None:
-    """Say what torch, the disk, W&B and MLflow mean; None: it is none of what they say."""
+def _library_error(error: Exception) -> str | None:
+    """Translate errors of torch, the OS, W&B and MLflow into one line; None for others."""
     if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
         return lost
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-        where = error.filename or "a file of the run"
-        return f"{where}: cannot be written ({error.strerror}); make room or write to another folder"
-    if type(error).__module__.startswith("wandb."):  # by name: to import it takes a second
-        return f"trainer.logger: W&B says {error}; run wandb login, or set WANDB_MODE=offline"
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        path = error.filename or "a file of the run"
+        return f"{path}: cannot be written ({error.strerror}); make room or write to another folder"
+    if type(error).__module__.startswith("wandb."):  # by name: importing W&B takes a second
+        return f"trainer.logger: W&B failed ({error}); run wandb login, or set WANDB_MODE=offline"
     if type(error).__module__.startswith("mlflow."):
-        said = one_line(str(error), 200)
-        return f"trainer.logger: MLflow says {said}; tracking_uri names its server, or a file: sqlite:///mlflow.db"
+        reason = one_line(str(error), 200)
+        return f"trainer.logger: MLflow failed ({reason}); set tracking_uri to its server, or to sqlite:///mlflow.db"
     return None
 
 
 def _lost_process(message: str) -> str | None:
-    """Say what gloo, NCCL and the DataLoader mean when another process is gone; None for other errors."""
+    """Error line for messages of gloo, NCCL and the DataLoader about a lost process; None for other messages."""
     signs = "connection (closed|reset) by peer|broken pipe|remote process exited|ncclRemoteError|Timed out waiting"
     if re.search(signs, message, re.IGNORECASE):
-        return f"another rank ended without a word, or did not answer in time ({message[:120]})"
+        return f"another rank ended without an error message, or did not answer in time ({message[:120]})"
     if message.startswith("DataLoader worker (pid"):
         return (
-            f"data.workers: a process that reads images was ended from outside ({message.partition('. ')[0]}); "
-            "if memory ran out, be it that of /dev/shm, set fewer"
+            f"data.workers: a worker process was killed ({message.partition('. ')[0]}); "
+            "if memory or /dev/shm is full, set fewer workers"
         )
     return None
 
 
 def _user_error_behind(error: BaseException | None) -> FedSimError | None:
-    """Find our own error under those that the parser wraps around what a constructor raises."""
+    """Find fedsim's error among those that the parser wraps around an error of a constructor."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, FedSimError):
@@ -187,87 +189,88 @@ def _user_error_behind(error: BaseException | None) -> FedSimError | None:
     return None
 
 
-def explain(message: str, known: Iterable[str] = ()) -> str:
-    r"""Turn a message of the parser into one line that names the field and what it may be.
+def explain(message: str, option_names: Iterable[str] = ()) -> str:
+    r"""Rewrite a message of the parser as one line with the field and its valid values.
 
-    ``known`` are names of options that there are, such as ``model.client.batch_size``.
+    ``option_names`` are the command's options, such as ``model.client.batch_size``, for a suggestion.
 
     >>> explain('Parser key "model.threads": Expected a <class \'int\'>. Got value: many')
     'model.threads: expected int, got many'
     """
-    key, what = _innermost(message)
+    key, problem = _innermost(message)
     if not key:
-        text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", what)
+        text = re.sub(r"^Subcommand '\w+' does not accept option '([^']*)'", r"\1: there is no such option", problem)
         text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
-            guess = did_you_mean(_BELOW_COMMAND.sub("", named[2]), known)
+            guess = did_you_mean(_BELOW_COMMAND.sub("", named[2]), option_names)
             text += f"; {guess.replace('mean ', f'mean {named[1]}')}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
-            text = f"{text}; give a config that has them, such as --config quickstart"
+            text = f"{text}; give a config with these fields, such as --config quickstart"
         return one_line(_BELOW_COMMAND.sub("", text), 340)
-    return one_line(f"{key}: {_said(key, what)}", 340)
+    return one_line(f"{key}: {_field_problem(key, problem)}", 340)
 
 
 def _innermost(message: str) -> tuple[str, str]:
-    r"""Return the field that a message of the parser is about, within others if need be, and what it says of it.
+    r"""Return the innermost field that a message of the parser names, and the part of the message about it.
 
     >>> _innermost('Parser key "a": Type A expects: Parser key "b":\n  - Expected a path')
     ('a.b', '\n  - Expected a path')
     """
     key, start, line, column = "", 0, 0, -1
-    for found in re.finditer(r"Parser key [\"']([^\"']*)[\"']:", message):
-        begin = message.rfind("\n", 0, found.start()) + 1
-        if found.start() - begin <= column:  # of another type that the value was tried as
+    for match in re.finditer(r"Parser key [\"']([^\"']*)[\"']:", message):
+        begin = message.rfind("\n", 0, match.start()) + 1
+        if match.start() - begin <= column:  # about another type that the parser tried for the value
             break
-        start, line, column = found.end(), begin, found.start() - begin
-        key = found[1] if not key or found[1].startswith(key) else f"{key}.{found[1]}"
-    first, *rest = message[start:].split("\n")
-    if line > 0:  # what is said of the fields around it comes after it, less indented
+        start, line, column = match.end(), begin, match.start() - begin
+        key = match[1] if not key or match[1].startswith(key) else f"{key}.{match[1]}"
+    first, *lines = message[start:].split("\n")
+    if line > 0:  # lines about the enclosing fields follow, less indented
         indent = _indent(message[line:])
-        rest = list(itertools.takewhile(lambda text: not text or _indent(text) > indent, rest))
-    return _BELOW_COMMAND.sub("", key), "\n".join([first, *rest])
+        lines = list(itertools.takewhile(lambda text: not text or _indent(text) > indent, lines))
+    return _BELOW_COMMAND.sub("", key), "\n".join([first, *lines])
 
 
 def _indent(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
 
 
-def _said(key: str, what: str) -> str:
-    """Return what to say of a field, from what the parser says of it."""
-    given = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", what, re.MULTILINE)
-    given = given or re.search(r"Got value: (\S+?)\.?(?: Got value: .*)?$", what, re.MULTILINE)
-    value = given[1] if given and given[1] else "an empty text" if re.search(r"Got value: *(\.|$)", what) else "this"
-    what = re.sub(r"\s+", " ", what).strip()
-    if unknown := unknown_argument(what):
+def _field_problem(key: str, message: str) -> str:
+    """Rewrite the parser's message about one field."""
+    match = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", message, re.MULTILINE)
+    match = match or re.search(r"Got value: (\S+?)\.?(?: Got value: .*)?$", message, re.MULTILINE)
+    is_empty = re.search(r"Got value: *(\.|$)", message) is not None
+    value = match[1] if match and match[1] else "an empty text" if is_empty else "this"
+    message = re.sub(r"\s+", " ", message).strip()
+    if unknown := unknown_argument(message):
         return unknown
-    if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", what):
+    if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", message):
         first = lacking[2].partition(",")[0]
         return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
-    if "Unable to load config" in what:
-        return "is a section; give its fields, or a file that holds them"
-    if key in _WANTED:
-        if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", what)):
-            value = inner[1]  # the entry that is wrong, and not those beside it, which the parser has read
-        return f"expected {_WANTED[key]}, got {value}"
-    # behind it, the parser repeats the section around the value
-    what = re.sub(r"\.? Got value: Namespace\(.*$", "", what)
-    types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", what)
+    if "Unable to load config" in message:
+        return "is a section; give its fields, or a file that contains them"
+    if key in _EXPECTED:
+        if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
+            value = inner[1]  # only the wrong entry, without the valid ones next to it
+        return f"expected {_EXPECTED[key]}, got {value}"
+    # at the end, the parser repeats the section around the value
+    message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)
+    types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", message)
     is_number = types is not None and re.search("<class '(int|float)'>", types[1])
-    if not is_number and (missing := missing_class(key, what, value)):
+    if not is_number and (missing := missing_class(key, message, value)):
         return missing
     if types is not None:
-        telling = [error for error in types[2].split(" - ") if not error.startswith("Expected a")]
-        return f"cannot use {value} ({telling[0]})" if telling else f"expected {_readable(types[1])}, got {value}"
-    if what.endswith("Got value:"):
-        what += f" {value}"
-    what = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (.*)$", r"\2 is not one of \1", what)
-    what = re.sub(r"Expected a tuple with (\d+) elements\. Got value: (.*)$", r"expected \1 values, got \2", what)
-    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", what)
+        reasons = [error for error in types[2].split(" - ") if not error.startswith("Expected a")]
+        return f"cannot use {value} ({reasons[0]})" if reasons else f"expected {_readable(types[1])}, got {value}"
+    if message.endswith("Got value:"):
+        message += f" {value}"
+    message = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (.*)$", r"\2 is not one of \1", message)
+    message = re.sub(r"Expected a tuple with (\d+) elements\. Got value: (.*)$", r"expected \1 values, got \2", message)
+    return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", message)
 
 
 def _readable(types: str) -> str:
-    """Return Python's list of types as people write them.
+    """Return a list of Python types in a readable form.
 
     >>> _readable("<class 'int'>, typing.Literal['a', 'b'], list[torch.nn.Module], <class 'NoneType'>")
     "int, 'a', 'b', list[Module] or null"
@@ -279,5 +282,5 @@ def _readable(types: str) -> str:
 
 
 def _is_of_lightning(error: Exception) -> bool:
-    """Whether Lightning refuses a setting: by name, as not every command imports Lightning."""
+    """Whether an error is Lightning's refusal of a setting; checked by name, as not every command imports Lightning."""
     return any(cls.__name__ == "MisconfigurationException" for cls in type(error).__mro__)

@@ -1,4 +1,4 @@
-"""``fedsim list``: the classes that a config can name, each with a line, read off the source without torch."""
+"""``fedsim list``: the classes that a config can name, with one line each, read from the source without torch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class ListedClass:
 
 
 def run(args: list[str]) -> str:
-    """Run ``fedsim list [KIND ...]``, and return what is to be printed."""
+    """Run ``fedsim list [KIND ...]``, and return the text to print."""
     if args[:1] in (["-h"], ["--help"]):
-        return f"usage: fedsim list [{' | '.join(KINDS)}] ...: what a config can name; without a word: all of it"
+        kinds = " | ".join(KINDS)
+        return f"usage: fedsim list [{kinds}] ...: what a config can name; without a kind, all of it"
     for kind in args:
         if kind not in (*KINDS, "configs"):
             close = get_close_matches(kind, (*KINDS, "configs"), n=1)
@@ -47,7 +48,7 @@ def run(args: list[str]) -> str:
 
 
 def _configs() -> str:
-    """List the configs that come with fedsim, by the comment that each begins with."""
+    """List the configs that come with fedsim, each with the comment in its first line."""
     paths = shipped_configs()
     width, room = max(map(len, paths)), shutil.get_terminal_size((100, 24)).columns
     lines = ["configs (--config NAME; later ones win)"]
@@ -69,13 +70,13 @@ def _table(kind: str) -> str:
 
 
 def classes_of(base: str) -> list[ListedClass]:
-    """Return the classes derived from ``base`` that can be named, by name."""
-    roots = {base, "SGD"} if base == "Optimizer" else {base}  # SGD is torch's, whose source is not read here
+    """Return the concrete classes derived from ``base``, sorted by name."""
+    roots = {base, "SGD"} if base == "Optimizer" else {base}  # SGD is torch's, whose source is not read
     names = set(roots)
     for _ in range(4):  # generations
-        names |= {found.name for found in class_files() if names & {*found.bases}}
-    derived = [found for found in class_files() if found.name in names - roots]
-    nodes = [parsed_classes(found.path)[found.name] for found in derived if "ABC" not in found.bases]
+        names |= {file.name for file in class_files() if names & {*file.bases}}
+    derived = [file for file in class_files() if file.name in names - roots]
+    nodes = [parsed_classes(file.path)[file.name] for file in derived if "ABC" not in file.bases]
     entries = [ListedClass(node.name, _line_of(node)) for node in nodes if not _is_abstract(node)]
     return sorted(entries, key=lambda entry: entry.name.lower())
 
@@ -85,7 +86,7 @@ def _line_of(node: ast.ClassDef) -> str:
 
 
 def _is_abstract(node: ast.ClassDef) -> bool:
-    """Return whether a class has an underscore or abstract hooks, so that it is not to be named."""
+    """Return whether a config cannot name a class: its name begins with an underscore, or it has abstract methods."""
     hooks = [item for item in node.body if isinstance(item, ast.FunctionDef)]
     marked = any("abstract" in ast.unparse(mark) for hook in hooks for mark in hook.decorator_list)
     return marked or node.name.startswith("_")

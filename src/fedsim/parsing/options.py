@@ -1,4 +1,4 @@
-"""Options that cannot be meant. Their names are read off the source, so a slip is answered without importing torch."""
+"""Check the names of options. They are read from the source, so that a typo is reported without importing torch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _OF_ALL = (
     "save_maps",
     "paper",
 )
-"""options of every command that trains or scores, beside those of Lightning's method and the sections"""
+"""options of every command that trains or scores, in addition to those of Lightning's method and the sections"""
 
 
 _OF_SEVERAL_RUNS = ("seeds", "parallel")
-"""options of ``fit`` that ask for several runs"""
+"""options of ``fit`` that start several runs"""
 
 
 WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
@@ -43,21 +43,21 @@ WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
 
 
 def all_options(command: str) -> list[str]:
-    """Names of a command's options, those of its sections without what is below them."""
+    """Names of a command's options; of sections only the first level."""
     sections = [f"{section}.{name}" for section in _SECTIONS for name in arguments_of_section(section)]
     several = _OF_SEVERAL_RUNS if command == "fit" else ()
     return [*_OF_ALL, *several, *_arguments_of(command), *sections]
 
 
 def asks_for_several(words: Sequence[str], command: str) -> bool:
-    """Return whether the words of a command ask for several runs."""
+    """Return whether a command line starts several runs."""
     return command == "fit" and any(
         word.partition("=")[0][2:] in _OF_SEVERAL_RUNS for word in words if word[:2] == "--"
     )
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Return whether the words of a command ask for its help, or for that of a class.
+    """Return whether a command line requests the help of the command or of a class.
 
     >>> asks_for_help(["-h"]), asks_for_help(["--model.method.help=FedProx"]), asks_for_help(["--config=help"])
     (True, True, False)
@@ -66,27 +66,27 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 
 def check_options(words: Sequence[str], command: str) -> None:
-    """Look at the first two parts of each option such as ``--trainer.max_epochs``; the parser looks at all of it.
+    """Check the first two parts of each option such as ``--trainer.max_epochs``; the parser checks the whole name.
 
     Args:
         words: of the command line, without the command.
-        command: its name, one of Lightning's or ``describe``.
+        command: its name, a command of Lightning or ``describe``.
 
     Raises:
-        ConfigError: if there is no option of this name, or no section has it.
+        ConfigError: if there is no such option.
     """
     for word in words:
-        found = re.match(r"--(no_)?(\w+)(?:\.(\w+))?(?=$|[.=+])", word)
-        if found is None:
+        match = re.match(r"--(no_)?(\w+)(?:\.(\w+))?(?=$|[.=+])", word)
+        if match is None:
             continue
-        _, first, second = found.groups()
-        known: Sequence[str] = [*_OF_ALL, *_SECTIONS, *_arguments_of(command)]
+        _, first, second = match.groups()
+        names: Sequence[str] = [*_OF_ALL, *_SECTIONS, *_arguments_of(command)]
         if first in _SECTIONS and second is not None:
-            known, prefix, name = _names(first), f"{first}.", second
+            names, prefix, name = _names(first), f"{first}.", second
         else:
             prefix, name = "", first
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
             guess = f"did you mean --{prefix}{close[0]}? " if close else ""
             raise ConfigError(
                 f"--{prefix}{name}: there is no such option; {guess}fedsim {command} --help lists all options"
@@ -94,13 +94,13 @@ def check_options(words: Sequence[str], command: str) -> None:
 
 
 def _names(section: str) -> list[str]:
-    """Names of a section's options: the arguments of its class, whose module stays unread by Python."""
+    """Names of a section's options: the arguments of its class, whose module is not imported."""
     package, file, cls = _SECTIONS[section]
     return [*_read_arguments(package, file, cls, "__init__"), "help"]
 
 
 def _arguments_of(command: str) -> list[str]:
-    """Names of the options that a command has of Lightning's method of its name; describe has none."""
+    """Names of the options that a command takes from Lightning's method of the same name; ``describe`` has none."""
     if command == "describe":
         return []
     names = _read_arguments(*_SECTIONS["trainer"], command)
@@ -113,7 +113,7 @@ def arguments_of_section(section: str) -> list[str]:
 
 
 def texts_of_section(section: str) -> dict[str, str]:
-    """Return option of a section -> what the docstring of its class says of it."""
+    """Return option of a section -> its description in the docstring of the section's class."""
     node = _class_of(*_SECTIONS[section])
     text = ast.get_docstring(node) or ""
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
@@ -121,12 +121,12 @@ def texts_of_section(section: str) -> dict[str, str]:
 
 
 def _read_arguments(package: str, file: str, cls: str, method: str) -> list[str]:
-    """Names of a method's arguments, read off its source."""
+    """Names of a method's arguments, read from its source; of a dataclass, those of its fields."""
     body = _class_of(package, file, cls).body
     if fields := [
         node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]:
-        return fields  # of a dataclass
+        return fields
     [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
     return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
 
@@ -138,5 +138,5 @@ def _class_of(package: str, file: str, cls: str) -> ast.ClassDef:
     assert spec is not None, f"{package} is installed"
     [folder] = spec.submodule_search_locations or []
     tree = ast.parse((Path(folder) / file).read_text(encoding="utf-8"))
-    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
-    return found
+    [definition] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+    return definition

@@ -1,4 +1,4 @@
-"""How many ranks a command line asks for, before anything is imported that could read it properly."""
+"""Start the other ranks early, before the slow imports that parse the command line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedsim.core.errors import FedSimError
 from fedsim.parsing.config_files import config_at, normalise, read_config, with_shipped
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
-"""with a folder domain:bus:device.function for each, says the README of NVIDIA's driver"""
+"""contains a folder domain:bus:device.function for each GPU (README of NVIDIA's driver)"""
 
 _FEW = 8
-"""ranks that are started early on any machine; more than two per core may be a slip, which would fill the memory"""
+"""this many ranks are started early on any machine; more than two per core may be a typo and could fill the memory"""
 
 _PROGRAM = """
 import signal, sys
@@ -32,7 +32,7 @@ sys.exit(main())
 
 
 def start_ranks(words: Sequence[str]) -> None:
-    """Let the other ranks of this machine import what this one is about to, and say so."""
+    """Start the other ranks of this machine, which import modules while this rank does, and print their number."""
     if not spares.may_start():
         return
     ranks = ranks_asked_for(words)
@@ -43,26 +43,26 @@ def start_ranks(words: Sequence[str]) -> None:
 
 
 def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS) -> int:
-    """Return the number of ranks that ``trainer.devices`` of a command line and its config files asks for.
+    """Return the number of ranks that ``trainer.devices`` requests in a command line and its config files.
 
-    1 stands for whatever cannot be known yet, and for mistakes, which are the parser's. A number that turns out to be
-    too small does no harm: then ranks are started later.
+    Return 1 if the number cannot be determined yet, and for mistakes, which the parser reports. Too small a number does
+    no harm: the missing ranks are started later.
 
     Args:
         words: of the command line, without the command.
-        environ: with the GPUs that the process may see.
+        environ: environment variables; CUDA_VISIBLE_DEVICES limits the GPUs.
         gpus: the folder with one folder per GPU.
     """
     trainer: dict[str, object] = {"devices": "auto", "accelerator": "auto"}
     try:
-        given = with_shipped(normalise(list(words)))
-        for here, following in itertools.zip_longest(given, given[1:], fillvalue=""):
-            if path := config_at(here, following):
+        arguments = with_shipped(normalise(list(words)))
+        for word, next_word in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+            if path := config_at(word, next_word):
                 section = read_config(path).get("trainer")
                 trainer |= section if isinstance(section, dict) else {}
-            elif here.startswith("--trainer."):
-                name, _, value = here.removeprefix("--trainer.").partition("=")
-                trainer[name] = value or following
+            elif word.startswith("--trainer."):
+                name, _, value = word.removeprefix("--trainer.").partition("=")
+                trainer[name] = value or next_word
     except FedSimError:
         return 1
     devices = str(trainer["devices"]).strip()
@@ -72,7 +72,7 @@ def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.enviro
 
 
 def _visible_gpus(environ: Mapping[str, str], gpus: Path) -> int:
-    """Number of GPUs, without asking CUDA; it may be another one where they are divided."""
+    """Number of GPUs, without calling CUDA, whose count may differ for partitioned GPUs (MIG)."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return len(list(gpus.glob("*")))

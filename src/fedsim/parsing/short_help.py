@@ -1,4 +1,4 @@
-"""Help on one screen: of commands that train or score the usual options, of others all of them in few words."""
+"""Help on one screen: the usual options of commands that train or score, all options of other commands in brief."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedsim.parsing.options import arguments_of_section, texts_of_section
 
 _USUAL = {
     "--config FILE": "settings; may be given several times, later ones win",
-    "--paper 003/table5": "a row of a paper's table; fedsim papers lists them",
-    "--run_dir FOLDER": "where the run writes; default: runs/METHOD-seedN",
-    "--overwrite true": "replace the run that is there",
-    "--ckpt_path RUN_DIR": "continue this run, or score it",
+    "--paper 003/table5": "a row of a paper's table; fedsim papers lists all rows",
+    "--run_dir FOLDER": "output folder of the run; default: runs/METHOD-seedN",
+    "--overwrite true": "replace an existing run",
+    "--ckpt_path RUN_DIR": "the run to continue or to score",
     "--seed_everything N": "seed of all randomness",
-    "--seeds 0 1 2": "fit: a run per seed, then their means and spread; --parallel 2: two at once",
+    "--seeds 0 1 2": "fit: one run per seed, then means and spread; --parallel 2: two at once",
     "--trainer.max_epochs N": "communication rounds",
-    "--trainer.devices N": "ranks: processes with a device each",
+    "--trainer.devices N": "ranks: processes with one device each",
     "--trainer.accelerator cpu": "or cuda, auto",
     "--trainer.check_val_every_n_epoch N": "rounds between two evaluations",
     "--trainer.precision bf16-mixed": "or 32-true",
-    "--print_config": "print all settings, and do nothing",
+    "--print_config": "print all settings and exit",
 }
 _OF_MODEL = (
     "method",
@@ -36,14 +36,14 @@ _OF_MODEL = (
 )
 _OF_DATA = ("source", "partition", "unseen", "val", "size", "augmentation", "cache_dir", "dry_run")
 SCREEN = 62
-"""Lines."""
+"""Number of lines that fit on one screen."""
 _WIDTH = 118
 _COLUMN = 38
 
 
-def short_help(command: str, what: str) -> str:
-    """Return the help of a command on one screen; ``what`` it does, in a line."""
-    lines = [f"usage: fedsim {command} --config FILE [options]: {what}", ""]
+def short_help(command: str, summary: str) -> str:
+    """Return the help of a command on one screen; ``summary`` describes the command in one line."""
+    lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", ""]
     lines += [_line(option, text) for option, text in _USUAL.items()]
     for section, chosen in (("model", _OF_MODEL), ("data", _OF_DATA)):
         texts = texts_of_section(section)
@@ -52,7 +52,7 @@ def short_help(command: str, what: str) -> str:
     lines += ["", *_others("trainer", [option.split(".")[1].split()[0] for option in _USUAL if "trainer." in option])]
     lines += [
         "",
-        f"fedsim {command} --help all           every option with its fields",
+        f"fedsim {command} --help all           all options with their fields",
         f"fedsim {command} --model.method.help FedPav   options of a class; fedsim list: all classes",
     ]
     return "\n".join(lines)
@@ -67,22 +67,24 @@ def _others(section: str, chosen: tuple[str, ...] | list[str]) -> list[str]:
     return textwrap.wrap(f"  --{section}. also has {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)
 
 
-def wants_screen(parser: ArgumentParser, args: Sequence[str]) -> bool:
-    """Return whether a command is asked for its help, not for all of it, and all of it is more than a screen."""
-    asked = [place for place, word in enumerate(args) if word in ("-h", "--help")]
-    if not asked or args[asked[0] + 1 : asked[0] + 2] == ["all"]:
+def needs_short_help(parser: ArgumentParser, args: Sequence[str]) -> bool:
+    """Return whether ``--help`` without ``all`` is requested and the whole help is longer than one screen."""
+    positions = [position for position, word in enumerate(args) if word in ("-h", "--help")]
+    if not positions or args[positions[0] + 1 : positions[0] + 2] == ["all"]:
         return False
     return parser.format_help().count("\n") > SCREEN
 
 
 def screen_of(parser: ArgumentParser) -> str:
-    """Return a command's options on a screen: two lines each at most, names alone below ``--training`` and the like.
+    """Return a command's options on one screen: at most two lines each, only names in sections such as ``--training``.
 
-    An option that takes a value is told with its default, if that is a word or a number.
+    An option that takes a value is listed with its default if that is a word or a number.
     """
     actions = [action for action in parser._actions if action.help != SUPPRESS and "help" not in action.dest]
-    given = [action for action in actions if not action.option_strings]
-    names = " ".join(f"{action.dest.upper()}..." if action.nargs == "+" else action.dest.upper() for action in given)
+    positional = [action for action in actions if not action.option_strings]
+    names = " ".join(
+        f"{action.dest.upper()}..." if action.nargs == "+" else action.dest.upper() for action in positional
+    )
     lines = [f"usage: {parser.prog} {names} [options]".replace("  ", " ")]
     lines += [*textwrap.wrap(" ".join((parser.description or "").split()), _WIDTH), ""]
     sections = dict.fromkeys(action.dest.partition(".")[0] for action in actions if "." in action.dest)
@@ -91,28 +93,28 @@ def screen_of(parser: ArgumentParser) -> str:
             lines += _entry(_name(action), _text(action))
     for group in parser._action_groups:
         lines += [line for section in sections for line in _section(section, str(group.title), group._group_actions)]
-    return "\n".join([*lines, "", f"{parser.prog} --help all   all of this, with types and defaults"])
+    return "\n".join([*lines, "", f"{parser.prog} --help all   all options with types and defaults"])
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """An option and what it does, which is cut where it needs more than two lines."""
+    """Lines of an option and its description, which is cut after two lines."""
     room, indent = _WIDTH - _COLUMN - 2, " " * (_COLUMN + 2)
-    found = textwrap.wrap(text, room, max_lines=2, placeholder=" ...") or [""]
-    return [f"  {name:<{_COLUMN}}{found[0]}", *(f"{indent}{line}" for line in found[1:])]
+    lines = textwrap.wrap(text, room, max_lines=2, placeholder=" ...") or [""]
+    return [f"  {name:<{_COLUMN}}{lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
 
 
 def _name(action: Action) -> str:
     if not action.option_strings:
         return action.dest.upper()
     option = next(name for name in action.option_strings if name.startswith("--"))
-    told = f"{option} {action.metavar or action.dest.upper()}"
-    return option if action.nargs == 0 else told.replace(" \b", "")  # the parser's own for an optional value
+    with_value = f"{option} {action.metavar or action.dest.upper()}"
+    return option if action.nargs == 0 else with_value.replace(" \b", "")  # the parser marks optional values by it
 
 
 def _text(action: Action) -> str:
     default = f" (default: {action.default})" if isinstance(action.default, int | float | str) else ""
-    is_told = action.nargs == 0 or isinstance(action.default, bool) or "default" in (action.help or "")
-    return (action.help or "") + ("" if is_told else default)
+    is_complete = action.nargs == 0 or isinstance(action.default, bool) or "default" in (action.help or "")
+    return (action.help or "") + ("" if is_complete else default)
 
 
 def _section(section: str, title: str, actions: Sequence[Action]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Values that the parser lets pass though nobody can mean them: null where there is no null, NaN, endless numbers."""
+"""Refuse values that the parser accepts but no field can use: null for a required value, NaN, infinite numbers."""
 
 from __future__ import annotations
 
@@ -13,94 +13,94 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fedsim.core.errors import ConfigError
 
-_ENDLESS = ("model.hardware.",)
-"""Sections in which an infinite number has a meaning."""
-_OWN = ("fedsim", "lightning", "torch")
-"""Packages in whose classes an infinite number has none."""
+_MAY_BE_INFINITE = ("model.hardware.",)
+"""Sections in which an infinite number is valid."""
+_CHECKED_PACKAGES = ("fedsim", "lightning", "torch")
+"""Packages whose classes take no infinite numbers and no empty texts; the user's classes may."""
 
 
 def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> None:
-    """Look at every value of a parsed config.
+    """Check every value of a parsed config.
 
     Args:
-        config: of plain values, with a mapping for each section; a class is a mapping with a ``class_path``.
-        sections: name of each section -> the class whose arguments its fields are.
+        config: plain values, with a mapping for each section; a class is a mapping with a ``class_path``.
+        sections: name of each section -> the class whose arguments are the section's fields.
 
     Raises:
-        ConfigError: for the first value that cannot be meant; it names the field.
+        ConfigError: for the first value that no field can use; its message names the field.
     """
     for name in ("overwrite", "save_ranking", "save_maps"):
         if config.get(name, False) is None:
-            raise ConfigError(f"{name}: null means nothing here; give true or false")
+            raise ConfigError(f"{name}: null is not allowed; give true or false")
     for section, cls in sections.items():
         _check_arguments(config.get(section) or {}, cls, section)
 
 
-def _check_arguments(given: Mapping[str, Any], cls: type, where: str) -> None:
+def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:
     """Check the arguments of a class."""
     hints, parameters = _hints(cls), _parameters(cls)
-    for name, value in given.items():
-        if value == "" and parameters and name not in parameters:  # it goes on to another class, maybe as its default
+    for name, value in arguments.items():
+        if value == "" and parameters and name not in parameters:  # passed on to another class, maybe as its default
             continue
         if name not in parameters or not _same(value, parameters[name].default):
-            _check(value, hints.get(name, Any), f"{where}.{name}", cls)
+            _check(value, hints.get(name, Any), f"{field}.{name}", cls)
 
 
 def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _check(value: Any, hint: Any, where: str, owner: type) -> None:
-    """Check a value of type ``hint``, which is an argument of ``owner`` or stands within one."""
+def _check(value: Any, hint: Any, field: str, owner: type) -> None:
+    """Check a value of type ``hint``, which is an argument of ``owner`` or a part of one."""
     if isinstance(value, Mapping) and "class_path" in value:
         cls = _class_at(value["class_path"])
-        _check_arguments(value.get("init_args") or {}, cls or owner, where)
+        _check_arguments(value.get("init_args") or {}, cls or owner, field)
     elif isinstance(value, Mapping):
-        _check_mapping(value, hint, where, owner)
-    elif problem := _problem(value, hint, where, owner.__module__.partition(".")[0] in _OWN):
-        raise ConfigError(f"{where}: {problem}")
+        _check_mapping(value, hint, field, owner)
+    elif problem := _problem(value, hint, field, owner.__module__.partition(".")[0] in _CHECKED_PACKAGES):
+        raise ConfigError(f"{field}: {problem}")
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check(inner, next(_hints_within(hint, (list, tuple)), Any), where, owner)
+            _check(inner, next(_hints_within(hint, (list, tuple)), Any), field, owner)
 
 
-def _problem(value: Any, hint: Any, where: str, is_own: bool) -> str | None:
-    """Return what is wrong with a value that has no fields; ``is_own``: its class is not the user's."""
+def _problem(value: Any, hint: Any, field: str, is_checked: bool) -> str | None:
+    """Return the problem of a value without fields, or None; ``is_checked``: its class is not the user's."""
     if value is None:
-        named = f"null means nothing here; leave it out for the default, or give {_named(hint)}"
-        return None if _takes_null(hint) else named
+        problem = f"null is not allowed; leave it out for the default, or give {_named(hint)}"
+        return None if _takes_null(hint) else problem
     if isinstance(value, float) and not math.isfinite(value):
-        endless = math.isinf(value) and (where.startswith(_ENDLESS) or not is_own)
-        return None if endless else f"{value} is no number that can be used; give a finite one"
-    if value == "" and is_own:
+        is_valid = math.isinf(value) and (field.startswith(_MAY_BE_INFINITE) or not is_checked)
+        return None if is_valid else f"{value} is not a finite number; give a finite one"
+    if value == "" and is_checked:
         return "is an empty text; leave it out for the default, or give a value"
-    if all(_is_section(one) for one in _alternatives(hint) if one is not types.NoneType):
-        return f"is a section, with fields below it, and not {value}"
+    if all(_is_section(alternative) for alternative in _alternatives(hint) if alternative is not types.NoneType):
+        return f"is a section with fields below it, but got {value}"
     return None
 
 
-def _check_mapping(value: Mapping[str, Any], hint: Any, where: str, owner: type) -> None:
+def _check_mapping(value: Mapping[str, Any], hint: Any, field: str, owner: type) -> None:
     """Check a section, or a dictionary of values of one type."""
     section = next(filter(_is_section, _alternatives(hint)), None)
     if section is not None:
-        _check_arguments(value, section, where)
+        _check_arguments(value, section, field)
         return
     for name, inner in value.items():
-        _check(inner, next(_hints_within(hint, (dict,)), Any), f"{where}.{name}", owner)
+        _check(inner, next(_hints_within(hint, (dict,)), Any), f"{field}.{name}", owner)
 
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     """Return the types of a class's arguments."""
     try:
-        return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # of the class alone
-    except (NameError, TypeError):  # names for type checkers only, or no Python
+        return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # read from the class only
+    except (NameError, TypeError):  # names that only type checkers can resolve, or a class not written in Python
         return {}
 
 
 @cache
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Return a class's arguments; their defaults are right whatever their types say. None are known of some classes."""
+    """Return a class's arguments; defaults are valid even if their types differ. Empty if Python cannot list them."""
     try:
         return inspect.signature(cls).parameters
     except (TypeError, ValueError):
@@ -108,7 +108,7 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type."""
+    """Return the types of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -117,28 +117,33 @@ def _is_section(hint: Any) -> bool:
 
 
 def _takes_null(hint: Any) -> bool:
-    return any(one in (Any, object, None, types.NoneType) or isinstance(one, str) for one in _alternatives(hint))
+    return any(
+        alternative in (Any, object, None, types.NoneType) or isinstance(alternative, str)
+        for alternative in _alternatives(hint)
+    )
 
 
 def _hints_within(hint: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
-    """Yield the types of what is in a list, tuple or dictionary of type ``hint``."""
-    for one in _alternatives(hint):
-        if get_origin(one) in kinds and get_args(one):
-            yield get_args(one)[0 if list in kinds else -1]
+    """Yield the types of the elements of a list, tuple or dictionary of type ``hint``."""
+    for alternative in _alternatives(hint):
+        if get_origin(alternative) in kinds and get_args(alternative):
+            yield get_args(alternative)[0 if list in kinds else -1]
 
 
 def _named(hint: Any) -> str:
-    """Return a type as people write it."""
-    names = [getattr(one, "__name__", "") for one in _alternatives(hint) if get_origin(one) is None]
-    choices = [repr(choice) for one in _alternatives(hint) for choice in get_args(one) if isinstance(choice, str)]
+    """Return a type in a readable form."""
+    alternatives = _alternatives(hint)
+    names = [getattr(alternative, "__name__", "") for alternative in alternatives if get_origin(alternative) is None]
+    literals = [choice for alternative in alternatives for choice in get_args(alternative)]
+    choices = [repr(choice) for choice in literals if isinstance(choice, str)]
     return " or ".join([*filter(None, names), *choices]) or "a value"
 
 
 def _class_at(path: str) -> type | None:
-    """Return the class, or the class that a function is to return; None if it is neither."""
+    """Return the class at a dotted path; None if it is not a class or cannot be imported."""
     module, _, name = str(path).rpartition(".")
     try:
-        found = getattr(import_module(module), name)
+        attribute = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError):
         return None
-    return found if isinstance(found, type) else None
+    return attribute if isinstance(attribute, type) else None

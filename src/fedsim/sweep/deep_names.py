@@ -1,7 +1,7 @@
-"""Options of a draw below its classes, such as ``model.method.mu``: those that a class lacks are refused before a draw.
+"""Check options of classes, such as ``model.method.mu``, before a sweep starts: refuse those that a class lacks.
 
-``fit`` refuses them, too, but only once it has imported the classes. Here their source is read. Where it is not known
-which class is meant, nothing is said.
+``fit`` refuses them too, but only after it has imported the classes. Here their source is read. An option is not
+checked if its class cannot be determined.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from fedsim.parsing.listing import classes_of
 
 _SECTIONS = {"model": "Settings", "data": "FederatedDataModule"}
 _WITHIN = ("init_args", "dict_kwargs")
-"""Parts of a setting's name that a config may have between a class and its arguments."""
+"""Parts of a setting's name that may come between a class and its arguments."""
 
 Classes = dict[str, str]
-"""Setting -> the class that it names, or another text; empty where it names none."""
+"""Setting -> the class that it names, or another text; empty for other values."""
 
 
 def check_deep_names(words: Sequence[str]) -> None:
-    """Refuse options that the class above them lacks.
+    """Refuse options that their class does not have.
 
-    Words count in their order, as for the parser: an option is one of the class that was named last before it.
+    The order of words matters, as for the parser: an option belongs to the class that was named last before it.
 
     Args:
-        words: of ``fedsim fit``, without the command.
+        words: the command line of ``fedsim fit``, without the command.
 
     Raises:
-        ConfigError: if a class has no such option, or there is no row ``--paper``.
+        ConfigError: if a class has no such option, or ``--paper`` names no row.
     """
     classes: Classes = {}
     for name, value in _settings(with_shipped(with_paper(words))):
         if name == "config":
             try:
                 _note(classes, _content(value))
-            except DataError:  # it may be there when the draw starts
+            except DataError:  # the file may exist when the run starts
                 return
         elif name.partition(".")[0] in _SECTIONS:
             _check(name, classes)
@@ -52,30 +52,30 @@ def check_deep_names(words: Sequence[str]) -> None:
 
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option; of one without a value it is empty."""
+    """Yield name and value of each option; the value is empty if there is none."""
     for position, word in enumerate(words):
         name, is_joined, value = word.partition("=")
-        following = words[position + 1] if position + 1 < len(words) else ""
+        next_word = words[position + 1] if position + 1 < len(words) else ""
         if not is_joined:
-            value = "" if following.startswith("--") else following
+            value = "" if next_word.startswith("--") else next_word
         if name.startswith("--") or name == "-c":
             yield "config" if name == "-c" else name[2:].removesuffix("+"), value
 
 
 @cache
 def _content(path: str) -> dict[str, Any]:
-    return read_config(path)  # of each draw the same ones
+    return read_config(path)  # the same files for each run of the sweep
 
 
 def _read(value: str) -> Any:
-    """Return what the parser makes of a value; a text that it does not read either is one."""
+    """Return a value as the parser reads it; invalid YAML stays a text."""
     with suppress(yaml.YAMLError):
         return yaml.load(value, SafeLoader)
     return value
 
 
 def _note(classes: Classes, content: Any, setting: str = "") -> None:
-    """Note the classes that a setting and those below it name."""
+    """Record the classes that a setting and the settings below it name."""
     if isinstance(content, Mapping):
         if "class_path" in content:
             classes[setting] = str(content["class_path"])
@@ -86,7 +86,7 @@ def _note(classes: Classes, content: Any, setting: str = "") -> None:
 
 
 def _check(option: str, classes: Classes) -> None:
-    """Follow an option's name from class to class; end where one is not known."""
+    """Follow an option's name from class to class; stop at a class whose arguments are unknown."""
     section, *parts = option.split(".")
     cls, path = classes.get(section) or _SECTIONS[section], section
     for part in (part for part in parts if part not in _WITHIN):
@@ -95,12 +95,13 @@ def _check(option: str, classes: Classes) -> None:
             return
         if part not in arguments:
             guess = did_you_mean(part, arguments)
-            said = f"{path}: {cls.rpartition('.')[2]} has no option {part}"
-            raise ConfigError(f"{said}; {guess}" if guess else f"{said}; choose from {', '.join(arguments) or 'none'}")
+            problem = f"{path}: {cls.rpartition('.')[2]} has no option {part}"
+            remedy = guess or f"choose from {', '.join(arguments) or 'none'}"
+            raise ConfigError(f"{problem}; {remedy}")
         path = f"{path}.{part}"
         cls = classes.get(path) or _only_class(class_in(arguments[part].annotation))
 
 
 def _only_class(name: str | None) -> str:
-    """Return the class of a setting that can be of no other; empty where it can."""
+    """Return ``name`` if no other class is derived from it; otherwise an empty text."""
     return name if name and not classes_of(name) else ""

@@ -1,7 +1,7 @@
-"""Sweeps in W&B's file format, drawn without its server: what a file says, its draws, and their command lines.
+"""Sweeps in W&B's file format, sampled without its server: read a file, sample settings, and make command lines.
 
-Format, names of distributions and macros: https://docs.wandb.ai/guides/sweeps/sweep-config-keys. Draws are not those of
-W&B's server, which draws on its own; they depend on the file and on a seed alone.
+Format, names of distributions and macros: https://docs.wandb.ai/guides/sweeps/sweep-config-keys. Samples depend only on
+the file and a seed; they differ from those of W&B's server.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.parsing.error_lines import one_line
 
 Sample = dict[str, Any]
-"""Option name, without hyphens -> value."""
+"""Settings of one run of a sweep: option name without hyphens -> value."""
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
-"""W&B's."""
+"""W&B's default."""
 
 _KEYS = {"method", "parameters", "metric", "command", "program", "name", "description", "project", "entity", "run_cap",
          "early_terminate"}  # fmt: skip
@@ -38,14 +38,14 @@ _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One option that is swept, with W&B's fields."""
+    """One option of a sweep, with W&B's fields."""
 
     distribution: str
-    """a name of W&B's, also where the file leaves it out"""
+    """W&B's name, also if the file leaves it out"""
     values: tuple[Any, ...] = ()
-    """of categorical; of constant the only one"""
+    """for categorical; for constant a single one"""
     probabilities: tuple[float, ...] | None = None
-    """of ``values``; None: all the same"""
+    """of ``values``; None: uniform"""
     min: float = 0.0
     max: float = 0.0
     q: float = 1.0
@@ -55,7 +55,7 @@ class Parameter:
 
     @property
     def grid(self) -> tuple[Any, ...]:
-        """All values, in their order; empty where there is no end of them."""
+        """All values in order; empty if there are infinitely many."""
         if self.distribution == "int_uniform":
             return tuple(range(int(self.min), int(self.max) + 1))
         if self.distribution == "q_uniform":
@@ -83,23 +83,23 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep file says."""
+    """The content of a sweep file."""
 
     name: str
-    """the file's"""
+    """name of the file"""
     method: Literal["grid", "random"]
     parameters: Mapping[str, Parameter]
     metric: str
-    """as it is named in summary.json, such as ``val/mAP``"""
+    """its name in summary.json, such as ``val/mAP``"""
     maximize: bool
     command: tuple[str, ...]
     program: str
     run_cap: int | None
-    """W&B's limit on the number of draws"""
+    """W&B's limit on the number of runs"""
 
 
 def read_content(path: Path) -> Any:
-    """Return what stands in a sweep file; raise DataError if it cannot be read."""
+    """Return the content of a sweep file; raise DataError if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -109,17 +109,17 @@ def read_content(path: Path) -> Any:
 
 
 def sweep_of(content: object, name: str) -> Sweep:
-    """Return the sweep that a file's content describes; raise ConfigError, which names the field, if it is wrong."""
+    """Return the sweep that a file's content describes; raise ConfigError with the field's name if it is wrong."""
     return _Reader(name).read(content)
 
 
-def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Sample]:
-    """Yield what each run is told.
+def samples(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Sample]:
+    """Yield the settings of each run of a sweep.
 
     Args:
-        sweep: of method grid: all combinations, the last parameter changes first; random: independent draws.
-        count: at most so many; a random sweep without ``run_cap`` needs it.
-        seed: of random draws. The first draws are the same, whatever ``count`` is.
+        sweep: method grid: all combinations, the last parameter changes fastest; random: independent samples.
+        count: maximum number; a random sweep without ``run_cap`` needs it.
+        seed: seed of random samples. The first samples do not depend on ``count``.
 
     Raises:
         ConfigError: if ``count`` is missing or less than 1.
@@ -129,23 +129,23 @@ def draws(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[Sam
     limits = [limit for limit in (count, sweep.run_cap) if limit is not None]
     if sweep.method == "grid":
         grids = [parameter.grid for parameter in sweep.parameters.values()]
-        found: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
+        runs: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
     elif limits:
-        found = (_sample(sweep, number, seed) for number in itertools.count())
+        runs = (_sample(sweep, number, seed) for number in itertools.count())
     else:
-        raise ConfigError(f"--count: {sweep.name} is a random sweep, which has no end; say how many draws")
-    yield from itertools.islice(found, min(limits, default=None))
+        raise ConfigError(f"--count: {sweep.name} is a random sweep without run_cap; give the number of runs")
+    yield from itertools.islice(runs, min(limits, default=None))
 
 
-def command_of(sweep: Sweep, draw: Sample) -> list[str]:
-    """Return a draw's command line, as W&B's agent makes it.
+def command_of(sweep: Sweep, sample: Sample) -> list[str]:
+    """Return the command line of a run, as W&B's agent makes it.
 
     >>> sweep = Sweep(name="s.yaml", method="grid", parameters={}, metric="val/mAP", maximize=True,
     ...               command=("${program}", "fit", "${args}"), program="fedsim", run_cap=None)
     >>> command_of(sweep, {"model.client.grad_clip": None, "model.client.batch_size": 8})
     ['fedsim', 'fit', '--model.client.grad_clip=None', '--model.client.batch_size=8']
     """
-    plain = [f"{name}={value}" for name, value in draw.items()]  # str(value), also of None, True, lists and dicts
+    plain = [f"{name}={value}" for name, value in sample.items()]  # str(value), also of None, True, lists and dicts
     macros = {
         "${env}": ["/usr/bin/env"],
         "${interpreter}": ["python"],
@@ -155,32 +155,32 @@ def command_of(sweep: Sweep, draw: Sample) -> list[str]:
     }
     line = []
     for word in sweep.command:
-        line += macros.get(word) or [_VARIABLE.sub(lambda found: os.environ.get(found[1], found[1]), word)]
+        line += macros.get(word) or [_VARIABLE.sub(lambda match: os.environ.get(match[1], match[1]), word)]
     return line
 
 
 def _sample(sweep: Sweep, number: int, seed: int) -> Sample:
-    """Each value has a generator of its own: another parameter in the file does not change it."""
-    draw: Sample = {}
+    """Sample each value with its own generator, so that other parameters in the file do not change it."""
+    sample: Sample = {}
     for name, parameter in sweep.parameters.items():
         generator = numpy_generator(seed, number, name, "sweep")
-        draw[name] = parameter.sample(float(generator.random()), float(generator.standard_normal()))
-    return draw
+        sample[name] = parameter.sample(float(generator.random()), float(generator.standard_normal()))
+    return sample
 
 
 def _step(value: float, parameter: Parameter) -> float:
-    """W&B makes integers of the steps if ``q`` is one; without rounding, 3 * 0.1 would be 0.30000000000000004."""
+    """Convert to int if ``q`` is an int, as W&B does; otherwise round: 3 * 0.1 would be 0.30000000000000004."""
     return int(value) if isinstance(parameter.q, int) else round(value, 12)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checks a sweep file; every complaint names the file and the field."""
+    """Checks a sweep file; every error names the file and the field."""
 
     name: str
 
     def read(self, content: object) -> Sweep:
-        """Return what ``content`` says."""
+        """Return the sweep that ``content`` describes."""
         fields = self._mapping(content, "the file")
         self._check_keys(fields, _KEYS, "")
         method = fields.get("method")
@@ -205,10 +205,10 @@ class _Reader:
             self._refuse(field, "expected names with values (see fedsim sweep --method fedpav --print)")
         return value
 
-    def _check_keys(self, fields: Mapping[str, Any], known: set[str], where: str) -> None:
+    def _check_keys(self, fields: Mapping[str, Any], names: set[str], prefix: str) -> None:
         for key in fields:
-            if key not in known:
-                self._refuse(f"{where}{key}", f"there is no such field; choose from {', '.join(sorted(known))}")
+            if key not in names:
+                self._refuse(f"{prefix}{key}", f"there is no such field; choose from {', '.join(sorted(names))}")
 
     def _metric(self, metric: object) -> tuple[str, bool]:
         if metric is None:
@@ -216,7 +216,7 @@ class _Reader:
         fields = self._mapping(metric, "metric")
         self._check_keys(fields, {"name", "goal", "target"}, "metric.")
         if not isinstance(fields.get("name"), str):
-            self._refuse("metric.name", "is missing; val/mAP is what models are selected by")
+            self._refuse("metric.name", "is missing; give a metric, such as val/mAP, by which models are selected")
         goal = fields.get("goal", "minimize")
         if goal not in ("minimize", "maximize"):
             self._refuse("metric.goal", f"{goal} is unknown; choose from maximize, minimize")
@@ -229,82 +229,82 @@ class _Reader:
         words = tuple(str(word) for word in command)
         for word in words:
             if word.startswith("${") and word not in _MACROS and not _VARIABLE.search(word):
-                self._refuse("command", f"{word} is not known here; choose from {', '.join(_MACROS)}")
+                self._refuse("command", f"{word} is not a known macro; choose from {', '.join(_MACROS)}")
             if word.partition("=")[0] == "--run_dir":
-                self._refuse("command", "leave --run_dir out: every draw gets a run directory of its own")
+                self._refuse("command", "leave --run_dir out: every run gets its own run directory")
         if not {"${args}", "${args_no_hyphens}"} & set(words):
-            self._refuse("command", "${args} is missing, so all draws would be the same run")
+            self._refuse("command", "${args} is missing, so all runs would have the same settings")
         program = fields.get("program")
         if not isinstance(program, str):
-            self._refuse("program", "is missing, and W&B's agent needs it; set it to fedsim")
+            self._refuse("program", "is missing, but W&B's agent needs it; set it to fedsim")
         return words, program
 
     def _parameters(self, parameters: object, method: str) -> dict[str, Parameter]:
-        found = {}
+        options = {}
         for name, fields in self._mapping(parameters, "parameters").items():
-            where = f"parameters.{name}"
+            field = f"parameters.{name}"
             if name in ("run_dir", "ckpt_path"):
-                self._refuse(where, "leave it out: every draw gets a run directory of its own")
-            found[name] = self._parameter(self._mapping(fields, where), where)
-            if method == "grid" and (not found[name].grid or found[name].probabilities):
-                kind = found[name].distribution
-                self._refuse(where, f"a grid cannot be made of {kind}; give values, or method random")
-        return found
+                self._refuse(field, "leave it out: every run gets its own run directory")
+            options[name] = self._parameter(self._mapping(fields, field), field)
+            if method == "grid" and (not options[name].grid or options[name].probabilities):
+                kind = options[name].distribution
+                self._refuse(field, f"a grid cannot be made of {kind}; give values, or set method to random")
+        return options
 
-    def _parameter(self, fields: dict[str, Any], where: str) -> Parameter:
+    def _parameter(self, fields: dict[str, Any], field: str) -> Parameter:
         if "parameters" in fields:
-            self._refuse(where, "nested parameters are not supported; write the option in one name, a.b.c")
-        self._check_keys(fields, _PARAMETER_KEYS, f"{where}.")
+            self._refuse(field, "nested parameters are not supported; write the full name of the option, a.b.c")
+        self._check_keys(fields, _PARAMETER_KEYS, f"{field}.")
         name = str(fields.get("distribution", _default_distribution(fields)))
         if name not in _NEEDS:
-            self._refuse(f"{where}.distribution", f"{name} is unknown; choose from {', '.join(_NEEDS)}")
+            self._refuse(f"{field}.distribution", f"{name} is unknown; choose from {', '.join(_NEEDS)}")
         for needed in _NEEDS[name]:
             if needed not in fields:
-                self._refuse(f"{where}.{needed}", f"is missing, and {name} needs it")
+                self._refuse(f"{field}.{needed}", f"is missing, but {name} needs it")
         if name == "constant":
             return Parameter(distribution=name, values=(fields["value"],))
-        return self._categorical(fields, where) if name == "categorical" else self._range(name, fields, where)
+        return self._categorical(fields, field) if name == "categorical" else self._range(name, fields, field)
 
-    def _categorical(self, fields: dict[str, Any], where: str) -> Parameter:
+    def _categorical(self, fields: dict[str, Any], field: str) -> Parameter:
         values, shares = fields["values"], fields.get("probabilities")
         if not isinstance(values, list) or not values:
-            self._refuse(f"{where}.values", "expected a list of at least one value")
+            self._refuse(f"{field}.values", "expected a list of at least one value")
         if shares is not None and (
             not isinstance(shares, list)
             or len(shares) != len(values)
             or not all(_is_number(share) and share >= 0 for share in shares)
             or not math.isclose(sum(shares), 1, abs_tol=1e-6)
         ):
-            self._refuse(f"{where}.probabilities", "expected one number >= 0 per value, and 1 as their sum")
+            self._refuse(f"{field}.probabilities", "expected one number >= 0 per value, with a sum of 1")
         probabilities = None if shares is None else tuple(shares)
         return Parameter(distribution="categorical", values=tuple(values), probabilities=probabilities)
 
-    def _range(self, name: str, fields: dict[str, Any], where: str) -> Parameter:
+    def _range(self, name: str, fields: dict[str, Any], field: str) -> Parameter:
         numbers = {key: fields[key] for key in ("min", "max", "q", "mu", "sigma") if key in fields}
         for key, value in numbers.items():
             if not _is_number(value):
-                self._refuse(f"{where}.{key}", f"{value} is not a number (YAML wants 1.0e-4, not 1e-4)")
+                self._refuse(f"{field}.{key}", f"{value} is not a number (in YAML write 1.0e-4, not 1e-4)")
             if name == "int_uniform" and type(value) is not int:
-                self._refuse(f"{where}.{key}", f"{value} is not an integer")
-        found = Parameter(distribution=name, **{"q": 1, **numbers})
-        for field in ("q", "sigma", *(["min"] if name == "log_uniform_values" else [])):
-            if getattr(found, field) <= 0:
-                self._refuse(f"{where}.{field}", f"{getattr(found, field)} is not positive")
-        if name != "normal" and found.min >= found.max:
-            self._refuse(f"{where}.max", f"{found.max} is not larger than min, {found.min}")
-        return found
+                self._refuse(f"{field}.{key}", f"{value} is not an integer")
+        parameter = Parameter(distribution=name, **{"q": 1, **numbers})
+        for positive in ("q", "sigma", *(["min"] if name == "log_uniform_values" else [])):
+            if getattr(parameter, positive) <= 0:
+                self._refuse(f"{field}.{positive}", f"must be positive, got {getattr(parameter, positive)}")
+        if name != "normal" and parameter.min >= parameter.max:
+            self._refuse(f"{field}.max", f"{parameter.max} is not larger than min, {parameter.min}")
+        return parameter
 
 
 def _default_distribution(fields: Mapping[str, Any]) -> str:
-    """W&B's choice where a parameter names none."""
+    """W&B's default for a parameter without a distribution."""
     if "value" in fields:
         return "constant"
     if "values" in fields:
         return "categorical"
     if "mu" in fields or "sigma" in fields:
         return "normal"
-    both_whole = type(fields.get("min")) is int and type(fields.get("max")) is int
-    return "int_uniform" if both_whole else "uniform"
+    are_integers = type(fields.get("min")) is int and type(fields.get("max")) is int
+    return "int_uniform" if are_integers else "uniform"
 
 
 def _is_number(value: object) -> bool:

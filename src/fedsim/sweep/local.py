@@ -1,4 +1,4 @@
-"""``fedsim sweep``: the draws of a sweep file as command lines, and a table of how they ended."""
+"""``fedsim sweep``: the runs of a sweep file as command lines, and a table of their results."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ from tabulate import tabulate
 
 from fedsim.parsing.error_lines import one_line
 from fedsim.report import Rule, compare_with, group_runs
-from fedsim.sweep.file import Sample, Sweep, command_of, draws
+from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One draw and where it goes."""
+    """One run of a sweep: its settings, command and folder."""
 
-    draw: Sample
+    sample: Sample
     command: tuple[str, ...]
-    """starts it, or continues it where a checkpoint was left"""
+    """starts the run, or continues it from its checkpoint"""
     folder: Path
     """its run directory"""
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with its output."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def options(self) -> str:
-        """The draw, for people."""
-        return " ".join(f"{name}={value}" for name, value in self.draw.items())
+        """Its settings in one line."""
+        return " ".join(f"{name}={value}" for name, value in self.sample.items())
 
     def summary(self) -> dict[str, Any]:
-        """Return the content of its summary.json; empty where there is none."""
+        """Return the content of its summary.json; empty if there is none."""
         path = self.folder / "summary.json"
         return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a draw ended."""
+    """The result of a run."""
 
-    job: SweepRun
+    run: SweepRun
     code: int
-    """of its process; 0 also for a draw that was finished before"""
+    """exit code of its process; 0 also for a run that was finished before"""
     summary: dict[str, Any]
 
-    def score(self, metric: str, which: str = "final") -> float | None:
+    def score(self, metric: str, evaluation: str = "final") -> float | None:
         """Return a score of the last evaluation (``final``) or of the round with the best val/mAP (``best``)."""
-        value = (self.summary.get(which) or {}).get("metrics", {}).get(metric)
+        value = (self.summary.get(evaluation) or {}).get("metrics", {}).get(metric)
         return None if value is None else float(value)
 
 
-def plan_jobs(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0) -> list[SweepRun]:
-    """Return one job per draw, equal ones once; ``count`` and ``seed`` are those of :func:`draws`.
+def runs_of_sweep(sweep: Sweep, root: Path, count: int | None = None, seed: int = 0) -> list[SweepRun]:
+    """Return the distinct runs of a sweep; ``count`` and ``seed`` as in :func:`samples`.
 
     A run directory, in ``root``, is named after a hash of the command line, so that another call, or a file with more
-    values, finds the draws that are done.
+    values, finds the finished runs.
     """
-    jobs: dict[Path, SweepRun] = {}
-    for draw in draws(sweep, count, seed):
-        folder = root / hashlib.sha256("\0".join(command_of(sweep, draw)).encode()).hexdigest()[:8]
-        own = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
-        jobs[folder] = SweepRun(draw, tuple(command_of(sweep, draw | own)), folder)
-    return list(jobs.values())
+    runs: dict[Path, SweepRun] = {}
+    for sample in samples(sweep, count, seed):
+        folder = root / hashlib.sha256("\0".join(command_of(sweep, sample)).encode()).hexdigest()[:8]
+        directory = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
+        runs[folder] = SweepRun(sample, tuple(command_of(sweep, sample | directory)), folder)
+    return list(runs.values())
 
 
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
-    """Return a table, best draw first, failed ones last, with a line per failure below."""
+    """Return a table of the runs, the best first and failed ones last, with a line per failure below."""
     metric, shown = sweep.metric, _differing(results)
 
     def order(result: Result) -> tuple[bool, bool, float]:
@@ -82,57 +82,57 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
 
     rows = [
         [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),
-         *(_value(result.job.draw[name]) for name in shown), str(result.job.folder)]
+         *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
         for result in sorted(results, key=order)
     ]  # fmt: skip
     headers = [metric, "in best round", *_short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
-    failures = [f"failed: {r.job.options}: {_reason(r.job)} ({r.job.log})" for r in results if r.code]
+    failures = [f"failed: {r.run.options}: {_reason(r.run)} ({r.run.log})" for r in results if r.code]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
     legend = f"{metric}: at the last evaluation, and at the round with the best val/mAP"
     return "\n".join([table, "", legend, *failures])
 
 
-def compare_results(results: Sequence[Result], which: str) -> str:
-    """Return the draws that have not failed beside a paper's numbers, those that differ in the seed alone as one.
+def compare_results(results: Sequence[Result], table: str) -> str:
+    """Return a table of the successful runs and a paper's numbers; runs that differ only in the seed are averaged.
 
-    ``which`` names the paper, or its table, as for :func:`fedsim.report.compare_with`.
+    ``table`` names the paper, or its table, as for :func:`fedsim.report.compare_with`.
     """
-    jobs = {result.job.folder: result.job for result in results if result.code == 0}
+    runs = {result.run.folder: result.run for result in results if result.code == 0}
     shown = [name for name in _differing(results) if name != "seed_everything"]
     groups = [
-        replace(group, label=_label(jobs[group.runs[0].folder].draw, shown) or group.label)
-        for group in group_runs(list(jobs))
+        replace(group, label=_label(runs[group.runs[0].folder].sample, shown) or group.label)
+        for group in group_runs(list(runs))
     ]
-    return compare_with(which, groups, "mAP", Rule(), is_given=False)
+    return compare_with(table, groups, "mAP", Rule(), is_given=False)
 
 
 def _differing(results: Sequence[Result]) -> list[str]:
-    """Options that are not the same in all draws."""
-    names = results[0].job.draw if results else ()
-    return [name for name in names if len({str(result.job.draw[name]) for result in results}) > 1]
+    """Options that differ between runs."""
+    names = results[0].run.sample if results else ()
+    return [name for name in names if len({str(result.run.sample[name]) for result in results}) > 1]
 
 
-def _label(draw: Sample, shown: Sequence[str]) -> str:
-    """A draw in few words: of a config file, or a paper's row, its name."""
+def _label(sample: Sample, shown: Sequence[str]) -> str:
+    """A short text for a run: its settings, config files and rows of papers by name."""
     words = [
-        Path(draw[name]).stem if name in ("config", "paper") else f"{short}={_value(draw[name])}"
+        Path(sample[name]).stem if name in ("config", "paper") else f"{short}={_value(sample[name])}"
         for name, short in zip(shown, _short_names(shown), strict=True)
     ]
     return " ".join(words)
 
 
 def outcome_of(result: Result, metric: str) -> str:
-    """Return a result in a few words."""
+    """Return a short text for a result: its score or its error."""
     failed = f"failed with exit code {result.code}"
-    return f"{failed}: {_reason(result.job)}" if result.code else f"{metric} {_text(result.score(metric))}"
+    return f"{failed}: {_reason(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
 
 
-def _reason(job: SweepRun) -> str:
-    """The error message in a job's log, or its last line."""
-    lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.strip()]
+def _reason(run: SweepRun) -> str:
+    """The error message in a run's log, or the last line."""
+    lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("fedsim: error: ")]
-    return one_line((errors or lines or ["it said nothing"])[-1].removeprefix("fedsim: error: "))
+    return one_line((errors or lines or ["its log is empty"])[-1].removeprefix("fedsim: error: "))
 
 
 def _text(score: float | None) -> str:
@@ -144,6 +144,6 @@ def _value(value: Any) -> str:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """The last part of each option's name, where that is not ambiguous."""
+    """The last part of each option's name; the full name if that would be ambiguous."""
     last = Counter(name.rpartition(".")[2] for name in names)
     return [short if last[short := name.rpartition(".")[2]] == 1 else name for name in names]

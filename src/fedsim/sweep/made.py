@@ -1,4 +1,4 @@
-"""Sweeps that are made: of a method, whose config says what to draw, and of a paper, whose file has them."""
+"""Sweeps made from a method, whose config contains the ranges, and from a paper, whose file contains its sweeps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ _ANY_METHOD = {
     "model.client.optimizer.init_args.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2},
     "model.client.local_epochs": {"values": [1, 2, 5]},
 }
-_NUM_DRAWS = 24
+_NUM_RUNS = 24
 
 
 def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
-    """Return the sweep of a method, normally judged by ``val/mAP``, as W&B's file format has it.
+    """Return the sweep of a method in W&B's file format.
 
-    It draws the client's rate and local epochs, and what lines ``# sweep: OPTION: RANGE`` in the method's config say;
-    null leaves an option out, ``# sweep: method: grid`` makes it a grid, and ``# sweep: metric: NAME`` has it judged
-    otherwise. ``name`` is of a config in ``configs/methods``, of another one that comes with fedsim
-    (``recipes/leave_one_out``), or the path of one; ``configs`` hold the data, none: those of the quickstart.
+    It samples the client's learning rate and local epochs, and the options of lines ``# sweep: OPTION: RANGE`` in the
+    method's config. The range null removes an option, ``# sweep: method: grid`` makes the sweep a grid, and
+    ``# sweep: metric: NAME`` replaces the metric ``val/mAP``.
+
+    Args:
+        name: a config in ``configs/methods``, another one that comes with fedsim (``recipes/leave_one_out``), or
+            a path.
+        configs: configs with the data; empty: those of the quickstart.
 
     Raises:
         ConfigError: if there is no such method.
@@ -38,41 +42,44 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     shipped = shipped_configs().get(name)
     path = Path(name) if name.endswith(".yaml") else shipped or _METHODS / f"{name}.yaml"
     if not path.is_file():
-        close = get_close_matches(name, sorted(found.stem for found in _METHODS.glob("*.yaml")))
-        meant = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that holds configs"
-        raise ConfigError(f"--method: there is no {path}; {meant} A path is taken as well")
-    own = _ranges(path)
-    method, metric = own.pop("method", "random"), own.pop("metric", "val/mAP")
-    parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **own}.items() if range_ is not None}
+        close = get_close_matches(name, sorted(config.stem for config in _METHODS.glob("*.yaml")))
+        remedy = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that contains configs."
+        raise ConfigError(f"--method: there is no {path}; {remedy} The path of a config is accepted, too")
+    ranges = _ranges(path)
+    method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
+    parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **ranges}.items() if range_ is not None}
     files = [*(configs or ["configs/quickstart.yaml"]), str(path), "configs/loggers/wandb.yaml"]
     sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])
-    return sweep | ({"run_cap": _NUM_DRAWS} if method == "random" else {})
+    return sweep | ({"run_cap": _NUM_RUNS} if method == "random" else {})
 
 
 def _ranges(path: Path) -> dict[str, Any]:
     lines = re.findall(r"^# sweep: (.*)$", path.read_text(), re.MULTILINE)
     try:
-        found = yaml.safe_load("\n".join(lines))
+        ranges = yaml.safe_load("\n".join(lines))
     except yaml.YAMLError as error:
-        raise DataError(f"{path}: a line # sweep: is not OPTION: RANGE ({one_line(str(error))})") from error
-    return dict(found or {})
+        raise DataError(f"{path}: cannot read the lines # sweep: OPTION: RANGE ({one_line(str(error))})") from error
+    return dict(ranges or {})
 
 
-def sweep_of_paper(which: str, configs: Sequence[str]) -> dict[str, Any]:
-    """Return a sweep of a paper as W&B's file format has it: a grid, of rows, of options, or of both.
+def sweep_of_paper(sweep_name: str, configs: Sequence[str]) -> dict[str, Any]:
+    """Return a sweep of a paper in W&B's file format: a grid of rows, of options, or of both.
 
-    It is judged by ``oracle/rank1``: its name says that it is of test data, and that nothing is to be chosen by it.
-    ``configs`` come after the paper's own data and protocol.
+    Its metric is ``oracle/rank1``. The prefix marks a score on test data, which must not be used for model selection.
+
+    Args:
+        sweep_name: PAPER/SWEEP.
+        configs: configs that override the paper's data and protocol.
 
     Raises:
         ConfigError: if there is no such sweep.
     """
-    paper, name = find_in_paper(which, "sweeps")
+    paper, name = find_in_paper(sweep_name, "sweeps")
     if name is None:
-        raise ConfigError(f"--paper: say which sweep: {', '.join(f'{paper.key}/{name}' for name in paper.sweeps)}")
-    said = paper.sweeps[name]
-    rows = [f"{paper.key}/{row}" for row in said.get("rows", ())]
-    parameters = ({"paper": {"values": rows}} if rows else {}) | dict(said.get("parameters", {}))
+        raise ConfigError(f"--paper: name a sweep: {', '.join(f'{paper.key}/{name}' for name in paper.sweeps)}")
+    content = paper.sweeps[name]
+    rows = [f"{paper.key}/{row}" for row in content.get("rows", ())]
+    parameters = ({"paper": {"values": rows}} if rows else {}) | dict(content.get("parameters", {}))
     options = [*([] if rows else [f"--paper={paper.key}"]), *(f"--config={file}" for file in configs)]
     return _sweep(f"{paper.key}-{name}", "grid", "oracle/rank1", parameters, options)
 

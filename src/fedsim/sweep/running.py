@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: one after another, or some side by side, each with its share of the machine."""
+"""Execute runs as subprocesses: one after another, or several at once, each with its share of the machine."""
 
 from __future__ import annotations
 
@@ -23,82 +23,80 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _OF_ANOTHER_RUN = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
-_LOOK_EVERY = 0.1  # seconds between two looks at the processes
-_END_OF_LOG = 4096  # bytes; the last line about a round is in them
+_CHECK_EVERY = 0.1  # seconds between two checks of the processes
+_END_OF_LOG = 4096  # bytes; they contain the last line about a round
 
 
 @dataclass
 class _Running:
-    """A job's process."""
+    """A run and its process."""
 
     number: int
-    job: SweepRun
+    run: SweepRun
     process: subprocess.Popen[bytes]
     share: dict[str, str]
-    began: float
-    spoke: float
-    """when a line was last written about it"""
+    started: float
+    """seconds, of time.monotonic"""
+    last_logged: float
+    """time of the last log line about it, in seconds"""
 
     def round(self) -> str:
-        """Return the last line about a round in its log, or nothing."""
-        with self.job.log.open("rb") as file:
+        """Return the last line about a round in its log; empty if there is none."""
+        with self.run.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _END_OF_LOG))
-            found: list[str] = re.findall(r"^round \d+/.*", file.read().decode(errors="replace"), re.MULTILINE)
-        return found[-1].strip() if found else ""
+            lines: list[str] = re.findall(r"^round \d+/.*", file.read().decode(errors="replace"), re.MULTILINE)
+        return lines[-1].strip() if lines else ""
 
 
-def run_jobs(
-    jobs: Sequence[SweepRun], metric: str, parallel: int = 1, noun: str = "draw", line_interval: float = 60.0
-) -> list[Result]:
-    """Run jobs, ``parallel`` of them at once. A finished one is skipped, an interrupted one continued.
+def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_interval: float = 60.0) -> list[Result]:
+    """Execute runs, ``parallel`` of them at once. Finished runs are skipped, interrupted ones continued.
 
-    ``metric`` is shown after each job, which a ``noun`` names. A line every ``line_interval`` seconds says how far each
-    is.
+    The score ``metric`` is logged after each run, and the progress of running ones every ``line_interval`` seconds.
 
     Raises:
-        RunStoppedError: if a signal asked to end; the running jobs have ended in order, too.
+        RunStoppedError: after a signal; the running processes have ended in order, too.
         ConfigError: if the program cannot be started.
     """
     results: dict[int, Result] = {}
-    waiting, free = deque(enumerate(jobs)), deque(shares_of_machine(parallel))
+    waiting, free = deque(enumerate(runs)), deque(shares_of_machine(parallel))
     running: list[_Running] = []
 
-    def where(number: int) -> str:
-        return f"{noun} {number + 1}/{len(jobs)}"
+    def title(number: int) -> str:
+        return f"run {number + 1}/{len(runs)}"
 
-    with _passing_signals_on(running) as heard:
-        while running or (waiting and not heard):
-            while waiting and free and not heard:
-                number, job = waiting.popleft()
-                if job.summary().get("finished"):
-                    results[number] = Result(job, 0, job.summary())
-                    told = f"finished before, {outcome_of(results[number], metric)}"
-                    log.info("%s: %s: %s", where(number), job.options, told)
+    with _passing_signals_on(running) as signals:
+        while running or (waiting and not signals):
+            while waiting and free and not signals:
+                number, run = waiting.popleft()
+                if run.summary().get("finished"):
+                    results[number] = Result(run, 0, run.summary())
+                    outcome = outcome_of(results[number], metric)
+                    log.info("%s: %s: finished before, %s", title(number), run.options, outcome)
                     continue
-                log.info("%s: %s -> %s", where(number), job.options, job.folder)
-                running.append(_started(number, job, free.popleft()))
+                log.info("%s: %s -> %s", title(number), run.options, run.folder)
+                running.append(_started(number, run, free.popleft()))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 free.append(each.share)
-                results[each.number] = Result(each.job, each.process.returncode, each.job.summary())
-                seconds = time.monotonic() - each.began
-                log.info("%s: %s, %.0f s", where(each.number), outcome_of(results[each.number], metric), seconds)
+                results[each.number] = Result(each.run, each.process.returncode, each.run.summary())
+                seconds = time.monotonic() - each.started
+                log.info("%s: %s, %.0f s", title(each.number), outcome_of(results[each.number], metric), seconds)
             for each in running:
-                if time.monotonic() - each.spoke >= line_interval:
-                    each.spoke = time.monotonic()
-                    log.info("%s: %s", where(each.number), each.round() or "before its first round")
+                if time.monotonic() - each.last_logged >= line_interval:
+                    each.last_logged = time.monotonic()
+                    log.info("%s: %s", title(each.number), each.round() or "before its first round")
             if running:
-                time.sleep(_LOOK_EVERY)
-    if heard:
-        raise RunStoppedError(heard[0])
+                time.sleep(_CHECK_EVERY)
+    if signals:
+        raise RunStoppedError(signals[0])
     return [results[number] for number in sorted(results)]
 
 
 def shares_of_machine(parallel: int) -> list[dict[str, str]]:
-    """Return the variables of the environment that give each of ``parallel`` processes its share of the machine.
+    """Return environment variables that give each of ``parallel`` processes its share of the machine.
 
-    GPUs are dealt; where there are fewer than processes, some share one. Libraries get equal parts of the cores. One
-    process gets all, so it needs no variables.
+    GPUs are distributed over the processes; if there are too few, processes share a GPU. Each process gets an equal
+    part of the cores. A single process gets everything and needs no variables.
     """
     if parallel == 1:
         return [{}]
@@ -107,61 +105,61 @@ def shares_of_machine(parallel: int) -> list[dict[str, str]]:
     gpus = _gpus()
     if not gpus:
         return [cores] * parallel
-    dealt = [gpus[i::parallel] or [gpus[i % len(gpus)]] for i in range(parallel)]
-    return [{**cores, "CUDA_VISIBLE_DEVICES": ",".join(own)} for own in dealt]
+    parts = [gpus[i::parallel] or [gpus[i % len(gpus)]] for i in range(parallel)]
+    return [{**cores, "CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
 def _gpus() -> list[str]:
-    """Return names of the GPUs that this process may use, without torch, whose import takes seconds."""
+    """Return the names of the GPUs that this process may use, without importing torch, which takes seconds."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]
     with suppress(OSError, subprocess.SubprocessError):
         query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
-        return [line.strip() for line in found.splitlines() if line.startswith("GPU-")]
+        output = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+        return [line.strip() for line in output.splitlines() if line.startswith("GPU-")]
     return []
 
 
-def _started(number: int, job: SweepRun, share: dict[str, str]) -> _Running:
-    """Start a job's process; its output goes to its log."""
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("w") as file:
-        try:  # in a process group of its own, Ctrl-C reaches it once: from here
+def _started(number: int, run: SweepRun, share: dict[str, str]) -> _Running:
+    """Start a run's process; its output goes to its log."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("w") as file:
+        try:  # in its own process group, it receives Ctrl-C only once: from this process
             process = subprocess.Popen(
-                job.command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(job), **share}, process_group=0
+                run.command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(run), **share}, process_group=0
             )
         except OSError as error:
-            raise ConfigError(f"command: cannot run {job.command[0]} ({error.strerror})") from error
+            raise ConfigError(f"command: cannot run {run.command[0]} ({error.strerror})") from error
     now = time.monotonic()
-    return _Running(number, job, process, share, now, now)
+    return _Running(number, run, process, share, now, now)
 
 
 @contextmanager
 def _passing_signals_on(running: Sequence[_Running]) -> Iterator[list[int]]:
-    """Pass signals on to the running processes, and yield a list of those heard; an error ends the processes."""
-    heard: list[int] = []
+    """Pass signals on to the running processes, and yield the list of received ones; an error ends the processes."""
+    signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of handlers
-        heard.append(number)
+        signals.append(number)
         for each in running:
             each.process.send_signal(number)
 
     previous = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
-        yield heard
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        for each in running:  # none, unless there was an error
+        for each in running:  # only after an error
             each.process.terminate()
             each.process.wait()
 
 
-def _environment(job: SweepRun) -> dict[str, str]:
-    """This process's own, in which the running Python and its fedsim are found first, and W&B needs no server."""
+def _environment(run: SweepRun) -> dict[str, str]:
+    """This process's environment, with its Python and fedsim first in the PATH, and W&B offline by default."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RUN}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     environment.setdefault("WANDB_MODE", "offline")
-    environment.setdefault("WANDB_RUN_GROUP", job.folder.parent.name)
+    environment.setdefault("WANDB_RUN_GROUP", run.folder.parent.name)
     return environment

@@ -17,7 +17,7 @@ from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
 from fedsim.parsing.config_files import join_configs, read_config
 from fedsim.parsing.error_lines import parsed
-from fedsim.parsing.output import say
+from fedsim.parsing.output import print_text
 
 _SECTIONS = ("trainer", "model")
 _DESCRIPTION = """\
@@ -40,7 +40,7 @@ def run(args: list[str]) -> str:
     page = as_json(facts, checkup) if given.json else as_page(checkup)
     if not checkup.blocks:
         return page
-    say(page)
+    print_text(page)
     first, count = checkup.blocks[0], len(checkup.blocks)
     things = "1 thing stands" if count == 1 else f"{count} things stand"
     raise NotReadyError(f"{things} in the way of this fit; first: {first.what}; {first.remedy}")
