@@ -265,7 +265,7 @@ def test_neighbours_that_are_as_similar_may_change_places():
 
 
 def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
-    with trials.Trial("faiss") as hanging, trials.Trial("faiss") as crashing:
+    with trials.ProbeProcess("faiss") as hanging, trials.ProbeProcess("faiss") as crashing:
         crashing.process.send_signal(signal.SIGSEGV)
         assert "no answer in time" in hanging.answer(time.monotonic())["problem"]
         assert crashing.answer(time.monotonic() + 60) == {"problem": "its process was ended by SIGSEGV"}
@@ -273,7 +273,7 @@ def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
 
 
 def test_a_trial_that_fails_says_its_last_line():
-    with trials.Trial("nonsense") as trial:
+    with trials.ProbeProcess("nonsense") as trial:
         assert trial.answer(time.monotonic() + 60) == {"problem": "KeyError: 'nonsense'"}
 
 
