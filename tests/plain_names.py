@@ -12,37 +12,12 @@ import tokenize
 from pathlib import Path
 
 VAGUE = frozenset(
-    [
-        "alone",
-        "asked",
-        "both",
-        "far",
-        "few",
-        "following",
-        "found",
-        "given",
-        "here",
-        "how",
-        "known",
-        "mine",
-        "near",
-        "of",
-        "one",
-        "other",
-        "others",
-        "own",
-        "rest",
-        "said",
-        "same",
-        "there",
-        "together",
-        "told",
-        "what",
-        "where",
-        "which",
-        "whose",
-    ]
-)
+    {
+        "alone", "asked", "both", "far", "few", "following", "found", "given", "here", "how", "known", "mine",
+        "near", "of", "one", "other", "others", "own", "rest", "said", "same", "there", "together", "told",
+        "what", "where", "which", "whose",
+    }
+)  # fmt: skip
 WORDS = re.compile(r"\b(nobody|somebody|anybody|everybody|whoever|tears?|tells?|told)\b", re.IGNORECASE)
 
 
