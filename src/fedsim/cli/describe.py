@@ -53,7 +53,9 @@ def describe_federation(
     )
     traffic = [model.parts.ledger.at_most(t, chosen) for t, chosen in enumerate(selections)]  # if all respond
     if model.settings.selection.learns:
-        parts.append("\nThe selection of clients depends on the run. Below, it is as without feedback from rounds.")
+        parts.append(
+            "\nThe selection of clients depends on the run's results. The numbers below are without this feedback."
+        )
     if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
     memory = device_memory(model.settings, model.parts, data, precision)
@@ -152,9 +154,7 @@ def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) 
     models = "model, gradient, two optimizer moments"
     models += f", of {memory.trained} models" * (memory.trained > 1)
     models += f", and {memory.frozen} frozen" * (memory.frozen > 0)
-    size = (
-        "unknown: it cannot be computed for this backbone" if memory.activations is None else _mib(memory.activations)
-    )
+    size = "unknown for this backbone" if memory.activations is None else _mib(memory.activations)
     rows = [
         [f"device memory: {models}", _mib(memory.models)],
         [f"device memory: activations of {memory.images} images", size],
@@ -203,7 +203,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
         [f"bytes of {run}, both ways, without drop-outs{prunes}", f"{sum(down) + sum(up):,}"],
     ]
     if extra:
-        rows.append(["of these, other than shared tensors", f"{extra:,}"])
+        rows.append(["of these, in addition to shared tensors", f"{extra:,}"])
     seconds = (model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic)
     if durations := [value for value in seconds if value is not None]:
         rows.append(["simulated seconds per round, at most", f"{max(durations):,.1f}"])

@@ -166,7 +166,7 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
 
 
 def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
-    """Write the scores of ``fedsim test`` to ``tests/CHECKPOINT.json``, and those of single queries to an npz file there.
+    """Write the scores of ``fedsim test`` to ``tests/CHECKPOINT.json``, those of single queries to an npz file there.
 
     The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint. Returns a
     line on the result: without a writable disk, the test has its scores only on the terminal.
@@ -193,7 +193,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
             partial.write_text(json.dumps(content, indent=2) + "\n")
         write_queries(path.with_suffix(".npz"), model.evaluator.queries, scored.round_)
     except OSError as error:
-        return f"{path}: the scores cannot be kept ({error.strerror})"
+        return f"{path}: the scores are not kept ({error.strerror})"
     return f"wrote {path}"
 
 

@@ -98,8 +98,7 @@ def _check(config: Namespace) -> None:
     """Refuse options that contradict each other."""
     if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
-            "fedsim sweep: give either --dry-run or --local; for W&B's server, run wandb sweep FILE instead, "
-            "with a file from --print"
+            "fedsim sweep: give one of --dry-run, --local and --print; on W&B's server run wandb sweep FILE instead"
         )
     if config.parallel < 1 or (config.parallel > 1 and not config.local):
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")

@@ -61,9 +61,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     try:
         facts["name"] = torch.cuda.get_device_name(device)
         facts["free"], facts["total"] = torch.cuda.mem_get_info(device)
-        small = (
-            torch.arange(256, dtype=torch.float32).reshape(16, 16) % 7
-        )  # whole numbers, so that the product is exact
+        small = torch.arange(256, dtype=torch.float32).reshape(16, 16) % 7  # integers: the product is exact
         if not torch.equal((small.to(device) @ small.to(device)).cpu(), small @ small):
             facts["problem"] = "a product of two matrices is wrong"
     except (RuntimeError, AssertionError) as error:
@@ -93,7 +91,8 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         with naming_the_field(options):
             trainer = Trainer(
                 **options, strategy=FederatedStrategy(ranks_per_device=on_each), logger=False,
-                enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
+                enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+                use_distributed_sampler=False,
             )  # fmt: skip
             strategy = trainer.strategy
             assert isinstance(strategy, FederatedStrategy)
