@@ -184,7 +184,7 @@ def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> d
     vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in private), default=len(vector))
     states = read_states(path, content, list(content["clients"])).values()
-    private_states = [state["state"][: end - len(vector)] for state in states]  # the client's head comes after it
+    private_states = [state["state"][: end - len(vector)] for state in states]  # the client's head follows
     mean = torch.stack(private_states).to(torch.float64).mean(dim=0).to(vector.dtype)
     return _cut(torch.cat([vector, mean]), [*shared, *private])
 

@@ -206,9 +206,8 @@ class FedSimCLI(LightningCLI):
             check_fit(self.trainer, self.model, self.datamodule)
         if rank_of_this_process() > 0:
             return
-        if (
-            self.subcommand in ("fit", "predict") or self.model.rankings is not None
-        ):  # last: all other checks have passed
+        # last: all other checks have passed
+        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:
             make_run_dir(self.run_dir)
         if self.subcommand == "fit":
             self._begin_run(config)
@@ -259,9 +258,8 @@ class FedSimCLI(LightningCLI):
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
-            callbacks.insert(
-                0, RunSummary(str(self.run_dir), self._fingerprint())
-            )  # before the callbacks that save its state
+            # first: before the callbacks that save its state
+            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         callbacks.append(ScoreLastRound())

@@ -15,10 +15,8 @@ from fedsim.data.market import MarketFolders
 
 log = logging.getLogger(__name__)
 
-_LARGE, _SIZE = (
-    2000,
-    (256, 128),
-)  # from so many images on, the config has a pretrained network and the papers' image size
+_LARGE = 2000  # images from which on the config has a pretrained network, and images of the papers' size
+_SIZE = (256, 128)
 _CONFIG = """\
 # {clients} of {root}; {unseen}.
 #   fedsim describe --config {output}
