@@ -1,4 +1,4 @@
-"""The command ``fedsim``. Help, version and wrong commands are answered here, without importing torch."""
+"""The command ``fedsim``. Help, version and wrong commands are handled here, without an import of torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ COMMANDS = {
     "validate": "score a checkpoint on the clients' validation data",
     "test": "score a checkpoint on the test sets",
     "predict": "write a checkpoint's features of all test sets (npz files)",
-    "init": "look at a folder of data sets, and write a commented config for it",
-    "describe": "show what a config shares, who holds what, and what a run will cost",
-    "doctor": "say what this machine has, what a fit would use of it, and what stands in the way",
-    "data": "data check: what is there; preview: draw it; prepare: decode it; manifest, splits, convert: see --help",
-    "augment": "augment fit: train a generator of people per client; preview: draw what it makes; write: write it",
+    "init": "write a commented config for a folder of data sets",
+    "describe": "show the shared tensors, the clients' data and the cost of a run",
+    "doctor": "check this machine: its hardware, the part that a fit would use, and problems",
+    "data": "data check: list data sets; preview: draw them; prepare: decode them; manifest, splits, ...: see --help",
+    "augment": "augment fit: train a generator of people per client; preview: draw its images; write: write them",
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
-    "report": "print a table over finished runs, and draw it",
-    "sweep": "run a sweep on this machine: a W&B file, a method's or a paper's; or print its command lines",
+    "report": "print a table of finished runs, and plot it",
+    "sweep": "run the sweep of a W&B file, a method or a paper on this machine, or print its command lines",
     "list": "list the methods, backbones, data sets, ... that a config can name, with a line each",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
-    "papers": "list the papers whose rows fit --paper knows, or show one, with its printed numbers",
+    "papers": "list the papers whose rows fit --paper can run, or show one with its printed numbers",
 }
 
 _WITH_SHORT_HELP = ("fit", "validate", "test", "predict", "describe")
@@ -55,8 +55,8 @@ def main(args: list[str] | None = None) -> int:
         args: the command line without the program's name; None takes ``sys.argv``.
 
     Returns:
-        exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if draws of a sweep failed, or
-        doctor found something in the way.
+        exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if runs of a sweep failed, or
+        doctor found a problem that prevents a fit.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help", "help"):
@@ -69,10 +69,9 @@ def main(args: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         close = get_close_matches(args[0], COMMANDS, n=1)
         guess = f"did you mean {close[0]}? " if close else ""
-        known = ", ".join(COMMANDS)
-        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; {guess}choose from {known}\n")
+        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; {guess}choose from {', '.join(COMMANDS)}\n")
         return 2
-    if os.getcwd() not in map(os.path.abspath, sys.path):  # own classes are found by the console script, too
+    if os.getcwd() not in map(os.path.abspath, sys.path):  # so that the console script finds the user's classes
         sys.path.insert(0, os.getcwd())
     if args[0] == "papers":
         from fedsim.cli.papers import run_papers_command
@@ -83,7 +82,7 @@ def main(args: list[str] | None = None) -> int:
         from fedsim.cli.light import run_light
 
         return run_light(args, COMMANDS)
-    # a lost connection is one line of ours; torch would add pages of its C++ frames
+    # fedsim reports a lost connection in one line; torch would add pages of C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli.app import run_command
 

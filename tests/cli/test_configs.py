@@ -63,7 +63,7 @@ def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree,
     code = main(["describe", "--config", str(path), *options])
     output = capsys.readouterr()
     assert code == 0, output.err
-    assert "What is shared" in output.out
+    assert "Shared tensors" in output.out
     assert re.search(r"bytes down per round, at most +[\d,]+", output.out)
     assert list(tmp_path.iterdir()) == []  # where it was called, and would have run: nothing is written
 
@@ -150,7 +150,7 @@ def test_describe_needs_no_network(monkeypatch, tmp_path, capsys):
                "--model.clients", f"{{town1: {{backbone: {small.replace('18', '34')}}}}}",
                "--run_dir", str(tmp_path / "run"), "--trainer.accelerator=cpu"]  # fmt: skip
     assert main(["describe", *options]) == 0, capsys.readouterr().err
-    assert "What is shared: resnet2" in capsys.readouterr().out
+    assert "Shared tensors: resnet2" in capsys.readouterr().out
     assert "no network" in refuse(capsys, "fit", *options)
 
 

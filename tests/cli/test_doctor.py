@@ -71,7 +71,7 @@ def test_a_machine_in_order_has_no_findings():
     page = command.as_page(checkup)
     assert "2 x NVIDIA H100, 80 GiB; free: 79, 79 GiB" in page
     assert "NCCL, a sum was right" in page
-    assert "- nothing: a fit can run as asked" in page
+    assert "- none: the fit can run" in page
 
 
 def test_ranks_can_share_a_gpu_and_the_page_says_how():
@@ -101,9 +101,9 @@ def test_ranks_of_one_gpu_need_no_nccl():
 IN_THE_WAY = {
     "no driver": (replace(BLIND, driver=""), Wish(), "an NVIDIA GPU, but no NVIDIA driver", "580 or later"),
     "driver too old": (replace(BLIND, driver="570.12"), Wish(), "driver 570.12 is too old for CUDA 13.2", "580"),
-    "a driver, and no GPU": (BLIND, Wish(), "580.95.05 is loaded, but torch sees no GPU", "--gpus all"),
+    "a driver, and no GPU": (BLIND, Wish(), "580.95.05 is loaded, but torch finds no GPU", "--gpus all"),
     "torch for CPUs": (with_torch(cuda=None), Wish(), "is built for CPUs", "pytorch.org"),
-    "no GPU at all": (replace(BLIND, nvidia=0, driver=""), Wish("gpu"), "there is no NVIDIA GPU", "ask for"),
+    "no GPU at all": (replace(BLIND, nvidia=0, driver=""), Wish("gpu"), "there is no NVIDIA GPU", "use a machine"),
     "hidden GPUs": (replace(BLIND, visible=""), Wish("gpu"), "CUDA_VISIBLE_DEVICES is ''", "unset it"),
     "torch": (with_torch(problem="libfoo.so is missing"), Wish(), "torch: libfoo.so is missing", "pip install"),
     "lightning": (replace(WELL, plan=FitDevices(problem="no lightning")), Wish(), "ranks: no lightning", "pip install"),
@@ -126,15 +126,15 @@ IN_THE_WAY = {
         "/dev/shm has 64 MiB free, which 2 ranks", "--shm-size",
     ),
     "faiss for CPUs": (with_faiss(for_gpu=False), FAISS, "is built for CPUs, ranks are on GPUs", "backend at auto"),
-    "faiss sees fewer": (with_faiss(sees=0), FAISS, "faiss sees 0 GPUs, torch 2", "docs/evaluation.md"),
+    "faiss sees fewer": (with_faiss(sees=0), FAISS, "faiss finds 0 GPUs, torch 2", "docs/evaluation.md"),
     "faiss disagrees": (
         with_faiss(trials={"cpu": "", "cuda:1": "its neighbours are not those of torch"}), FAISS,
         "faiss on cuda:1: its neighbours are not", "backend at auto",
     ),
     "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "install faiss-gpu"),
     "a full disk": (replace(WELL, disk=Room("/runs", 1000, GIB)), Wish(), "0.0 GiB are free at /runs", "make room"),
-    "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), Wish(), "cannot be a folder: /a is a", "name"),
-    "no login": (replace(WELL, wandb=Wandb("online", "")), Wish(tracked=True), "there is no login", "wandb login"),
+    "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), Wish(), "cannot be a folder: /a", "another"),
+    "no login": (replace(WELL, wandb=Wandb("online", "")), Wish(tracked=True), "a logger needs a login", "wandb login"),
 }  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def test_the_exit_code_is_the_verdict(facts, code, capsys, monkeypatch):
     seen = json.loads(captured.out)
     assert seen["ready"] == (code == 0)
     assert seen["facts"]["torch"]["gpus"][0]["name"] == "NVIDIA H100"
-    assert ("1 thing stands in the way" in captured.err) == (code == 1)
+    assert ("1 problem prevents this fit" in captured.err) == (code == 1)
     assert main(["doctor"]) == code
     page = capsys.readouterr().out
     assert len(page.splitlines()) < 40

@@ -119,7 +119,7 @@ def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
 def test_a_model_that_a_method_puts_together_is_refused(tmp_path, capsys):
     fit(make_model(IFCA(clusters=2))).trainer.save_checkpoint(tmp_path / "last.ckpt")
     args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
-    assert "IFCA puts a client's model together in a way of its own" in refuse(capsys, "export", *args)
+    assert "IFCA assembles a client's model in a way of its own" in refuse(capsys, "export", *args)
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, capsys):
@@ -138,7 +138,7 @@ def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     model = fit(make_model(LotteryFL(target=0.0)), rounds=1)
     model.trainer.save_checkpoint(tmp_path / "last.ckpt")
     args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
-    assert "nothing is pruned here" in refuse(capsys, "export", *args, "--sparse", "true")
+    assert "the model is not pruned" in refuse(capsys, "export", *args, "--sparse", "true")
     assert exported(capsys, *args).startswith(f"wrote {tmp_path / 'x'}: client town0 model of LotteryFL, round 1; ")
     assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
     assert set(read_checkpoint(tmp_path / "last.ckpt")["fedsim"]["ledger"]["unpruned"]) == {"town0", "town1", "town2"}

@@ -51,8 +51,8 @@ def test_a_small_client_has_its_own_batch_and_a_word_of_warning(market_tree, tmp
     assert model["clients"] == {"a few": {"batch_size": 4}, "south": {"batch_size": 2}}
     assert "no choice of a checkpoint: south has only 1 identity\n" in config.read_text()
     assert caplog.messages == [
-        "south: only one identity to train on, so nothing can be told apart; add more, or keep it out of training: "
-        'data.unseen: ["south"], without its line in model.clients'
+        "south: only one identity to train on, so there is nothing to distinguish; add more, or keep it out of "
+        'training: data.unseen: ["south"], without its line in model.clients'
     ]
     assert main(["describe", "--config", str(config)]) == 0
 
@@ -67,10 +67,10 @@ def test_a_client_of_one_image_is_warned_of(market_tree, tmp_path, caplog):
 def test_what_it_cannot_do_is_one_line(market_tree, tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     config.write_text("mine")
-    assert "mine.yaml is there already" in refuse(capsys, "init", market_tree, "--output", config)
+    assert "mine.yaml exists already" in refuse(capsys, "init", market_tree, "--output", config)
     assert config.read_text() == "mine"
     assert "no data set in Market-1501 layout" in refuse(capsys, "init", tmp_path, "--output", tmp_path / "new.yaml")
     shutil.copytree(market_tree / "west", tmp_path / "tested" / "west")
     line = refuse(capsys, "init", tmp_path / "tested", "--output", tmp_path / "new.yaml")
-    assert "no data set has bounding_box_train, so nobody can train" in line
+    assert "no data set has a folder bounding_box_train, so there is no client to train" in line
     assert not (tmp_path / "new.yaml").exists()

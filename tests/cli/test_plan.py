@@ -24,11 +24,11 @@ def test_pieces_let_ranks_share_the_largest_client():
     parts, lines = described(2, 2, micro_batch=4)
     tasks = [Task(name, parts.costs[name], 2) for name in parts.names]
     expected = sum(parts.costs.values()) / make_plan(tasks, 2).seconds
-    assert lines["clients that span ranks"].split(", ")[0] == "town0 on ranks 0 to 1"
+    assert lines["clients that rank groups train"].split(", ")[0] == "town0 on ranks 0 to 1"
     share = 100 * parts.costs["town0"] / sum(parts.costs.values())
     assert lines["predicted speed-up over one rank"] == (
         f"{expected:.2f}x ({50 * expected:.0f} % efficiency); "
-        f"town0 has {share:.0f} % of the work, in batches of 2 pieces"
+        f"town0 has {share:.0f} % of the work, in batches of 2 micro-batches"
     )
     assert expected > sum(parts.costs.values()) / parts.costs["town0"]
 
@@ -38,14 +38,14 @@ def test_pieces_let_ranks_share_the_largest_client():
 )
 def test_whole_batches_are_bounded_by_the_largest_client(per_machine, remedy):
     parts, lines = described(2, per_machine)
-    assert "clients that span ranks" not in lines
+    assert "clients that rank groups train" not in lines
     bound = sum(parts.costs.values()) / parts.costs["town0"]
     assert lines["predicted speed-up over one rank"].endswith(f"of the work, so at most {bound:.2f}x{remedy}")
 
 
 def test_spans_of_the_second_machine_have_the_numbers_of_its_ranks():
     _, lines = described(4, 2, micro_batch=4)
-    spans = lines["clients that span ranks"].split(", ")
+    spans = lines["clients that rank groups train"].split(", ")
     assert "town0 on ranks 0 to 1" in spans
     assert any(span.endswith("on ranks 2 to 3") for span in spans)
 

@@ -82,10 +82,10 @@ def test_export_takes_a_run_directory(run, tmp_path, caplog):
 def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
     last = copy / "checkpoints" / "last.ckpt"
     config = (copy / "config.yaml").read_text()
-    expected = f"trainer.max_epochs: 2, but {last} has 3 rounds already"
+    expected = f"trainer.max_epochs: 2 is less than the 3 rounds of {last}"
     assert expected in refuse(capsys, "fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", 2)
     assert (copy / "config.yaml").read_text() == config
-    expected = f"nothing to train: {last} is of round 3, the last; to go on, raise trainer.max_epochs"
+    expected = f"nothing to train: {last} is of round 3, the last; to continue, raise trainer.max_epochs"
     for rounds, messages in ((3, [expected]), (4, [])):
         caplog.clear()
         call("fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", rounds)

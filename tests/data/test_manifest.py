@@ -338,7 +338,9 @@ def test_the_command_refuses_in_one_line(root, tmp_path, capsys):
 
     assert "are no files" in refusal("  source: SyntheticReID\n")
     viper = f"  source: {{class_path: VIPeR, init_args: {{root: {root}}}}}\n"
-    assert "data.dry_run: the drawn files do not outlive this command" in refusal(viper + "  dry_run: true\n")
+    assert "data.dry_run: its synthetic files are deleted when this command ends" in refusal(
+        viper + "  dry_run: true\n"
+    )
     assert "has a manifest already" in refusal("  manifest: federation.csv\n")
     assert "data.source: give either a source of data sets or data.manifest" in refusal("")
     assert not (tmp_path / "m.csv").exists()

@@ -388,7 +388,7 @@ def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
 def test_drawn_splits_say_that_queries_are_not_used_now(market_tree, tmp_path, capsys):
     shutil.copytree(market_tree / "north", tmp_path / "north")
     assert main(["data", "splits", str(tmp_path / "north"), "--num", "10"]) == 0
-    assert "query is not used while it is there" in capsys.readouterr().out
+    assert "query is not used while this file exists" in capsys.readouterr().out
     assert main(["data", "check", str(tmp_path)]) == 0
     assert "your own; can be used, scored on the 10 splits of" in capsys.readouterr().out
     text = describe_federation(make_model(FedAvg()), make_data(MarketFolders(str(tmp_path))), 1, 1)

@@ -446,7 +446,7 @@ def test_describe_predicts_what_a_run_without_drop_outs_logs():
     fit_here(make_model(method, **options), make_data(public="new0"), rounds=4, callbacks=[rows])
     text = describe_federation(make_model(method, **options), make_data(public="new0"), 1, 4)
     assert number(text, "bytes of 4 rounds, both ways, without drop-outs") == rows.rows[-1]["comm/total_bytes"]
-    assert number(text, "of them beside the shared tensors") == sum(row["comm/extra_bytes"] for row in rows.rows)
+    assert number(text, "of these, in addition to shared tensors") == sum(row["comm/extra_bytes"] for row in rows.rows)
     seconds = [row["time/simulated_seconds"] for row in rows.rows]
     assert number(text, "simulated seconds of 4 rounds, at most") == pytest.approx(sum(seconds), abs=0.051)
     for name in NAMES:

@@ -313,9 +313,9 @@ def test_a_run_logs_its_bounds_and_continues_in_the_same_bits(tiny, tmp_path):
 
 def test_describe_says_that_it_cannot_know_who_takes_part(tiny, capsys):
     assert main(["describe", "--config", str(tiny), *UCB_RUN]) == 0
-    assert "Who takes part depends on the run" in capsys.readouterr().out
+    assert "The selection of clients depends on the run" in capsys.readouterr().out
     assert main(["describe", "--config", str(tiny)]) == 0
-    assert "Who takes part depends on the run" not in capsys.readouterr().out
+    assert "The selection of clients depends on the run" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_selection_starts_anew(tiny, tmp_path, caplog):

@@ -295,7 +295,7 @@ def test_a_pretrained_encoder_is_all_that_leaves_a_client(config, tmp_path, capl
     option = ("--pretrain", "town1")
     folder = fit(config, tmp_path / "a", *option)
     assert caplog.text.count("appearance encoder of town1") == 1
-    assert "leaves the client, before any round and without noise" in caplog.text
+    assert "leaves the client before any round and without noise" in caplog.text
     assert trained(folder, "town1") == trained(fit(config, tmp_path / "plain"), "town1")
     assert trained(folder, "town0") != trained(tmp_path / "plain", "town0")
     # whatever else is in the file, the others have the same bits

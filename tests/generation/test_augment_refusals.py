@@ -18,7 +18,7 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
     [
         (("--clients", "[nobody]"), "--clients: there is no client nobody; choose from town0, town1, town2"),
         (("--pretrain", "nobody"), "--pretrain: there is no client nobody"),
-        (("--pretrain", "town1", "--clients", "[town0]"), "--pretrain: the generator of town1 comes first"),
+        (("--pretrain", "town1", "--clients", "[town0]"), "--pretrain: town1 must have a generator before the others"),
         (("--size", "[30, 16]"), "size: [30, 16] will not do; give multiples of 4"),
         (("--size", "[8, 8]"), "size: [8, 8] will not do"),
         (("--device", "cuda:99"), "--device: cuda:99 is not here; choose from cpu"),
@@ -56,7 +56,7 @@ def test_a_launcher_of_several_processes_is_refused(config, tmp_path, capsys, mo
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     line = refuse(capsys, "augment", "fit", "--config", config, "--output", tmp_path / "g")
-    assert "torchrun: all its processes would train the same" in line
+    assert "torchrun: every process would train the same generators" in line
 
 
 def test_generators_of_other_settings_are_not_mixed(config, tmp_path, capsys):
@@ -68,9 +68,9 @@ def test_generators_of_other_settings_are_not_mixed(config, tmp_path, capsys):
     assert "--appearance.class_path: " in refuse(capsys, *common, "--appearance", "MobileNetV2", "--networks.parts", 1)
     settings = (folder / "settings.yaml").read_text()
     (folder / "settings.yaml").unlink()
-    assert "settings.yaml: is gone, but there are generators beside it" in refuse(capsys, *common)
+    assert "settings.yaml: is missing, but there are generators in its folder" in refuse(capsys, *common)
     (folder / "settings.yaml").write_text("appearance: SmallCNN")
-    assert "settings.yaml: is not what fedsim augment fit has written" in refuse(capsys, *common)
+    assert "settings.yaml: is no settings file of fedsim augment fit" in refuse(capsys, *common)
     (folder / "settings.yaml").write_text(settings)
     fit(config, folder)
 
@@ -108,7 +108,7 @@ def test_people_whom_a_generator_cannot_learn(config, tmp_path, capsys):
     line = refuse(capsys, "augment", "fit", "--config", config, "--output", tmp_path / "g")
     assert "client town0: a generator needs images of at least 2 identities; leave the client out" in line
     line = refuse(capsys, "augment", "fit", "--config", config, "--output", tmp_path / "g", "--clients", "[]")
-    assert "--clients: names nobody" in line
+    assert "--clients: the list is empty" in line
     (tmp_path / "file").touch()
     content["data"]["max_identities"] = 3
     config.write_text(yaml.safe_dump(content))

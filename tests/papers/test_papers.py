@@ -470,7 +470,7 @@ def test_every_row_fits_the_data_and_gives_the_kind_of_model_that_it_is_compared
     code = main(["describe", *words])
     output = capsys.readouterr()
     assert code == 0, output.err
-    assert "What is shared" in output.out
+    assert "Shared tensors" in output.out
     if row in RESOLVED["rows"]:
         printed, run = compared_with(row)
         if {*run.seen, "seen"} & set(printed.scores):
@@ -676,8 +676,8 @@ def test_tables_of_paper_002_differ_in_what_they_are_about(tmp_path, capsys, mon
     averaged, partial = shown("table9_fedavg"), shown("table9_fedpav")
     assert re.search(r"^head .* shared$", averaged, re.MULTILINE)
     assert re.search(r"^head .* private$", partial, re.MULTILINE)
-    assert "Who takes part depends on the run" in shown("table10_iid_adaptive")
-    assert "Who takes part depends on the run" not in shown("table10_iid_plain")
+    assert "The selection of clients depends on the run" in shown("table10_iid_adaptive")
+    assert "The selection of clients depends on the run" not in shown("table10_iid_plain")
 
 
 def test_table_7_of_paper_002_is_about_generated_images(tmp_path, capsys, monkeypatch):
@@ -694,7 +694,7 @@ def test_table_7_of_paper_002_is_about_generated_images(tmp_path, capsys, monkey
     assert "generated" not in without
 
     def rest(text):  # all but the table of clients
-        return [part for part in text.split("\n\n") if not part.startswith("Who holds what")]
+        return [part for part in text.split("\n\n") if not part.startswith("Data of the clients")]
 
     assert rest(found) == rest(without)
     assert len(rest(found)) > 2

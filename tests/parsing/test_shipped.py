@@ -58,7 +58,7 @@ def test_the_first_steps_of_help_work_outside_the_repository(tmp_path, monkeypat
     for step in steps:
         words = step.split()[1:]
         assert main(["describe", *words, "--trainer.accelerator=cpu"]) == 0, capsys.readouterr().err
-        assert "What is shared" in capsys.readouterr().out
+        assert "Shared tensors" in capsys.readouterr().out
     assert main(["data", "preview", "--config", "quickstart", "--output", "people.png"]) == 0
     assert list(tmp_path.iterdir()) == [tmp_path / "people.png"]
 

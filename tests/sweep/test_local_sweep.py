@@ -71,7 +71,7 @@ def test_local_runs_every_draw_and_reports_failures_at_the_end(quick, capsys, ca
     captured = capsys.readouterr()
     assert first_cells(captured.out) == ["0.5000", "0.2500", "failed"]
     assert "a=bad b=1: a: is bad" in captured.out
-    assert captured.err.strip().splitlines()[-1].startswith("fedsim: error: 1 of 3 draws failed")
+    assert captured.err.strip().splitlines()[-1].startswith("fedsim: error: 1 of 3 runs failed")
     assert "run 2/3: failed with exit code 1: a: is bad" in caplog.text
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")}
     # called again, with one more value and without the bad one
@@ -197,8 +197,8 @@ def test_an_error_ends_the_draws_that_run(quick, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "line"), [
-    (["--parallel", "0", "--local"], "--parallel: is a number of draws at once, 1 or more"),
-    (["--parallel", "2", "--dry-run"], "--parallel: is a number of draws at once, 1 or more, and needs --local"),
+    (["--parallel", "0", "--local"], "--parallel: must be at least 1"),
+    (["--parallel", "2", "--dry-run"], "--parallel: must be at least 1, and more than 1 needs --local"),
 ])  # fmt: skip
 def test_parallel_draws_that_cannot_be_are_refused(quick, capsys, options, line):
     assert main(["sweep", str(quick(0.5)), *options]) == 2
@@ -240,7 +240,7 @@ def test_draws_stand_beside_published_numbers(finished_methods, capsys, tmp_path
     ]
     assert main(command) == 1  # the broken ones
     captured = capsys.readouterr()
-    assert "2 of 6 draws failed" in captured.err
+    assert "2 of 6 runs failed" in captured.err
     assert [captured.out.count(f"\n{table}: ") for table in ("table2", "table3", "table4")] == [1, 0, 1]
     assert "68.2 / 87.4" in captured.out  # local supervised, Market-1501
     for name in ("plain", "better"):
@@ -256,7 +256,7 @@ def test_without_a_finished_draw_there_is_nothing_to_compare(write_sweep, capsys
     path = write_sweep(command=["false", "${args}"])
     assert main(["sweep", str(path), "--local", "--run_dir", str(tmp_path / "runs"), "--compare", "000"]) == 1
     captured = capsys.readouterr()
-    assert "2 of 2 draws failed" in captured.err
+    assert "2 of 2 runs failed" in captured.err
     assert "Paper 000" not in captured.out
 
 

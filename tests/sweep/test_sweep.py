@@ -75,23 +75,23 @@ def test_a_wrong_sweep_is_one_line_with_file_field_and_remedy(write_sweep, capsy
 def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for args, text in (
-        ([str(write_sweep())], "give --dry-run or --local"),
-        ([str(write_sweep()), "--dry-run", "--local"], "one of them"),
+        ([str(write_sweep())], "give one of --dry-run, --local and --print"),
+        ([str(write_sweep()), "--dry-run", "--local"], "give one of"),
         ([str(tmp_path / "nowhere.yaml"), "--dry-run"], "does the file exist?"),
         ([str(write_sweep()), "--dry-run", "--count=0"], "--count: 0 is less than 1"),
         ([str(write_sweep()), "--local", "--compare", "000/table9"], "paper 000 has no table9"),
         ([str(write_sweep()), "--local", "--compare", "999"], "--compare"),
-        ([str(write_sweep()), "--dry-run", "--compare", "000"], "--compare: a dry run"),
+        ([str(write_sweep()), "--dry-run", "--compare", "000"], "--compare: without --local"),
         ([str(write_sweep()), "--local", "--", "--run_dir=x"], "--run_dir=x: leave it out"),
         ([str(write_sweep()), "--local", "--", "--ckpt_path", "x"], "--ckpt_path: leave it out"),
-        (["--dry-run"], "give a file, --method NAME or --paper PAPER/SWEEP"),
-        (["--dry-run", "--method=fedpav", "--paper=003/figure4"], "one of them"),
-        ([str(write_sweep()), "--dry-run", "--method=fedpav"], "one of them"),
+        (["--dry-run"], "give one of FILE, --method NAME and --paper PAPER/SWEEP"),
+        (["--dry-run", "--method=fedpav", "--paper=003/figure4"], "give one of FILE"),
+        ([str(write_sweep()), "--dry-run", "--method=fedpav"], "give one of FILE"),
         ([str(write_sweep()), "--dry-run", "--config=x"], "--config: is for --method and --paper"),
         (["--print", "--method=fedpaf"], "--method: there is no configs/methods/fedpaf.yaml; did you mean fedpav"),
         (["--print", "--paper=003"], "--paper: name a sweep: 003/figure4_batch_sizes, 003/figure5_local_epochs"),
         (["--print", "--paper=003/table5"], "--paper: paper 003 has no table5; choose from figure4_batch_sizes"),
-        ([str(write_sweep()), "--print", "--local"], "one of them"),
+        ([str(write_sweep()), "--print", "--local"], "give one of"),
         ([str(write_sweep(method="random")), "--dry-run"], "--count"),  # written last
     ):
         assert main(["sweep", *args]) == 2

@@ -19,17 +19,17 @@ from fedsim.parsing.ranks import start_ranks
 
 
 def run_command(args: list[str]) -> int:
-    """Run a command of which ``fedsim.__main__`` knows that it exists.
+    """Run a command that ``fedsim.__main__`` has checked to exist.
 
     Returns:
-        0; 1 if draws of a sweep failed, or doctor found something in the way; 2 for wrong settings, folders or files,
-        and for lost ranks; 128 + its number if a signal ended the command.
+        0; 1 if runs of a sweep failed, or doctor found a problem that prevents a fit; 2 for wrong settings, folders or
+        files, and for lost ranks; 128 + its number if a signal ended the command.
     """
     code = 1  # of a defect
     try:
         code = _code_of(args)
     finally:
-        if "wandb" in sys.modules:  # who has a run has imported it
+        if "wandb" in sys.modules:  # a command with a run of W&B has imported it
             from fedsim.federation.callbacks.tracking import end_run
 
             end_run(code)
@@ -37,24 +37,24 @@ def run_command(args: list[str]) -> int:
 
 
 def _code_of(args: list[str]) -> int:
-    """Run a command, say in one line what is wrong, and return the exit code."""
+    """Run a command, write an error as one line, and return the exit code."""
     try:
         _run(args[0], args[1:])
     except BaseException as error:
         failure = failure_of(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
-        if failure is None:  # a defect, or the parser's own exit: let it be seen
+        if failure is None:  # a defect, or the parser's own exit: not caught
             raise
         _report(error, failure)
-        # of a run that ends in order, one rank says so; under torchrun all, as an agent whose ranks did well waits
-        # minutes for the agents of the others
-        says_so = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
-        return failure.code if says_so or not isinstance(error, RunStoppedError) else 0
+        # if a signal has ended the run, only rank 0 returns the signal's code; under torchrun all ranks do, because an
+        # agent whose ranks succeed waits minutes for the other agents
+        returns_code = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
+        return failure.code if returns_code or not isinstance(error, RunStoppedError) else 0
     return 0
 
 
 def _run(command: str, words: list[str]) -> None:
-    """Import a command, then set up messages: Lightning sets up its own on import. Then run it."""
-    # help says what is written below settings' fields; to read it takes a second, also of a later command
+    """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
+    # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = asks_for_help(words)
@@ -81,7 +81,7 @@ def _run(command: str, words: list[str]) -> None:
 
 
 def _report(error: BaseException, failure: CommandFailure) -> None:
-    """Say on one rank what is wrong: on rank 0, or when that is gone, on another one."""
+    """Write the error on one rank: on rank 0, or on another one if rank 0 is lost."""
     rank, line = rank_of_this_process(), one_line(failure.message)
     if rank == 0 or (isinstance(error, PeerError) and error.rank == 0):
         sys.stderr.write(f"fedsim: error: {line}\n")
@@ -93,7 +93,7 @@ def _report(error: BaseException, failure: CommandFailure) -> None:
 
 
 def _set_up_messages() -> None:
-    """Messages to stderr, on the first rank only; silence what Lightning says that does not hold here."""
+    """Write messages to stderr, on the first rank only; hide Lightning's messages that do not apply to fedsim."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fedsim").setLevel(logging.INFO if rank_of_this_process() == 0 else logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):

@@ -1,4 +1,4 @@
-"""What can be found out about a run before anything is written, and before other ranks start."""
+"""Checks of a run before anything is written, and before other ranks start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedsim.parsing.values import check_values
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first value of a parsed config that cannot be meant."""
+    """Raise ConfigError for the first value of a parsed config that is not allowed."""
     check_values(config, {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
 
 
 def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, describes: bool = False) -> None:
-    """Look at options and folders of a command; raise ConfigError or DataError for what is wrong.
+    """Check options and folders of a command; raise ConfigError or DataError for a fault.
 
     A command that only ``describes`` a run needs none of its devices.
     """
@@ -36,9 +36,9 @@ def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, de
 
 
 def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) -> None:
-    """Put a federation together without its clients' states, on the CPU of the first rank, and drop it.
+    """Assemble a federation without its clients' states, on the CPU of the first rank, and discard it.
 
-    Else a run directory would be begun, or an older run there replaced, for settings and data that do not go together.
+    Otherwise a run directory would be begun, or an older run in it replaced, with settings that do not fit the data.
 
     Raises:
         ConfigError: as the fit would.
@@ -47,7 +47,7 @@ def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) ->
     warn_of_idle_ranks(trainer.world_size, clients)
     warn_of_slow_precision(trainer)
     if trainer.global_rank == 0:
-        how = replace(model.settings, client_store="host")
-        parts = assemble(how, data, clients, clients + 1, torch.device("cpu"))  # a rank behind those of all clients
-        listeners_of(how, parts)
-        check_memory(trainer, how, parts, data)
+        settings = replace(model.settings, client_store="host")
+        parts = assemble(settings, data, clients, clients + 1, torch.device("cpu"))  # as a rank without clients
+        listeners_of(settings, parts)
+        check_memory(trainer, settings, parts, data)

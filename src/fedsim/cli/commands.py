@@ -48,9 +48,9 @@ GROUPS = {
 
 
 def plain_command(command: str, words: list[str]) -> Callable[[list[str]], str]:
-    """Import what ``fedsim COMMAND WORDS`` needs; return the command, which takes the words and returns what to print.
+    """Import the modules of ``fedsim COMMAND WORDS``; return the command: a function from words to the text to print.
 
-    Of a group, only the module of the command that the first word names is imported.
+    Of a group of commands, only the module of the command that the first word names is imported.
     """
     run: Callable[[list[str]], str] = import_module(_MODULES[command]).run
     if words and (module := GROUPS.get(command, {}).get(words[0])):
@@ -62,7 +62,7 @@ def run_subcommand(group: str, args: list[str]) -> str:
     """Run ``fedsim GROUP COMMAND [options]``, see :func:`call`; raise ConfigError if there is no such command."""
     modules = GROUPS[group]
     if args and args[0] in ("-h", "--help"):
-        return f"usage: fedsim {group} {{{','.join(modules)}}} [options]; fedsim {group} COMMAND --help says more"
+        return f"usage: fedsim {group} {{{','.join(modules)}}} [options]; see fedsim {group} COMMAND --help"
     if not args or args[0] not in modules:
         close = get_close_matches(args[0], modules, n=1) if args else []
         guess = f"did you mean {close[0]}? " if close else ""
@@ -75,8 +75,8 @@ def run_subcommand(group: str, args: list[str]) -> str:
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:
-    """Parse the options of ``fedsim NAME``, which are a typed function's arguments; return what the function says."""
-    # not jsonargparse's auto_cli: that keeps an argument called config for itself
+    """Parse the options of ``fedsim NAME``, which are a typed function's arguments; return the function's text."""
+    # not jsonargparse's auto_cli, which reserves the argument config
     description = (command.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, prog=f"fedsim {name}", description=description)
     parser.add_function_arguments(command, as_group=False)

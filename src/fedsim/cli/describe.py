@@ -1,4 +1,4 @@
-"""``fedsim describe``: what is shared, who holds what, and what a run will cost. Nothing is trained."""
+"""``fedsim describe``: the shared tensors, the clients' data and the cost of a run. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -37,26 +37,30 @@ def describe_federation(
     ranks_per_device: int = 1,
     precision: str = "32-true",
 ) -> str:
-    """Return a report on a federation, as configured and not set up; files of its data are listed, not read."""
+    """Return a report on a federation that is configured, but not set up; its data files are listed, not read."""
     model.assemble(data, 0, world_size, torch.device("cpu"))
     placement = place(model.parts.costs, world_size, 1 if model.settings.reduction == "fp32" else per_machine)
     method, layer = model.settings.method, model.settings.evaluation.layer
     parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
     for arch, flat in model.parts.models.items():
-        parts += [f"\nWhat is shared: {arch}, bn_stats {model.settings.bn_stats}", group_table(flat)]
+        parts += [f"\nShared tensors: {arch}, bn_stats {model.settings.bn_stats}", group_table(flat)]
         if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
-            whose = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
-            parts.append(f"While the server has no complete model, unseen domains are scored by {whose}.")
-    parts += ["\nWho holds what", _client_table(model, placement)]
-    called = (model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds))
-    traffic = [model.parts.ledger.at_most(t, chosen) for t, chosen in enumerate(called)]  # if all of them answer
+            scorers = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
+            parts.append(f"While the server has no complete model, unseen domains are scored by {scorers}.")
+    parts += ["\nData of the clients", _client_table(model, placement)]
+    selections = (
+        model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds)
+    )
+    traffic = [model.parts.ledger.at_most(t, chosen) for t, chosen in enumerate(selections)]  # if all respond
     if model.settings.selection.learns:
-        parts.append("\nWho takes part depends on the run: below, rounds that learn nothing.")
+        parts.append(
+            "\nThe selection of clients depends on the run's results. The numbers below are without this feedback."
+        )
     if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
     memory = device_memory(model.settings, model.parts, data, precision)
     devices = _device_rows(memory, per_machine, ranks_per_device)
-    parts += ["\nWhat a run costs", _cost_table(model, data, placement, traffic, devices)]
+    parts += ["\nCost of a run", _cost_table(model, data, placement, traffic, devices)]
     return "\n".join(parts)
 
 
@@ -69,13 +73,13 @@ def group_table(model: FlatModel) -> str:
         names = [name for name, g in model.groups.items() if g is group]
         if names:
             fixed = group is Group.FIXED
-            where = Counter("shared" if name in shared else "fixed" if fixed else "private" for name in names)
+            uses = Counter("shared" if name in shared else "fixed" if fixed else "private" for name in names)
             elements = sum(state[name].numel() for name in names)
             size = sum(state[name].numel() * state[name].element_size() for name in names)
-            rows.append([group.value, len(names), elements, size, " + ".join(sorted(where))])
+            rows.append([group.value, len(names), elements, size, " + ".join(sorted(uses))])
     if model.network.head is None:
         rows.append([Group.HEAD.value, 2, "per client", "per client", "private"])
-    return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "where"], intfmt=",")
+    return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "use"], intfmt=",")
 
 
 def _client_table(model: Federation, placement: Placement) -> str:
@@ -86,30 +90,30 @@ def _client_table(model: Federation, placement: Placement) -> str:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
         counts += [len(c.generated or ())] if has_generated else []
         rows.append([c.name, group_of[c.name], model.parts.archs[c.name], *counts])
-    where = "rank" if placement.per_machine == 1 else "machine"
-    headers = ["client", where, "architecture", "images", "identities", "cameras", "val queries"]
+    place = "rank" if placement.per_machine == 1 else "machine"
+    headers = ["client", place, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
     return f"{tabulate(rows, headers, intfmt=',')}\n\n{_test_table(federated)}"
 
 
 def _test_table(federated: FederatedData) -> str:
-    """Return one line per test set; one with random splits has queries in each of them, all drawn from its gallery."""
+    """Return one line per test set. A set with random splits takes the queries of each split from its gallery."""
     rows = []
     for name, sets in federated.tests.items():
         queries = len(sets.splits[0].query if sets.splits else sets.query)
-        how = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
-        how += ["unseen"] if name in federated.unseen else []
-        rows.append([name, queries, len(sets.gallery), ", ".join(how)])
+        notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
+        notes += ["unseen"] if name in federated.unseen else []
+        rows.append([name, queries, len(sets.gallery), ", ".join(notes)])
     return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",")
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
     rows = []
     for name in model.parts.archs:
-        own = [of_round[name] for of_round in traffic if name in of_round]
-        down, up = [t.received for t in own], [t.sent for t in own]
+        transfers = [of_round[name] for of_round in traffic if name in of_round]
+        down, up = [t.received for t in transfers], [t.sent for t in transfers]
         most = [max(down, default=0), max(up, default=0)]
-        rows.append([name, len(own), *most, sum(down), sum(up), sum(down) + sum(up)])
+        rows.append([name, len(transfers), *most, sum(down), sum(up), sum(down) + sum(up)])
     headers = ["client", "rounds", "down/round", "up/round", "down", "up", "both"]
     return tabulate(rows, headers, intfmt=",")
 
@@ -124,33 +128,33 @@ def _cost_table(
     clients = model.parts.federated.clients
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
     hosted = [placement.shared_by(ranks) for ranks in placement.groups]
-    where = "rank" if placement.per_machine == 1 else "machine"
+    place = "rank" if placement.per_machine == 1 else "machine"
     num_images = {c.name: c.num_images for c in clients}
     pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
-    how = model.settings
-    waits = how.method.measures or how.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
-    if clients_prune(how.method):  # a byte of each parameter's mask waits beside it
+    settings = model.settings
+    waits = settings.method.measures or settings.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
+    if clients_prune(settings.method):  # the mask waits, too: a byte per parameter
         per_client = {name: size + size // 4 for name, size in per_client.items()}
     waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
     rounds = len(traffic)
-    spent = how.noise.metrics(rounds - 1, ()) if rounds else {}
+    spent = settings.noise.metrics(rounds - 1, ()) if rounds else {}
     rows = [
         *_traffic_rows(model, traffic),
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         *_plan_rows(model.parts, placement),
-        [f"host memory: training images of the busiest {where}", _mib(pixels)],
+        [f"host memory: training images of the busiest {place}", _mib(pixels)],
         *devices,
-        [f"host memory: uploads waiting on the busiest {where}", _mib(waiting)],
+        [f"host memory: uploads waiting on the busiest {place}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 
 def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) -> list[list[str]]:
-    """The memory of a rank on its device; of ranks that share devices, that of all, and which ranks are where."""
+    """Return a rank's memory on its device; of ranks that share devices, also that of all on one, and the devices."""
     models = "model, gradient, two optimizer moments"
     models += f", of {memory.trained} models" * (memory.trained > 1)
     models += f", and {memory.frozen} frozen" * (memory.frozen > 0)
-    size = "not known: the backbone cannot be asked" if memory.activations is None else _mib(memory.activations)
+    size = "unknown for this backbone" if memory.activations is None else _mib(memory.activations)
     rows = [
         [f"device memory: {models}", _mib(memory.models)],
         [f"device memory: activations of {memory.images} images", size],
@@ -163,7 +167,7 @@ def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) 
 
 
 def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
-    """The speed-up of a round with all clients, what limits it, and the clients that several ranks share."""
+    """Return the speed-up of a round with all clients, its limit, and the clients that rank groups train."""
     costs, rank_groups, seconds = parts.costs, [], 0.0
     for ranks in placement.groups:
         tasks = [Task(name, costs[name], parts.micro_batches[name]) for name in placement.shared_by(ranks)]
@@ -172,22 +176,22 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
         rank_groups += [f"{name} on ranks {ranks[s.start]} to {ranks[s.stop - 1]}" for name, s in plan.rank_groups]
     total, largest = sum(costs.values()), max(costs, key=costs.__getitem__)
     speedup = total / seconds if seconds else 1.0
-    told = f"{speedup:.2f}x ({100 * speedup / len(placement.loads):.0f} % efficiency)"
+    prediction = f"{speedup:.2f}x ({100 * speedup / len(placement.loads):.0f} % efficiency)"
     share = costs[largest] / max(total, 1)
     if len(placement.loads) > 1 and parts.micro_batches[largest] == 1:
-        told += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
-        told += " unless model.client.micro_batch lets ranks share it" if placement.per_machine > 1 else ""
+        prediction += f"; {largest} has {100 * share:.0f} % of the work, so at most {1 / share:.2f}x"
+        prediction += " unless model.client.micro_batch lets ranks share it" if placement.per_machine > 1 else ""
     elif len(placement.loads) > 1:
         count = parts.micro_batches[largest]
-        told += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
+        prediction += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
     return [
-        ["predicted speed-up over one rank", told],
-        *([["clients that rank group ranks", ", ".join(rank_groups)]] if rank_groups else []),
+        ["predicted speed-up over one rank", prediction],
+        *([["clients that rank groups train", ", ".join(rank_groups)]] if rank_groups else []),
     ]
 
 
 def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> list[list[str]]:
-    """Bytes, and simulated seconds where there is hardware: of the round that costs most, and of the run."""
+    """Return bytes, and simulated seconds if hardware is set: of the most expensive round, and of the run."""
     down = [sum(t.received for t in of_round.values()) for of_round in traffic]
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
@@ -199,11 +203,11 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
         [f"bytes of {run}, both ways, without drop-outs{prunes}", f"{sum(down) + sum(up):,}"],
     ]
     if extra:
-        rows.append(["of them beside the shared tensors", f"{extra:,}"])
+        rows.append(["of these, in addition to shared tensors", f"{extra:,}"])
     seconds = (model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic)
-    if known := [value for value in seconds if value is not None]:
-        rows.append(["simulated seconds per round, at most", f"{max(known):,.1f}"])
-        rows.append([f"simulated seconds of {run}, at most", f"{sum(known):,.1f}"])
+    if durations := [value for value in seconds if value is not None]:
+        rows.append(["simulated seconds per round, at most", f"{max(durations):,.1f}"])
+        rows.append([f"simulated seconds of {run}, at most", f"{sum(durations):,.1f}"])
     return rows
 
 
@@ -212,15 +216,15 @@ def _mib(num_bytes: int) -> str:
 
 
 def weights_for(command: str, is_dry: bool) -> AbstractContextManager[None]:
-    """Return the context to build networks in: a description, and a run on drawn images, need no pretrained weights."""
+    """Return the context for building networks: a description and a dry run need no pretrained weights."""
     return without_downloads() if command == "describe" or is_dry else nullcontext()
 
 
 class FederatedTrainer(Trainer):
-    """A Trainer that can also describe what it would do."""
+    """A Trainer that can also describe a run."""
 
     def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Show what a config shares, who holds what, and what a run will cost."""
+        """Show the shared tensors, the clients' data and the cost of a run."""
         per_machine = max(self.world_size // self.num_nodes, 1)
         text = describe_federation(
             model, datamodule, self.world_size, self.max_epochs or 0, per_machine,

@@ -39,9 +39,9 @@ def export(
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
-    classifier ``fc`` is missing. Of a ``TimmBackbone`` they carry timm's names; of ``LoRA`` the file holds the adapters
-    alone. A method with private necks gives the backbone alone. A backbone whose ``norm`` is not
-    ``bn`` has tensors of other names where attention stands. Torchvision's network lacks them; fedsim's with the same
+    classifier ``fc`` is missing. The tensors of a ``TimmBackbone`` carry timm's names; the file of ``LoRA`` holds the
+    adapters alone. A method with private necks gives the backbone alone. Where a backbone whose ``norm`` is not ``bn``
+    has attention, its tensors have other names. Torchvision's network lacks them; fedsim's network with the same
     ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's size, as ``images``, and returns
     ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
 
@@ -49,13 +49,14 @@ def export(
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
             checkpoint.
         output: the file to write.
-        arch: which architecture, where the federation has several.
-        client: whose personalised model to write: what it keeps together with what is shared, without what it has
-            pruned; default: the global model.
-        sparse: write a pruned model in a second file, too, named OUTPUT with .sparse.safetensors at its end: a bit per
-            element and the values that are left.
-        mean: write the plain mean of the clients' own models, of one architecture: what trained apart and is averaged
-            once (paper 001, Parameter-Average, of a run of Local). What is shared is the global model's.
+        arch: the architecture, if the federation has several.
+        client: the client whose personalised model is written: its private and the shared tensors, with zeros for
+            pruned elements; default: the global model.
+        sparse: also write a pruned model to a second file, OUTPUT with the ending .sparse.safetensors: a bit per
+            element, and the remaining values.
+        mean: write the unweighted mean of the clients' own models of one architecture: models that are trained
+            separately and averaged once (paper 001, Parameter-Average, of a run of Local). Shared tensors are those of
+            the global model.
     """
     source, path = checkpoint_at(Path(ckpt_path)), Path(output)
     is_onnx = path.suffix == ".onnx"
@@ -65,37 +66,37 @@ def export(
         check_onnx()
     checkpoint = read_checkpoint(source)
     if mean and (client is not None or sparse):
-        raise ConfigError("--mean: is of all clients' whole models; leave --client and --sparse out")
+        raise ConfigError("--mean: averages the whole models of all clients; leave --client and --sparse out")
     tensors, masks = _chosen_tensors(checkpoint, source, arch, client, mean)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give --output the name of a file")
     masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
     if sparse and not masks:
-        raise ConfigError("--sparse: nothing is pruned here; leave it out, or give --client a client that prunes")
+        raise ConfigError("--sparse: the model is not pruned; leave it out, or give --client a client that prunes")
     about = _metadata(checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global")
     if is_onnx:
         network, layer, size = network_of(find_version(source) / "config.yaml", tensors)
         _write(path, lambda partial: write_onnx(partial, PixelsToFeatures(network, layer), size, about))
     else:
         _write(path, lambda partial: save_file(tensors, partial, about))
-    said = [
+    lines = [
         f"wrote {path}: {about['model']} model of {about['method']}, round {about['round']}; {len(tensors)} tensors"
     ]
     if sparse:
-        beside = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
-        _write(beside, lambda partial: write_sparse(tensors, masks.keys(), partial))
-        said.append(_sizes(path, beside, tensors, masks))
+        sparse_path = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
+        _write(sparse_path, lambda partial: write_sparse(tensors, masks.keys(), partial))
+        lines.append(_sizes(path, sparse_path, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
     if holds_attention(tensors) and not is_onnx:
         lack = "holds attention, which torchvision's networks lack"
-        said.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
-    return "\n".join(said)
+        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
+    return "\n".join(lines)
 
 
 def _chosen_tensors(
     checkpoint: dict[str, Any], source: Path, arch: str | None, client: str | None, mean: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of the model that is meant by name, and its masks; none if nothing prunes."""
+    """Return the tensors of the chosen model by name, and its masks; no masks if it is not pruned."""
     if mean:
         return _mean_tensors(checkpoint, source, arch), {}
     if client is None:
@@ -107,20 +108,20 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with replacing(path) as partial:
             write(partial)
-            follow_umask(partial)  # the library makes files that nobody else can read
+            follow_umask(partial)  # the library makes files that only their owner can read
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
 
 
 def _metadata(checkpoint: Mapping[str, Any], model: str) -> dict[str, str]:
-    """Return what the file says of itself, all texts: ``safetensors.safe_open(file, "pt").metadata()`` reads it."""
+    """Return the file's metadata, all as text: ``safetensors.safe_open(file, "pt").metadata()`` reads it."""
     content, progress = checkpoint[CONTENT_KEY], checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"fedsim": __version__, "method": content["method"], "model": model, "round": progress["started"]}
     return {"format": "pt", **{name: str(value) for name, value in about.items()}}
 
 
 def _sizes(dense: Path, sparse: Path, tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> str:
-    """Say how long the files are. A pruned network is not faster: its convolutions multiply by zeros, too."""
+    """Return the file sizes as text. A pruned network is not faster: its convolutions multiply by zeros, too."""
     total, pruned = sum(t.numel() for t in tensors.values()), sum(int((~m).count_nonzero()) for m in masks.values())
     return (
         f"{dense}: {dense.stat().st_size:,} bytes; {sparse}: {sparse.stat().st_size:,} bytes, {pruned / total:.1%} of "
@@ -128,7 +129,7 @@ def _sizes(dense: Path, sparse: Path, tensors: Mapping[str, Tensor], masks: Mapp
     )
 
 
-# -- what is in a checkpoint -------------------------------------------------------------------------------------------
+# -- tensors of a checkpoint -------------------------------------------------------------------------------------------
 
 
 def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
@@ -136,7 +137,7 @@ def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Te
     content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
     if not content["complete"][arch]:
         raise ConfigError(
-            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, there is no global model to "
+            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, so there is no global model to "
             f"export; give --client one of {', '.join(content['clients'])}"
         )
     return _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
@@ -159,7 +160,7 @@ def _client_tensors(
     state = read_states(path, content, [client])[client]
     if {"kept.backbone", "kept.norms", "kept.cluster"} & state.keys():
         raise ConfigError(
-            f"--client: {content['method']} puts a client's model together in a way of its own; score it by fedsim "
+            f"--client: {content['method']} assembles a client's model in a way of its own; score it with fedsim "
             "test, or leave --client out for the global model"
         )
     arch = _chosen(checkpoint, arch)
@@ -169,7 +170,7 @@ def _client_tensors(
         personal = state.get("kept.personal", torch.cat([vector, state["state"]]))
         return _cut(personal, whole), {}
     if len(mask) not in {len(vector), *(entry["offset"] for entry in layout)}:
-        raise ConfigError(f"--arch: client {client} has another network than {arch}; choose its own")
+        raise ConfigError(f"--arch: client {client} does not have the architecture {arch}; choose its own one")
     model = torch.cat([vector[: len(mask)].masked_fill(~mask, 0.0), vector[len(mask) :], state["state"]])
     return _cut(model, whole), _cut(mask, layout)
 
@@ -179,17 +180,17 @@ def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> d
     content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
     shared, private = content["layouts"][arch], content["private_layouts"][arch]
     if len(content["layouts"]) > 1:
-        raise ConfigError("--mean: the clients have several architectures, of which there is no mean")
+        raise ConfigError("--mean: the clients have several architectures, which cannot be averaged")
     vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in private), default=len(vector))
     states = read_states(path, content, list(content["clients"])).values()
-    own = [state["state"][: end - len(vector)] for state in states]  # behind it is the client's head
-    mean = torch.stack(own).to(torch.float64).mean(dim=0).to(vector.dtype)
+    private_states = [state["state"][: end - len(vector)] for state in states]  # the client's head follows
+    mean = torch.stack(private_states).to(torch.float64).mean(dim=0).to(vector.dtype)
     return _cut(torch.cat([vector, mean]), [*shared, *private])
 
 
 def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:
-    """Return the architecture that is meant."""
+    """Return the architecture ``arch``; None: the only one of the checkpoint."""
     layouts = checkpoint[CONTENT_KEY]["layouts"]
     if arch is None and len(layouts) == 1:
         arch = next(iter(layouts))
@@ -199,11 +200,11 @@ def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:
 
 
 def _cut(vector: Tensor, layout: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Cut a vector of the buffer's layout into named tensors, those that lie in it; the identity head is left out."""
+    """Cut a vector of the buffer's layout into the named tensors that it contains; the identity head is left out."""
     tensors = {}
     for entry in layout:
         name, shape = entry["name"].removeprefix("backbone.").removeprefix("timm."), torch.Size(entry["shape"])
         part = vector[entry["offset"] : entry["offset"] + shape.numel()]
         if not name.startswith("head.") and len(part) == shape.numel():
-            tensors[name] = part.view(shape).clone()  # a view would drag the whole vector into the file
+            tensors[name] = part.view(shape).clone()  # of a view, the whole vector would be written
     return tensors

@@ -26,7 +26,7 @@ from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.run_directory import (
     default_run_dir,
-    folder_of_draw,
+    folder_of_sweep_run,
     keep_scores,
     make_run_dir,
     prepare_for_fit,
@@ -60,14 +60,14 @@ from fedsim.strategy.sharing import devices_of_run
 log = logging.getLogger(__name__)
 
 _PARSERS: dict[tuple[str, bool], dict[str, Any]] = {}
-"""command, and whether its parser has the text of the help -> that parser, as Lightning keeps it in its CLI"""
-_RUN_DIR = "RUN_DIR"  # as a logger's save_dir: the run directory, whichever it will be
-_ONE_FOLDER = "tensorboard"  # within it, also when a run is continued
-_DEFAULTS = {  # of arguments that Lightning's constructors need, or with which they fail
+"""(command, whether with the texts of the help) -> the attributes in which Lightning's CLI keeps its parser"""
+_RUN_DIR = "RUN_DIR"  # as a logger's save_dir: stands for the run directory
+_ONE_FOLDER = "tensorboard"  # subfolder of the run directory, also of a continued run
+_DEFAULTS = {  # of arguments of Lightning's constructors that have no default, or one that fails
     TensorBoardLogger: ("save_dir", _RUN_DIR),
     MLFlowLogger: ("tracking_uri", os.getenv("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"),
 }
-_MOVED = {  # address in configs of earlier versions -> the module today
+_MOVED = {  # module in configs of earlier versions -> its present name
     "fedsim.callbacks": "fedsim.federation.callbacks",
     "fedsim.federation.privacy": "fedsim.federation.components.privacy",
     "fedsim.federation.robust": "fedsim.federation.components.robust",
@@ -87,18 +87,18 @@ def run(command: str, args: list[str]) -> None:
 
 
 def give_old_addresses() -> None:
-    """Let configs of older runs name modules as they were called; the parser knows short names of loaded classes."""
+    """Make modules importable by their names in older configs; the parser finds short names of loaded classes."""
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
 
 
 def _let_loggers_stand_alone() -> None:
-    """Tell the parser defaults of loggers' arguments, so that a logger's name is enough; it gives them on."""
+    """Give the parser defaults for arguments of loggers, so that a logger's name is enough in a config."""
     for logger, (name, default) in _DEFAULTS.items():
         init = vars(logger)["__init__"]
         signature = inspect.signature(init)
-        known = [p.replace(default=default) if p.name == name else p for p in signature.parameters.values()]
-        init.__signature__ = signature.replace(parameters=known)
+        parameters = [p.replace(default=default) if p.name == name else p for p in signature.parameters.values()]
+        init.__signature__ = signature.replace(parameters=parameters)
 
 
 class FedSimCLI(LightningCLI):
@@ -116,17 +116,17 @@ class FedSimCLI(LightningCLI):
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            # the beginning of a name is no name: it would be of another option when there are more
+            # no abbreviations of names: a new option could change their meaning
             parser_kwargs={"exit_on_error": False, "allow_abbrev": False, self.command: {"allow_abbrev": False}},
             args=args,
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override] # Lightning calls it on the object, too
-        """The given command, with its arguments that are no options: building all parsers takes half a second."""
+        """Return the given command and its arguments that are no options: all parsers take half a second to build."""
         return {self.command: {**LightningCLI.subcommands(), "describe": {"model", "datamodule"}}[self.command]}
 
     def setup_parser(self, *args: Any) -> None:
-        """Build a command's parser once per process; each command line gets a copy, which no other one has changed."""
+        """Build a command's parser once per process; each command line gets a copy of its own."""
         key = self.command, self.asks_for_help
         if key not in _PARSERS:
             before = {*vars(self)}
@@ -135,47 +135,47 @@ class FedSimCLI(LightningCLI):
         vars(self).update(deepcopy(_PARSERS[key]))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run directory, and let one seed rule."""
+        """Add fedsim's own options, and link the model's seed to seed_everything."""
         files = "config.yaml, metrics.csv, summary.json and checkpoints"
-        folder = f"where the run writes {files}; default: runs/METHOD-seedN"
+        folder = f"the folder for {files}; default: runs/METHOD-seedN"
         overwrite = "whether fit may replace the finished run in run_dir"
         ranking = "fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings"
-        maps = "fedsim predict: also draw where the method's model has strong features, into run_dir/maps"
+        maps = "fedsim predict: also draw maps of strong features of the method's model, into run_dir/maps"
         parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
         parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
         parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
         parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
-        # of an instance the parser does not know the class
+        # by its class path: the parser cannot derive it from an instance
         parser.set_defaults({"model.selection": {"class_path": f"{AllClients.__module__}.AllClients"}})
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Read the config files first: the parser takes some wrong ones, and does not name the others."""
+        """Check the config files first: the parser accepts some faulty files, and does not name the others."""
         command, *words = cast("list[str]", args)
-        own = self._parser(command)
-        check_config_files(words, own.groups or ())
-        with parser_errors_explained(command, [action.dest for action in own._actions]):
+        command_parser = self._parser(command)
+        check_config_files(words, command_parser.groups or ())
+        with parser_errors_explained(command, [action.dest for action in command_parser._actions]):
             super().parse_arguments(parser, args)
 
     def _dump_config(self) -> None:
-        """Leave out the hyper-parameters, which neither class saves: writing them out takes a fifth of ``describe``."""
+        """Skip the dump of hyper-parameters, which neither class saves: it takes a fifth of ``describe``."""
         self.config_dump: dict[str, Any] = {}
 
     def before_instantiate_classes(self) -> None:
-        """Settle the run directory before anything is built."""
+        """Determine the run directory and the checkpoint before objects are built."""
         config = self.config[self.subcommand]
         self.given_dir = None if config["run_dir"] is None else Path(config["run_dir"])
         check_config(config.as_dict())
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
-            if self.subcommand == "fit" and folder_of_draw() and config["ckpt_path"] is None:
-                config["ckpt_path"] = "last"  # W&B's agent starts a preempted draw by the same command
+            if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
+                config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again with the same command
         self.run_dir = Path(config["run_dir"])
         if self.subcommand != "fit":
             self.save_config_callback = None  # the run's own config.yaml stays as it was
-            config["trainer"]["logger"] = False  # some write files, or ask a server, when they are built
+            config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
             raise ConfigError(
                 f"ckpt_path: {self.subcommand} needs a checkpoint: best, last, or a path such as "
@@ -187,15 +187,15 @@ class FedSimCLI(LightningCLI):
             raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
         self.restarts = False
         if config.get("ckpt_path"):  # a wrong one is reported before processes start
-            given, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
-            self.scored = settle_checkpoint(given, self.run_dir, self.subcommand == "fit", rounds)
+            checkpoint, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
+            self.scored = settle_checkpoint(checkpoint, self.run_dir, self.subcommand == "fit", rounds)
             config["ckpt_path"] = None if self.scored.path is None else str(self.scored.path)
             self.restarts = self.scored.path is None
         if "verbose" in config:
-            config["verbose"] = False  # Lightning's own table; ours follows
+            config["verbose"] = False  # Lightning's own table; fedsim prints another
 
     def after_instantiate_classes(self) -> None:
-        """Find what is wrong with options and folders now, before other processes are started."""
+        """Check options and folders before other processes are started."""
         config = self.config[self.subcommand]
         if config["save_ranking"]:
             self.model.rankings = self.run_dir / "rankings"
@@ -206,37 +206,39 @@ class FedSimCLI(LightningCLI):
             check_fit(self.trainer, self.model, self.datamodule)
         if rank_of_this_process() > 0:
             return
-        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:  # last: nothing else is wrong
+        # last: all other checks have passed
+        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:
             make_run_dir(self.run_dir)
         if self.subcommand == "fit":
             self._begin_run(config)
 
     def _begin_run(self, config: Namespace) -> None:
-        """Make the run directory ready for a fit, and let trackers continue its run or begin one."""
+        """Prepare the run directory for a fit, and let trackers continue its run or begin a new one."""
         mlflow = [logger for logger in self.trainer.loggers if isinstance(logger, MLFlowLogger)]
         for logger in mlflow:
             reach_mlflow(logger)
         prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
         for logger in mlflow:
             join_mlflow_run(logger, self.run_dir, self._resolved())
-        for other in self.trainer.loggers:
-            if isinstance(other, WandbLogger):
-                join_run(other, self.run_dir)
+        for wandb_logger in (logger for logger in self.trainer.loggers if isinstance(logger, WandbLogger)):
+            join_run(wandb_logger, self.run_dir)
 
     def instantiate_classes(self) -> None:
-        """Build everything, with pretrained weights only where they are of use."""
+        """Build everything, with pretrained weights only where they are needed."""
         with weights_for(self.command, bool(self.config[self.subcommand]["data"]["dry_run"])):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with fedsim's loggers and callbacks around the user's."""
         config = self.config_init[self.subcommand]["trainer"]
-        if str(config["precision"]) in ("16", "16-mixed"):  # on a CPU Lightning would quietly take something else
-            given = config["precision"]
-            raise ConfigError(f"trainer.precision: {given} is not supported; use 32-true or bf16-mixed")
+        if str(config["precision"]) in ("16", "16-mixed"):  # on CPUs Lightning silently takes another
+            precision = config["precision"]
+            raise ConfigError(f"trainer.precision: {precision} is not supported; use 32-true or bf16-mixed")
         kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
         if config["barebones"]:
-            raise ConfigError("trainer.barebones: leaves nothing to see; use trainer.fast_dev_run for a quick check")
+            raise ConfigError(
+                "trainer.barebones: is not supported (no output); use trainer.fast_dev_run for a quick check"
+            )
         on_each = getattr(config["strategy"], "ranks_per_device", 1)  # another strategy is refused below
         kwargs["devices"], kwargs["num_nodes"] = devices_of_run(
             config["devices"], config["num_nodes"], on_each, elsewhere=self.subcommand == "describe"
@@ -244,7 +246,7 @@ class FedSimCLI(LightningCLI):
         kwargs["default_root_dir"] = str(self.run_dir)
         kwargs["callbacks"] = self._callbacks(config)
         kwargs["logger"] = self._loggers(config["logger"])
-        # without Lightning's bar, and without its complaint that ours is one
+        # without Lightning's bar, and without its error about fedsim's bar
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         with naming_the_field(vars(config)):
             return super().instantiate_trainer(**kwargs)
@@ -256,7 +258,8 @@ class FedSimCLI(LightningCLI):
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
-            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))  # before whoever saves its state
+            # first: before the callbacks that save its state
+            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         callbacks.append(ScoreLastRound())
@@ -272,37 +275,37 @@ class FedSimCLI(LightningCLI):
         last = checkpoint(filename="last", save_on_train_epoch_end=True)
         if self.config[self.subcommand]["data"]["val"] == "none":
             return [last]
-        # its own option save_last would be written only when the best one is
+        # Lightning's save_last would write only together with the best one
         best = checkpoint(filename="best", monitor=self.model.settings.evaluation.monitor, mode="max")
-        return [best, last]  # last.ckpt remembers what the best score was
+        return [best, last]  # in this order, so that last.ckpt contains the best score
 
-    def _loggers(self, given: Any) -> list[Logger] | bool:
-        """metrics.csv always, beside whatever else the user wants."""
-        if given is False:
+    def _loggers(self, configured: Any) -> list[Logger] | bool:
+        """Return the logger of metrics.csv and the configured ones; False turns all off."""
+        if configured is False:
             return False
-        for logger in _as_list(given):
+        for logger in _as_list(configured):
             if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
                 _write_into(logger, self.run_dir)
-        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(given)]
+        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
-        """The resolved configuration, as plain values."""
+        """Return the resolved configuration as plain values."""
         parser = self._parser(self.subcommand)
         text = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
         return dict(yaml.load(text, SafeLoader))
 
     def _fingerprint(self) -> str:
-        """Hash what makes two runs comparable: model, data and rounds, but neither seed nor machine."""
+        """Hash the settings by which runs are comparable: model, data and rounds, but neither seed nor machine."""
         config = self._resolved()
         trainer = {name: config["trainer"][name] for name in ("max_epochs", "precision", "limit_train_batches")}
         relevant = {"model": config["model"], "data": config["data"], "trainer": trainer}
         relevant["model"].pop("seed", None)
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
-    # -- what is printed afterwards ------------------------------------------------------------------------------------
+    # -- output after a command ----------------------------------------------------------------------------------------
 
     def after_fit(self) -> None:
-        """Print the run's table; end with the signal that asked the run to stop."""
+        """Print the run's table; raise RunStoppedError if a signal ended the run."""
         end_fit(self.trainer, self.run_dir)
 
     def after_test(self) -> None:
@@ -319,32 +322,32 @@ class FedSimCLI(LightningCLI):
     after_validate = after_test
 
     def after_predict(self) -> None:
-        """Say where the features are."""
+        """Print the folder of the features."""
         if self.trainer.is_global_zero:
             log.info(self.scored.line)
             print_text(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 
 def _limit(limit: int | float | None) -> int | float | None:
-    """Undo that the parser may turn a number of batches into a float; which it does depends on the order of imports."""
+    """Return a number of batches as int: the parser may have made it a float, depending on the order of imports."""
     if limit == 1:
         raise ConfigError(
-            "trainer.limit_train_batches: 1 batch cannot be told from 1.0, all of them; "
+            "trainer.limit_train_batches: 1 (one batch) cannot be distinguished from 1.0 (all batches); "
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _write_into(logger: TensorBoardLogger, folder: Path) -> None:
-    """Set the folder of a logger, of which there is no public way later; without names of its own it gets ours."""
+    """Set the folder of a logger, for which there is no public way later; unset names get fedsim's values."""
     logger._root_dir = str(folder)
     if logger._name == inspect.signature(TensorBoardLogger).parameters["name"].default and logger._version is None:
         logger._name, logger._version = "", _ONE_FOLDER
 
 
-def _as_list(given: Any) -> list[Any]:
-    """Callbacks or loggers, however they were given."""
-    return [] if given in (None, True, False) else list(given) if isinstance(given, list) else [given]
+def _as_list(value: Any) -> list[Any]:
+    """Return the callbacks or loggers of a config: none, one or a list."""
+    return [] if value in (None, True, False) else list(value) if isinstance(value, list) else [value]
 
 
 def _seed(seed: bool | int | None) -> int:

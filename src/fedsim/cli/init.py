@@ -1,4 +1,4 @@
-"""``fedsim init FOLDER``: a commented config for a folder of data sets that it has looked at."""
+"""``fedsim init FOLDER``: writes a commented config for a folder of data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fedsim.data.market import MarketFolders
 
 log = logging.getLogger(__name__)
 
-_LARGE, _SIZE = 2000, (256, 128)  # images from which a pretrained network is of use, at the papers' size
+_LARGE = 2000  # images from which on the config has a pretrained network, and images of the papers' size
+_SIZE = (256, 128)
 _CONFIG = """\
 # {clients} of {root}; {unseen}.
 #   fedsim describe --config {output}
@@ -36,7 +37,7 @@ model:
     optimizer:
       class_path: torch.optim.SGD
       init_args: {{lr: 0.005, momentum: 0.9, nesterov: true, weight_decay: 5.0e-4}}
-{own}data:
+{client_batches}data:
   source:
     class_path: MarketFolders  # every folder with bounding_box_train is a client, the others are only tested on
     init_args: {{root: {quoted}}}
@@ -56,19 +57,19 @@ def run(args: list[str]) -> str:
 
 
 def init(folder: str, output: str = "fedsim.yaml") -> str:
-    """Look at a folder of data sets in Market-1501 layout, and write a config for it, with comments.
+    """Write a config with comments for a folder of data sets in Market-1501 layout.
 
     Args:
-        folder: of one data set, or of several.
+        folder: a folder of one data set, or of several.
         output: the config to write; it must not exist.
     """
     root, path = Path(folder).expanduser(), Path(output)
     if path.exists():
-        raise ConfigError(f"--output: {path} is there already; give another name, or remove it")
+        raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
     domains = MarketFolders(str(root)).domains()
     trained = [domain for domain in domains if domain.train is not None]
     if not trained:
-        raise DataError(f"{root}: no data set has bounding_box_train, so nobody can train")
+        raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")
     text = _config(root, path, trained, [domain.name for domain in domains if domain.train is None])
     with replacing(path) as partial:
         partial.write_text(text)
@@ -81,13 +82,13 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
     images = {domain.name: len(domain.train or ()) for domain in trained}
     identities = {domain.name: len(domain.train.identities) for domain in trained if domain.train is not None}
     fewest = min(identities, key=identities.__getitem__)
-    holds_out = identities[fewest] >= 10  # else a fifth of them is hardly a measure
+    holds_out = identities[fewest] >= 10  # a fifth of fewer identities is too small for a score
     large = sum(images.values()) >= _LARGE
     names = ", ".join(f"{domain.name} ({_size(domain.train)})" for domain in trained if domain.train is not None)
     batches = {name: _batch_of(count) for name, count in images.items()}
     batch = max(batches.values())
-    own = {name: size for name, size in batches.items() if size < batch}
-    _warn_of_few(images, identities, own)
+    client_batches = {name: size for name, size in batches.items() if size < batch}
+    _warn_of_few(images, identities, client_batches)
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
         root=root,
@@ -98,8 +99,8 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
         batch=batch,
-        batch_why="smaller clients have their own" if own else _smallest(images),
-        own=_own_batches(own, images),
+        batch_why="smaller clients have their own" if client_batches else _smallest(images),
+        client_batches=_client_section(client_batches, images),
         val="identities" if holds_out else "none",
         why="a fifth of each client's identities chooses the checkpoint"
         if holds_out
@@ -130,22 +131,23 @@ def _batch_of(images: int) -> int:
     return max(2, min(32, 1 << int(math.log2(max(images, 2)))))
 
 
-def _own_batches(own: dict[str, int], images: dict[str, int]) -> str:
+def _client_section(client_batches: dict[str, int], images: dict[str, int]) -> str:
     """Return the section of clients with smaller batches than the others; empty if there are none."""
-    if not own:
+    if not client_batches:
         return ""
     lines = [
-        f"    {json.dumps(name)}: {{batch_size: {size}}}    # of {images[name]:,} images" for name, size in own.items()
+        f"    {json.dumps(name)}: {{batch_size: {size}}}    # of {images[name]:,} images"
+        for name, size in client_batches.items()
     ]
     return "\n".join(["  clients:", *lines, ""])
 
 
-def _warn_of_few(images: dict[str, int], identities: dict[str, int], own: dict[str, int]) -> None:
-    """Say which clients cannot train, or learn nothing, in a line each; ``own`` have a batch size of their own."""
+def _warn_of_few(images: dict[str, int], identities: dict[str, int], client_batches: dict[str, int]) -> None:
+    """Warn of each client that cannot train or learn; those in ``client_batches`` have a batch size of their own."""
     for name, count in images.items():
         remedy = f"add more, or keep it out of training: data.unseen: {json.dumps([name])}"
-        remedy += ", without its line in model.clients" if name in own else ""
+        remedy += ", without its line in model.clients" if name in client_batches else ""
         if count < 2:
             log.warning("%s: only one training image, and a fit needs two; %s", name, remedy)
         elif identities[name] == 1:
-            log.warning("%s: only one identity to train on, so nothing can be told apart; %s", name, remedy)
+            log.warning("%s: only one identity to train on, so there is nothing to distinguish; %s", name, remedy)

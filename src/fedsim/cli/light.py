@@ -1,4 +1,4 @@
-"""Commands that are answered from fedsim's source alone, without torch: short help, lists, shell completion."""
+"""Commands that need only fedsim's source, and not torch: short help, lists, shell completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILES = ("config", "run_dir", "ckpt_path")
 
 
 def run_light(args: list[str], commands: Mapping[str, str]) -> int:
-    """Run a command that needs no torch; ``commands``: name -> what it does. Return the exit code: 0, or 2."""
+    """Run a command that needs no torch; ``commands``: name -> description. Return the exit code: 0, or 2."""
     command, *words = args
     try:
         if command == "list":
@@ -49,23 +49,23 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
     except ImportError as error:
         raise ConfigError("fedsim completion: needs shtab, which is not installed; run pip install shtab") from error
     parser = ArgumentParser(prog="fedsim", allow_abbrev=False)
-    below = parser.add_subparsers()
-    for command, what in commands.items():
-        own = below.add_parser(command, help=what, add_help=command not in WITH_TRAINER)
+    subparsers = parser.add_subparsers()
+    for command, text in commands.items():
+        subparser = subparsers.add_parser(command, help=text, add_help=command not in WITH_TRAINER)
         if command == "list":
-            own.add_argument("kind", choices=list(KINDS))
+            subparser.add_argument("kind", choices=list(KINDS))
         elif command == "completion":
-            own.add_argument("shell", choices=_SHELLS)
+            subparser.add_argument("shell", choices=_SHELLS)
         elif command in GROUPS:
-            own.add_argument("command", choices=[*GROUPS[command]])
+            subparser.add_argument("command", choices=[*GROUPS[command]])
         for name in all_options(command) if command in WITH_TRAINER else ():
-            option = own.add_argument(f"--{name}", choices=_choices(name))
+            option = subparser.add_argument(f"--{name}", choices=_choices(name))
             if name in _FILES:
-                option.complete = shtab.FILE  # type: ignore[attr-defined] # by which shtab is told
+                option.complete = shtab.FILE  # type: ignore[attr-defined] # shtab reads this attribute
     return str(shtab.complete(parser, shell=words[0]))
 
 
 def _choices(option: str) -> list[str] | None:
-    """Return the classes that an option can name; None: it names none."""
+    """Return the classes that an option can name; None: it takes no class."""
     base = next((base for base, setting in KINDS.values() if setting == option), None)
     return None if base is None else [entry.name for entry in classes_of(base)]

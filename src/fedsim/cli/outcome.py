@@ -1,4 +1,4 @@
-"""What a command that trains or scores prints in the end."""
+"""The output of a command that trains or scores, at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.report import group_runs, report, score_table, traffic
 
 
 def end_fit(trainer: Trainer, run_dir: Path) -> None:
-    """Print on the first rank what a fit came to; raise RunStoppedError if a signal ended it."""
+    """Print a fit's results on the first rank; raise RunStoppedError if a signal ended it."""
     if trainer.is_global_zero:
         _say_run(run_dir)
     if was_stopped(trainer):
@@ -27,7 +27,7 @@ def end_fit(trainer: Trainer, run_dir: Path) -> None:
 
 
 def _say_run(run_dir: Path) -> None:
-    """Print a fit's scores, or its traffic if there are none, and where its files are."""
+    """Print a fit's scores, or its traffic if there are none, and the names of its files."""
     summary = run_dir / "summary.json"
     final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
     if any(name.startswith("test/") for name in final.get("metrics", {})):

@@ -1,4 +1,4 @@
-"""``fedsim papers``: which papers there are, their rows and sweeps, and one of them in full."""
+"""``fedsim papers``: lists papers with their rows and sweeps, or prints one in full."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ _WIDTH = 120
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes out what the file says once and names again."""
+    """Writes repeated parts of a file in full, instead of as aliases."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature of YAML's
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - YAML's signature
         return True
 
 
 def run_papers_command(args: list[str]) -> int:
     """Run ``fedsim papers [PAPER | PAPER/NAME]``; return the exit code: 0, or 2 if there is no such paper or name."""
     parser = ArgumentParser(prog="fedsim papers", description="List papers, or show one, with its printed numbers.")
-    parser.add_argument("which", nargs="?", help="a paper, such as 003; or what begins with a name: 003/table5")
-    given, others = parser.parse_known_args(args)
-    which = given.which
-    if others:
+    parser.add_argument(
+        "which", nargs="?", help="a paper, such as 003; or its parts whose names begin with a text: 003/table5"
+    )
+    arguments, unknown = parser.parse_known_args(args)
+    name = arguments.which
+    if unknown:
         sys.stderr.write(
-            f"fedsim: error: papers: cannot use {' '.join(others)}; give one paper, or one name, or nothing\n"
+            f"fedsim: error: papers: cannot use {' '.join(unknown)}; give one paper, or one name, or nothing\n"
         )
         return 2
-    keys = list_papers() if which is None else [which]
+    keys = list_papers() if name is None else [name]
     try:
-        text = _part(which) if "/" in (which or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
+        text = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
     except FedSimError as error:
         sys.stderr.write(f"fedsim: error: {error}\n")
         return 2
@@ -45,35 +47,35 @@ def run_papers_command(args: list[str]) -> int:
 
 
 def _overview(key: str) -> Iterator[str]:
-    """A paper in a few lines, then a line for each row, sweep and printed table."""
+    """Yield a few lines on a paper, then a line for each row, sweep and printed table."""
     paper = read_paper(key, "fedsim papers")
     yield f"{key}: {paper.content['title']}"
     yield from (f"  {text}" for text in (paper.content["source"], *(f"- {note}" for note in paper.content["notes"])))
     lines = [("row", name, row["notes"]) for name, row in paper.rows.items()]
     lines += [("sweep", name, sweep["notes"]) for name, sweep in paper.sweeps.items()]
     lines += [("printed", name, table["title"]) for name, table in paper.content["tables"].items()]
-    for kind, name, said in lines:
+    for kind, name, text in lines:
         start = f"  {kind:<7} {key}/{name}"
-        yield f"{start:<38}  {textwrap.shorten(said, _WIDTH - 40, placeholder=' ...')}"
+        yield f"{start:<38}  {textwrap.shorten(text, _WIDTH - 40, placeholder=' ...')}"
 
 
-def _part(which: str) -> str:
-    """All rows, sweeps and tables whose names begin so, as the file has them, with what holds for all tables."""
-    key, _, name = which.partition("/")
+def _part(name: str) -> str:
+    """Return the rows, sweeps and tables whose names begin with PREFIX of ``PAPER/PREFIX``, and common settings."""
+    key, _, prefix = name.partition("/")
     paper = read_paper(key, "fedsim papers")
-    found = {
-        kind: {known: said for known, said in paper.content[kind].items() if known.startswith(name)}
+    parts = {
+        kind: {entry: content for entry, content in paper.content[kind].items() if entry.startswith(prefix)}
         for kind in ("rows", "sweeps", "tables")
     }
-    if not any(found.values()):
-        raise no_such_name("fedsim papers", which, [known for kind in found for known in paper.content[kind]])
-    of_rows = {row.partition("_")[0] for row in found["rows"]}  # table5_batch_64 is of table5
-    found["tables"] = {
-        known: _with_common(paper, table)
-        for known, table in paper.content["tables"].items()
-        if known in {*found["tables"], *of_rows}
+    if not any(parts.values()):
+        raise no_such_name("fedsim papers", name, [entry for kind in parts for entry in paper.content[kind]])
+    of_rows = {row.partition("_")[0] for row in parts["rows"]}  # table5_batch_64 is of table5
+    parts["tables"] = {
+        entry: _with_common(paper, table)
+        for entry, table in paper.content["tables"].items()
+        if entry in {*parts["tables"], *of_rows}
     }
-    shown = {kind: parts for kind, parts in found.items() if parts}
+    shown = {kind: entries for kind, entries in parts.items() if entries}
     return yaml.dump(shown, Dumper=_Dumper, sort_keys=False, width=_WIDTH, default_flow_style=None).rstrip()
 
 

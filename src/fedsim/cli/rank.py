@@ -58,9 +58,9 @@ def rank(
         single_gallery_shot: CMC on galleries with one random image per identity, in expectation.
         backend: torch, faiss, or auto: torch to rank, FAISS to find neighbours.
         device: cpu, cuda, cuda:1 ...
-        expand: average each query with its nearest gallery images, so many; 0: none.
-        alpha: weigh these by similarity to the power of alpha; 0: all alike.
-        rerank: by k-reciprocal encoding.
+        expand: number of nearest gallery images to average each query with; 0: none.
+        alpha: weigh these images by similarity to the power of alpha; 0: equal weights.
+        rerank: re-rank by k-reciprocal encoding.
         k1: neighbours for re-ranking.
         k2: neighbours to average over in re-ranking.
         lambda_: weight of the original distance in re-ranking.
@@ -82,11 +82,11 @@ def rank(
     def blocks() -> Iterable[tuple[slice, Tensor]]:
         if not rerank:
             return Similarity(query, gallery, distance)
-        found = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
-        return ((rows, torch.from_numpy(-distances)) for rows, distances in found)
+        reranked = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
+        return ((rows, torch.from_numpy(-distances)) for rows, distances in reranked)
 
     with _naming(features):
-        Similarity(query, gallery)  # looks at every feature once
+        Similarity(query, gallery)  # checks every feature once
         query = expand_queries(query, gallery, search, expand, alpha) if expand else query
         if rerank:
             scores = score_blocks(_with_bar(blocks()), labels, single_gallery_shot)
@@ -95,7 +95,7 @@ def rank(
             ranker = Ranker(distance, make_backend(backend), single_gallery_shot)
             scores = ranker.score_queries(query, gallery, labels, todo)
         if save_ranking is not None:
-            from fedsim.evaluation.pictures import rank_lists, write_ranked_lists  # imports what reads data sets
+            from fedsim.evaluation.pictures import rank_lists, write_ranked_lists  # imports the readers of data sets
 
             write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
     ranking = average_scores(scores, invalid_as_zero)
@@ -108,7 +108,7 @@ def _check_options(distance: Distance, rerank: bool, expand: int, save_ranking: 
             raise ConfigError(f"--{name}: is defined for --distance cosine")
     if expand < 0:
         raise ConfigError(f"--expand: {expand} is negative")
-    if save_ranking is not None:  # find out before the work whether its result can be written
+    if save_ranking is not None:  # check before the work that its result can be written
         path = Path(save_ranking)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _check_options(distance: Distance, rerank: bool, expand: int, save_ranking: 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Name the file whose features are not finite."""
+    """Name the file in errors about its features."""
     try:
         yield
     except FedSimError:
@@ -133,25 +133,25 @@ def _device(name: str) -> torch.device:
     device = device_named(name)
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # there is one, but it does not start
+    except (RuntimeError, AssertionError) as error:  # the device exists, but does not work
         raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error
     return device
 
 
 def _with_bar(blocks: Iterable[T]) -> Iterable[T]:
-    """Show a progress bar when it takes long."""
+    """Show a progress bar if the blocks take long."""
     return tqdm(blocks, desc="ranking", unit="block", delay=2.0, disable=None, leave=False)
 
 
 def _as_table(ranking: Ranking) -> str:
-    """Percentages, and who was counted."""
+    """Return percentages, and the number of queries that count."""
     row = [f"{100 * getattr(ranking, name):.2f}" for name in METRICS]
     table = tabulate([row], headers=METRICS, disable_numparse=True)
     return f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
 
 
 def _as_json(ranking: Ranking) -> str:
-    """Fractions of 1."""
+    """Return scores as fractions of 1."""
     scores = {name: getattr(ranking, name) for name in METRICS}
     counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
     return json_format.dumps({**scores, **counts, "cmc": ranking.cmc}, indent=2)

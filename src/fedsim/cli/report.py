@@ -9,9 +9,9 @@ from fedsim.parsing.error_lines import parsed
 from fedsim.report.table import report
 
 _FLAGS = {
-    "fairness": "also say how clients' test sets differ in their scores",
+    "fairness": "also print how much scores differ between clients' test sets",
     "significance": "also test whether methods differ, over seeds and over people, with 95 % confidence intervals",
-    "unfinished": "also show runs that are not finished, beside runs that are",
+    "unfinished": "also show runs that are not finished",
 }
 
 

@@ -30,51 +30,53 @@ def _sweep_parser() -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
         prog="fedsim sweep",
-        description="Run a W&B sweep file without W&B's server. Options after -- are given to every draw.",
+        description="Run a W&B sweep file without W&B's server. Options after -- are given to every run.",
     )
     parser.add_argument("file", type=str | None, nargs="?", help="a sweep in W&B's format, method grid or random")
     parser.add_argument("--method", type=str | None, help="instead: the sweep of a method, such as fedpav")
     parser.add_argument("--paper", type=str | None, help="instead: a sweep of a paper, such as 003/figure4_batch_sizes")
     parser.add_argument(
         "--config", action="append", default=[],
-        help="of --method: the data, in the place of configs/quickstart.yaml; of --paper: what comes after its own",
+        help="with --method: the data, instead of configs/quickstart.yaml; with --paper: configs after its own",
     )  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the sweep as a file for wandb sweep")
-    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the draws' command lines")
-    parser.add_argument("--local", action="store_true", help="run the draws on this machine")
+    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the command lines of the runs")
+    parser.add_argument("--local", action="store_true", help="run the sweep on this machine")
     parser.add_argument(
         "--parallel",
         type=int,
         default=1,
-        help="so many draws at once, each with GPUs or cores of its own",
+        help="number of runs at the same time, each with GPUs or cores of its own",
     )
-    parser.add_argument("--count", type=int | None, help="at most so many draws; a random sweep needs it")
-    parser.add_argument("--seed", type=int, default=0, help="of random draws")
+    parser.add_argument("--count", type=int | None, help="largest number of runs; a random sweep needs it")
+    parser.add_argument("--seed", type=int, default=0, help="seed of a random sweep")
     parser.add_argument(
-        "--run_dir", type=str | None, help="where the draws' run directories go; default: runs/sweep-FILE, sweep-METHOD"
+        "--run_dir",
+        type=str | None,
+        help="folder for the run directories of the runs; default: runs/sweep-FILE, sweep-METHOD",
     )
     parser.add_argument(
         "--compare", nargs="+", default=[],
-        help="then print the draws beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
+        help="then print the runs beside a paper's published numbers: 003, or tables of it: 000/table2 000/table3",
     )  # fmt: skip
     return parser
 
 
 def run(args: list[str]) -> str:
-    """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every draw."""
-    own, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-    config = parsed(_sweep_parser(), own)
+    """Run ``fedsim sweep ... [-- OPTION...]``; the options after the hyphens are for every run."""
+    sweep_args, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+    config = parsed(_sweep_parser(), sweep_args)
     _check(config)
     name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
     sweep = sweep_of(content, name)
     for word in common:
         if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
-            raise ConfigError(f"{word}: leave it out behind --: every draw gets a run directory of its own")
+            raise ConfigError(f"{word}: leave it out after --: every run gets a run directory of its own")
     sweep = replace(sweep, command=(*sweep.command, *common))
     if config.print:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
-    for which in config.compare:
-        find_table(which)  # a wrong name is reported before hours of training
+    for table in config.compare:
+        find_table(table)  # a wrong name is reported before hours of training
     root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
     for sweep_run in runs:
@@ -83,30 +85,29 @@ def run(args: list[str]) -> str:
         return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
     results = execute_runs(runs, sweep.metric, config.parallel)
-    sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # at once: some may have failed, or not be in the paper
+    sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
-    for which in config.compare if failed < len(results) else []:
-        sys.stdout.write(f"{compare_results(results, which)}\n\n")
+    for table in config.compare if failed < len(results) else []:
+        sys.stdout.write(f"{compare_results(results, table)}\n\n")
     if failed:
-        raise DrawsFailedError(f"{failed} of {len(results)} draws failed; call the sweep again to repeat only those")
-    return f"{len(results)} draws in {root}"
+        raise DrawsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
+    return f"{len(results)} runs in {root}"
 
 
 def _check(config: Namespace) -> None:
     """Refuse options that contradict each other."""
     if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
-            "fedsim sweep: give --dry-run or --local, one of them; on W&B's server run wandb sweep FILE instead, and "
-            "--print writes one"
+            "fedsim sweep: give one of --dry-run, --local and --print; on W&B's server run wandb sweep FILE instead"
         )
     if config.parallel < 1 or (config.parallel > 1 and not config.local):
-        raise ConfigError("--parallel: is a number of draws at once, 1 or more, and needs --local")
+        raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
     if config.compare and not config.local:
-        raise ConfigError("--compare: a dry run of a sweep trains nothing that could be compared; give --local")
+        raise ConfigError("--compare: without --local, no run is trained that could be compared; give --local")
 
 
 def _check_names(command: Sequence[str]) -> None:
-    """Refuse options that ``fedsim fit`` lacks; the options of other programs are their own affair."""
+    """Refuse options that ``fedsim fit`` lacks; the options of other programs are not checked."""
     for place, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
             check_options([word for word in command if word.startswith("--")], "fit")
@@ -114,9 +115,9 @@ def _check_names(command: Sequence[str]) -> None:
 
 
 def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:
-    """Return name and content of the sweep that is meant."""
-    if sum(given is not None for given in (file, method, paper)) != 1:
-        raise ConfigError("fedsim sweep: give a file, --method NAME or --paper PAPER/SWEEP, one of them")
+    """Return name and content of the chosen sweep."""
+    if sum(choice is not None for choice in (file, method, paper)) != 1:
+        raise ConfigError("fedsim sweep: give one of FILE, --method NAME and --paper PAPER/SWEEP")
     if file is not None and configs:
         raise ConfigError("--config: is for --method and --paper; write it into the command of the file")
     if file is not None:

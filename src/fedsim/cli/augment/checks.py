@@ -1,4 +1,4 @@
-"""What ``fedsim augment`` finds out before it works: whose images there are, and what would stop a call after hours."""
+"""Checks of ``fedsim augment`` before it starts: the chosen clients, and faults that would stop a call after hours."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from fedsim.generation.saved import check_trained, is_finished
 
 
 def open_data(config: str | list[str]) -> FederatedDataModule:
-    """Return the data of configs, without images that cannot be read, if they say so."""
+    """Return the data module of configs; with data.on_corrupt skip, images that cannot be read are left out."""
     data = data_of(config)
-    data.generated = None  # what is to be made may not be there yet
+    data.generated = None  # the generated images may not exist yet
     if data.on_corrupt == "skip":
         data.prepare_data()
     return data
 
 
 def choose_clients(data: FederatedDataModule, names: Sequence[str] | None) -> list[ClientData]:
-    """Return the clients of a call."""
-    there = {client.name: client for client in data.federated.clients}
+    """Return the clients with these names; None: all."""
+    clients = {client.name: client for client in data.federated.clients}
     if names is not None and not names:
-        raise ConfigError("--clients: names nobody; leave it out for all")
+        raise ConfigError("--clients: the list is empty; leave the option out for all clients")
     for name in names or ():
-        if name not in there:
-            raise ConfigError(f"--clients: there is no client {name}; choose from {', '.join(there)}")
-    return [client for name, client in there.items() if names is None or name in names]
+        if name not in clients:
+            raise ConfigError(f"--clients: there is no client {name}; choose from {', '.join(clients)}")
+    return [client for name, client in clients.items() if names is None or name in names]
 
 
 def check_fit(chosen: Sequence[ClientData], size: Size, appearance: nn.Module, networks: Networks) -> None:
-    """See whether generators of these clients can be made."""
+    """Check that a generator can be trained for each of these clients."""
     check_size(size, networks)
     check_backbone(appearance, networks.parts, size)
     for client in chosen:
@@ -48,11 +48,11 @@ def check_fit(chosen: Sequence[ClientData], size: Size, appearance: nn.Module, n
 def check_pretrain(
     pretrain: str, data: FederatedDataModule, chosen: Sequence[ClientData], root: Path, size: Size
 ) -> None:
-    """See whether the client whose encoder the others get has one, or will, of the images that it trains on now."""
-    there = {client.name: client for client in data.federated.clients}
-    if pretrain not in there:
-        raise ConfigError(f"--pretrain: there is no client {pretrain}; choose from {', '.join(there)}")
+    """Check that the client ``pretrain`` has a generator of its present images, or gets one in this call."""
+    clients = {client.name: client for client in data.federated.clients}
+    if pretrain not in clients:
+        raise ConfigError(f"--pretrain: there is no client {pretrain}; choose from {', '.join(clients)}")
     if is_finished(root / pretrain):
-        check_trained(root / pretrain, there[pretrain], size)
+        check_trained(root / pretrain, clients[pretrain], size)
     elif pretrain not in [client.name for client in chosen]:
-        raise ConfigError(f"--pretrain: the generator of {pretrain} comes first; add it to --clients")
+        raise ConfigError(f"--pretrain: {pretrain} must have a generator before the others; add it to --clients")

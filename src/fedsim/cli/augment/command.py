@@ -16,7 +16,7 @@ from fedsim.strategy.launch import find_launch, leave_launcher
 
 
 def run(args: list[str]) -> str:
-    """Run ``fedsim augment COMMAND [options]``, and return what is to be printed."""
+    """Run ``fedsim augment COMMAND [options]``, and return the text to print."""
     if args[:1] == ["fit"]:
         return _fit(join_configs(with_shipped(with_paper(args[1:]))))
     return run_subcommand("augment", args)
@@ -26,14 +26,14 @@ def _fit(args: list[str]) -> str:
     """Parse the options of :func:`fit`, and call it as a process that schedulers can end."""
     parser = fit_parser()
     check_settings_files(args)
-    given = parsed(parser, args)
+    arguments = parsed(parser, args)
     launch = find_launch()
     if launch is not None and launch.nodes * launch.per_node > 1:
         raise ConfigError(
-            f"{launch.launcher}: all its processes would train the same; start fedsim augment fit once, with "
-            "--processes, or an array job with some of the --clients in each task (slurm/augment.sbatch)"
+            f"{launch.launcher}: every process would train the same generators; start fedsim augment fit once with "
+            "--processes, or as an array job with some of the --clients in each task (slurm/augment.sbatch)"
         )
-    leave_launcher()  # Lightning would take a scheduler's single task for a rank of its own run
-    options = yaml.safe_load(parser.dump(given, skip_none=False))
-    with ending_on_signals(is_first=given.row is None):
-        return fit(**built(parser, given), options=options)
+    leave_launcher()  # otherwise Lightning would take a scheduler's single task for a rank
+    options = yaml.safe_load(parser.dump(arguments, skip_none=False))
+    with ending_on_signals(is_first=arguments.row is None):
+        return fit(**built(parser, arguments), options=options)

@@ -1,4 +1,4 @@
-"""``fedsim augment fit``: its options, and what it does with them."""
+"""``fedsim augment fit``: its options, and the training of the generators."""
 
 from __future__ import annotations
 
@@ -60,40 +60,40 @@ def fit(
 ) -> str:
     """Train a generator for each client, on its own images alone.
 
-    An interrupted call is continued by the same call. A generator does not depend on which others are trained, nor on
-    how many processes train them.
+    The same call continues an interrupted one. A generator does not depend on the other clients, nor on the number of
+    processes.
 
     Args:
-        config: a config file whose data section says who holds what; may be given several times, as for fedsim fit.
+        config: a config file whose data section describes the clients; may be given several times, as for fedsim fit.
         appearance: the appearance encoder's backbone: SmallCNN, ResNet, ConvNeXt, MobileNetV2, or your own Backbone.
-        output: the folder to write, with one for each client: as private as the client's images.
+        output: the folder to write, with a folder per client; it is as private as the clients' images.
         networks: sizes of the other networks.
         losses: factors of the losses.
         training: steps and rates.
         size: height and width of the images; null: data.size.
-        pretrain: a client whose appearance encoder the others start from, as in paper 002: what it has learned of its
-            images goes to all others; null: nothing leaves a client.
-        clients: whose generators to train; null: all.
-        processes: that train at the same time, each some of the clients.
-        device: auto, cpu, cuda or cuda:N; auto and cuda give the processes the GPUs in turn.
-        threads: of the CPU, of each process. Results depend on it in the last bits.
-        seed: of all that is random.
-        row: number of this process among several, which chooses its GPU and the line of its progress bar; None: it is
-            the first, or alone.
-        options: all of these as plain values.
+        pretrain: the client from whose trained appearance encoder the others start, as in paper 002: the others thereby
+            receive information about its images; null: nothing leaves a client.
+        clients: the clients to train generators for; null: all.
+        processes: number of processes that train at the same time, each for some of the clients.
+        device: auto, cpu, cuda or cuda:N; auto and cuda distribute the processes over the GPUs.
+        threads: CPU threads of each process. Results depend on it in the last bits.
+        seed: seed of all random numbers.
+        row: number of this process among several: it selects the GPU and the line of the progress bar; None: the first
+            or only process.
+        options: all these options as plain values.
 
     Returns:
-        a table: how good the images are.
+        a table of the quality of the images.
     """
     if processes < 1 or threads < 1:
-        raise ConfigError("--processes, --threads: give numbers from 1")
+        raise ConfigError("--processes, --threads: must be at least 1")
     data, root, number = open_data(config), Path(output).expanduser(), row or 0
     chosen, pixels = choose_clients(data, clients), size or data.size
     check_fit(chosen, pixels, appearance, networks)
     if pretrain is not None:
         check_pretrain(pretrain, data, chosen, root, pixels)
         chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
-    where = device_of(device, number)
+    torch_device = device_of(device, number)
     make_folder(root, "--output")
     if pretrain is not None and row is None:
         _warn_of_pretrain(pretrain)
@@ -108,24 +108,26 @@ def fit(
             continue
         images = data.decode(client.train.images, client.name, pixels)
         encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
-        with needing_memory(client.name, where, "lower --networks.width or --training.batch_size, in another --output"):
+        with needing_memory(
+            client.name, torch_device, "lower --networks.width or --training.batch_size, in another --output"
+        ):
             module = new_training(
                 client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
             )
-            fit_generator(module, client, folder, where, encoder, number)
-            _measure(module, client, folder, where)
+            fit_generator(module, client, folder, torch_device, encoder, number)
+            _measure(module, client, folder, torch_device)
     return _quality_of(root, chosen, clients)
 
 
 def _warn_of_pretrain(client: str) -> None:
     log.warning(
-        "pretrain: all clients start from the appearance encoder of %s. What it has learned of that client's images "
-        "leaves the client, before any round and without noise", client,
+        "pretrain: all clients start from the appearance encoder of %s. Its information about that client's images "
+        "leaves the client before any round and without noise", client,
     )  # fmt: skip
 
 
 def _is_done(folder: Path, client: ClientData, size: tuple[int, int]) -> bool:
-    """Return whether a generator is trained and measured; raise DataError if it is one of other people."""
+    """Return whether a generator is trained and measured; raise DataError if it was trained on other people."""
     if not is_finished(folder):
         return False
     check_trained(folder, client, size)
@@ -133,7 +135,7 @@ def _is_done(folder: Path, client: ClientData, size: tuple[int, int]) -> bool:
 
 
 def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device: torch.device) -> None:
-    """Write how good a client's generator is, by the tensors in its file."""
+    """Measure the quality of a client's generator with the tensors in its file, and write it."""
     images = module.pixels.cpu()
     check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
     restore(folder, {"generator": module.generator, "teacher": module.teacher})
@@ -142,13 +144,13 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
     write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 
-def _quality_of(root: Path, clients: Sequence[ClientData], given: list[str] | None) -> str:
-    """Return a table: how good the images of the generators in ``root`` are; ``given`` is the option ``--clients``."""
-    only = "" if given is None else f" --clients {shlex.quote(json.dumps(given))}"
+def _quality_of(root: Path, clients: Sequence[ClientData], names: list[str] | None) -> str:
+    """Return a table of the quality of the generators in ``root``; ``names`` is the option ``--clients``."""
+    only = "" if names is None else f" --clients {shlex.quote(json.dumps(names))}"
     return (
         f"{quality_table({client.name: read_quality(root / client.name) for client in clients})}\n"
-        "before: the same of the two real images; recognised: as who wears it, by a classifier of real images\n"
-        f"wrote {root}; to see what they make, with the same --config: "
+        "before: the same measure for the two real images; recognised: as the wearer, by a classifier of real images\n"
+        f"wrote {root}; to draw their images, with the same --config: "
         f"fedsim augment preview --generators {shlex.quote(str(root))}{only}"
     )
 
@@ -158,7 +160,7 @@ def fit_parser() -> ArgumentParser:
     description = (fit.__doc__ or "").partition("\n\n    Args:")[0]
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False, prog="fedsim augment fit", description=description)
     parser.add_argument("--settings", action="config", help="a file of the options below; see configs/generators")
-    parser.add_argument(  # by itself: a default that is set for an argument of the function leaves it "required"
+    parser.add_argument(  # separately: a default set for an argument of the function would leave it "required"
         "--appearance",
         type=Backbone,
         default={"class_path": "fedsim.models.backbones.SmallCNN", "init_args": {"width": 16}},
@@ -169,9 +171,9 @@ def fit_parser() -> ArgumentParser:
     return parser
 
 
-def built(parser: ArgumentParser, given: Namespace) -> dict[str, Any]:
-    """Return the options with objects built; a backbone's first weights depend on the seed alone."""
+def built(parser: ArgumentParser, arguments: Namespace) -> dict[str, Any]:
+    """Return the options with objects built; a backbone's initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(given.seed, "appearance"))
-        values: dict[str, Any] = parser.instantiate(given).as_dict()
+        torch.manual_seed(derive_seed(arguments.seed, "appearance"))
+        values: dict[str, Any] = parser.instantiate(arguments).as_dict()
     return {name: value for name, value in values.items() if name != "settings"}

@@ -26,7 +26,7 @@ from fedsim.generation.sheet import check_sheet_file, join_sheets, swap_sheet, w
 from fedsim.generation.swaps import draw_pairs, make_swaps, soft_labels, swap_grid
 
 SwapLabels = Literal["teacher", "appearance"]
-"""What a swapped image is labelled with."""
+"""Source of the label of a swapped image."""
 
 
 def preview(
@@ -43,22 +43,25 @@ def preview(
         config: the config file, or files, that the generators were trained with.
         generators: the folder that fedsim augment fit has written.
         output: the image file to write.
-        clients: whose; null: of all.
+        clients: the clients to draw; null: all.
         people: rows and columns of each client's sheet, at most as many as it has identities.
         device: auto, cpu, cuda or cuda:N.
     """
     if people < 1:
         raise ConfigError(f"--people: {people} is less than 1")
     check_sheet_file(Path(output), "--output")
-    data, root, where, sheets = open_data(config), Path(generators).expanduser(), device_of(device), []
+    data, root, sheets = open_data(config), Path(generators).expanduser(), []
+    torch_device = device_of(device)
     backbone, networks, size = _networks_of(root)
     for client in choose_clients(data, clients):
         check_trained(root / client.name, client, size)
         images = client.train.images
         shown = [np.flatnonzero(client.train.pids == pid) for pid in client.train.identities[:people]]
-        appearance, structure = (images.take(np.array([own[i] for own in shown])).decode(size) for i in (0, -1))
-        with needing_memory(client.name, where, "choose another --device"):
-            generator, _ = _load(root / client.name, client, backbone, networks, where)
+        appearance, structure = (
+            images.take(np.array([positions[i] for positions in shown])).decode(size) for i in (0, -1)
+        )
+        with needing_memory(client.name, torch_device, "choose another --device"):
+            generator, _ = _load(root / client.name, client, backbone, networks, torch_device)
             swapped = swap_grid(generator, structure, appearance)
         sheets.append(swap_sheet(structure, appearance, swapped, client.name))
     write_sheet(join_sheets(sheets), Path(output), "--output")
@@ -79,61 +82,61 @@ def write(
 ) -> str:
     """Write swapped images of each client, for data.generated.root.
 
-    A client's folder is there when all of it is; what is there is never written over.
+    A client's folder appears only when it is complete. Existing folders are never overwritten.
 
     Args:
         config: the config file, or files, that the generators were trained with.
         generators: the folder that fedsim augment fit has written.
-        output: the folder to write, with one for each client: as private as the client's images.
+        output: the folder to write, with a folder per client; it is as private as the clients' images.
         ratio: swapped images per real one.
         labels: teacher: soft labels, the probabilities of a classifier that has learned from the client's real images;
             appearance: the identity whose appearance an image has, with weight 1.
-        least: probability below which the teacher's guesses are left out.
-        clients: whose; null: of all.
+        least: smallest probability of the teacher that is kept in a label.
+        clients: the clients to write images for; null: all.
         device: auto, cpu, cuda or cuda:N.
-        threads: of the CPU. Images depend on it in the last bits, which rounding mostly hides.
-        seed: of who is swapped with whom.
+        threads: CPU threads. Images depend on it in the last bits, which rounding mostly hides.
+        seed: seed of the pairs that are swapped.
     """
     if threads < 1:
-        raise ConfigError("--threads: give a number from 1")
+        raise ConfigError("--threads: must be at least 1")
     if not 0 < ratio < np.inf:
         raise ConfigError(f"--ratio: {ratio} is not a positive number")
     if not 0 <= least <= 1:
         raise ConfigError(f"--least: {least} is not in [0, 1]")
-    data, root, folder, said = open_data(config), Path(generators).expanduser(), Path(output).expanduser(), []
+    data, root, folder, counts = open_data(config), Path(generators).expanduser(), Path(output).expanduser(), []
     chosen = choose_clients(data, clients)
     backbone, networks, size = _networks_of(root)
-    for client in chosen:  # before the first image is made
+    for client in chosen:  # before the first image is generated
         check_trained(root / client.name, client, size)
         check_is_free(folder / client.name)
     make_folder(folder, "--output")
-    where = device_of(device)
+    torch_device = device_of(device)
     torch.set_num_threads(threads)
     for client in chosen:
         pixels = data.decode(client.train.images, client.name, size)
         check_trained(root / client.name, client, size, hash_images(pixels, client.labels))
         pairs = draw_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
-        with needing_memory(client.name, where, "choose another --device, or a smaller --ratio"):
-            generator, teacher = _load(root / client.name, client, backbone, networks, where)
+        with needing_memory(client.name, torch_device, "choose another --device, or a smaller --ratio"):
+            generator, teacher = _load(root / client.name, client, backbone, networks, torch_device)
             swaps = make_swaps(generator, teacher, pixels, pairs)
             bar = tqdm(swaps, f"swaps of {client.name}", unit=" batches", delay=2.0, disable=None, leave=False)
             images, beliefs = map(torch.cat, zip(*((batch.images, batch.beliefs) for batch in bar), strict=True))
         wearers = client.labels[pairs.appearance]
         if labels == "appearance":
             beliefs, least = nn.functional.one_hot(torch.from_numpy(wearers), client.num_classes).float(), 1.0
-        pids = np.full(client.num_classes, -1, dtype=np.int64)  # of labels without images here: -1
+        pids = np.full(client.num_classes, -1, dtype=np.int64)  # -1 for labels without images
         pids[client.labels] = client.train.pids
         write_generated(folder / client.name, images, soft_labels(beliefs, wearers, pids, least))
-        said.append(f"{client.name} {len(images):,}")
-    return f"wrote {output}: {', '.join(said)} images\nto train with them: --data.generated.root {output}"
+        counts.append(f"{client.name} {len(images):,}")
+    return f"wrote {output}: {', '.join(counts)} images\nto train with them: --data.generated.root {output}"
 
 
 def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
-    """Return the backbone, the sizes of the networks and of the images of a folder of generators."""
+    """Return the backbone, the network sizes and the image size of a folder of generators."""
     parser, settings = fit_parser(), read_settings(root)
-    of_backbone = settings["appearance"].get("init_args", {})
-    if "weights" in of_backbone:  # its first ones: where they came from need not be there any more
-        of_backbone["weights"] = None
+    backbone_options = settings["appearance"].get("init_args", {})
+    if "weights" in backbone_options:  # only the initial ones: their source need not exist any more
+        backbone_options["weights"] = None
     values = built(parser, parser.parse_object({**settings, "config": ""}))
     return values["appearance"], values["networks"], values["size"]
 

@@ -1,6 +1,6 @@
-"""Processes of ``fedsim augment fit``, each with some of the clients, and how they end when they are asked to.
+"""Processes of ``fedsim augment fit``, each with some of the clients, and their orderly end after a signal.
 
-They share nothing but the folder.
+The processes share only the output folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class _Heard(BaseException):
-    """A signal, raised wherever the main thread is; no Exception, which code there might catch as one of its own."""
+class _SignalReceived(BaseException):
+    """A signal, raised in the main thread. It is no Exception, which the interrupted code might catch."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -33,7 +33,7 @@ class _Heard(BaseException):
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give signals to ``handler`` until the end of the block."""
+    """Handle the signals with ``handler`` until the end of the block."""
     before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
@@ -44,29 +44,29 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 @contextmanager
 def ending_on_signals(is_first: bool) -> Iterator[None]:
-    """Turn what schedulers send into RunStoppedError, by which files and processes are left in order.
+    """Turn the signals of schedulers into RunStoppedError, so that files and processes are left in order.
 
-    After SIGUSR1, which Slurm sends to a job whose time runs out, Slurm is asked to start the job again. A process that
-    is not the first of its call neither asks nor speaks.
+    Slurm sends SIGUSR1 to a job whose time runs out; then Slurm is asked to start the job again. Only the first process
+    of a call makes this request and logs a message.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise _Heard(number)
+        raise _SignalReceived(number)
 
     with _handling(stop):
         try:
             yield
-        except _Heard as heard:
+        except _SignalReceived as received:
             if is_first:
-                log.info("what is trained is kept; the same command continues")
-            if is_first and heard.number == signal.SIGUSR1:
+                log.info("the training so far is kept; the same command continues it")
+            if is_first and received.number == signal.SIGUSR1:
                 requeue()
-            raise RunStoppedError(heard.number) from None
+            raise RunStoppedError(received.number) from None
 
 
 @contextmanager
 def _without_interruption() -> Iterator[None]:
-    """Let signals wait for the end of the block: a process that was started must not be forgotten."""
+    """Delay signals to the end of the block, so that no started process is missing from the list."""
     waiting: list[int] = []
     with _handling(lambda number, _: waiting.append(number)):
         yield
@@ -78,16 +78,16 @@ def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None,
     """Train the generators of some clients at the same time; that of ``pretrain`` before all others.
 
     Args:
-        names: of the clients.
-        processes: how many, at most.
+        names: names of the clients.
+        processes: largest number of processes.
         pretrain: a client, or None.
-        options: of the call, as plain values; ``settings`` is the file of what a generator depends on.
+        options: options of the call as plain values; ``settings`` is the file of settings that determine a generator.
 
     Raises:
-        DataError: if a process ended early; the others have come to their end.
+        DataError: if a process failed; the others have ended, too.
     """
     for group in ([name for name in names if name == pretrain], [name for name in names if name != pretrain]):
-        if group:  # a generator's steps take the same time at any client
+        if group:  # a generator's steps take the same time for any client
             placement = place(dict.fromkeys(group, 1.0), min(processes, len(group)))
             _run([placement.clients_of(rank) for rank in range(len(placement.loads))], options)
 
@@ -102,20 +102,28 @@ def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
                 running.append(subprocess.Popen(line, stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in running]
     finally:
-        for process in running:  # nothing happens to those that have ended
+        for process in running:  # no effect on processes that have ended
             process.terminate()
         for process in running:
             process.wait()
     if failed := [(share, code) for share, code in zip(shares, codes, strict=True) if code]:
         share, code = failed[0]
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        ending = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         raise DataError(
-            f"clients {', '.join(share)}: their process {how}; what is trained is kept, the same command continues"
+            f"clients {', '.join(share)}: their process {ending}; the training so far is kept, "
+            "the same command continues it"
         )
 
 
 def _command(share: Sequence[str], row: int, options: Mapping[str, Any]) -> list[str]:
     config = options["config"] if isinstance(options["config"], str) else json.dumps(options["config"])
     common = {name: options[name] for name in ("settings", "output", "device", "threads")}
-    given = {**common, "config": config, "clients": json.dumps(list(share)), "row": row}
-    return [sys.executable, "-m", "fedsim", "augment", "fit", *(f"--{name}={value}" for name, value in given.items())]
+    arguments = {**common, "config": config, "clients": json.dumps(list(share)), "row": row}
+    return [
+        sys.executable,
+        "-m",
+        "fedsim",
+        "augment",
+        "fit",
+        *(f"--{name}={value}" for name, value in arguments.items()),
+    ]

@@ -1,1 +1,1 @@
-"""``fedsim data``: a module for commands on folders, and one for those on the data sets of a config."""
+"""``fedsim data``: a module of commands on folders, and one of commands on the data sets of a config."""

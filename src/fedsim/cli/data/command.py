@@ -8,7 +8,7 @@ _FOLDER = {"check": "--root", "splits": "--folder"}  # the option that may be gi
 
 
 def run(args: list[str]) -> str:
-    """Run ``fedsim data COMMAND [options]``, and return what is to be printed."""
+    """Run ``fedsim data COMMAND [options]``, and return the text to print."""
     if len(args) > 1 and args[0] in _FOLDER and not args[1].startswith("-"):
         args = [args[0], _FOLDER[args[0]], *args[1:]]
     return run_subcommand("data", args)

@@ -1,4 +1,4 @@
-"""``fedsim data ...`` on the data sets of a config, or drawn ones: decode them, draw them, write who holds what."""
+"""``fedsim data ...`` on the data sets of a config, or on synthetic ones: decode them, draw them, write a manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.parsing.values import check_values
 
 
 def manifest(config: str | list[str], output: str = "federation.csv") -> str:
-    """Write who holds which image, and where everybody is tested, as a CSV file for data.manifest.
+    """Write the images of each client and of each test set as a CSV file for data.manifest.
 
     Args:
         config: a config file whose data section describes the federation.
@@ -28,9 +28,9 @@ def manifest(config: str | list[str], output: str = "federation.csv") -> str:
     if data.manifest is not None:
         raise ConfigError(f"data.manifest: {config} has a manifest already, {data.manifest}")
     if data.dry_run:
-        raise ConfigError("data.dry_run: the drawn files do not outlive this command; set it to false")
+        raise ConfigError("data.dry_run: its synthetic files are deleted when this command ends; set it to false")
     if data.on_corrupt == "skip":
-        data.prepare_data()  # who is in it depends on which images can be read
+        data.prepare_data()  # images that cannot be read are not in the manifest
     rows = write_manifest(data.federated, Path(output))
     # the hash does not depend on where the data lie
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
@@ -44,8 +44,8 @@ def prepare(config: str | list[str], cache_dir: str | None = None, workers: int 
     Args:
         config: a config file whose data section names the data sets.
         cache_dir: a folder for decoded images; null: data.cache_dir of the config.
-        workers: processes that decode.
-        verify: compare files that are there already with their checksums.
+        workers: number of processes that decode.
+        verify: compare existing files with their checksums.
     """
     if workers < 0:
         raise ConfigError(f"--workers: {workers} is less than 0")
@@ -74,19 +74,19 @@ def preview(config: str | list[str] | None = None, root: str | None = None, outp
 
 
 def data_of(config: str | list[str]) -> FederatedDataModule:
-    """Build the data module of configs' ``data`` sections; what a later one says wins.
+    """Build the data module of configs' ``data`` sections; a later section overrides earlier ones.
 
     Raises:
         ConfigError: if none has such a section.
     """
-    parser, found = ArgumentParser(exit_on_error=False), None
+    parser, arguments = ArgumentParser(exit_on_error=False), None
     paths = [config] if isinstance(config, str) else config
     parser.add_class_arguments(FederatedDataModule, "data")
     for path in paths:
         if "data" in (content := read_config(path, parser.groups or ())):
-            found = parser.parse_object({"data": content["data"]}, found)
-    if found is None:
+            arguments = parser.parse_object({"data": content["data"]}, arguments)
+    if arguments is None:
         raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
-    check_values(found.as_dict(), {"data": FederatedDataModule})
-    data: FederatedDataModule = parser.instantiate(found)["data"]
+    check_values(arguments.as_dict(), {"data": FederatedDataModule})
+    data: FederatedDataModule = parser.instantiate(arguments)["data"]
     return data

@@ -1,4 +1,4 @@
-"""``fedsim data ...`` on folders of image files, which are looked into without torch."""
+"""``fedsim data ...`` on folders of image files, without an import of torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedsim.data.splits import SplitStyle
 
 
 def check(root: str, all: bool = False) -> str:
-    """Look which data sets are in a folder, the papers' or your own, and whether they are complete.
+    """List the data sets in a folder, the papers' or your own, and check that they are complete.
 
     Args:
         root: the folder of data sets.
-        all: also list those of the papers that are not there, and where they are expected.
+        all: also list the papers' data sets that are missing, with the folders where they are expected.
     """
     return check_data(Path(root).expanduser(), all)
 
@@ -27,20 +27,20 @@ def convert(mat: str, protocol: str, output: str, variant: Variant = "detected")
     Args:
         mat: cuhk-03.mat.
         protocol: cuhk03_new_protocol_config_detected.mat, or ..._labeled.mat.
-        output: the folder of data sets, which gets cuhk03-np.
-        variant: boxes by a detector or by hand.
+        output: the folder of data sets, in which cuhk03-np is written.
+        variant: bounding boxes of a detector, or labeled by hand.
     """
-    source, rules, target = (Path(path).expanduser() for path in (mat, protocol, output))
-    folder, counts = convert_cuhk03(source, rules, target, variant)
+    source, protocol_file, target = (Path(path).expanduser() for path in (mat, protocol, output))
+    folder, counts = convert_cuhk03(source, protocol_file, target, variant)
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
 def cut(root: str, output: str) -> str:
-    """Cut the people of CUHK-SYSU's test out of its pictures, into folders that CUHKSYSU reads.
+    """Cut the people of CUHK-SYSU's test set out of its pictures, into folders that CUHKSYSU reads.
 
     Args:
         root: the owners' folder, with annotation/test/train_test/TestG50.mat and Image/SSM.
-        output: the folder of data sets, which gets cuhksysu4reid.
+        output: the folder of data sets, in which cuhksysu4reid is written.
     """
     folder, counts = cut_people(Path(root).expanduser(), Path(output).expanduser())
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
@@ -50,22 +50,22 @@ def splits(
     folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True,
     asking: list[int] | None = None,
 ) -> str:  # fmt: skip
-    """Draw random splits of a small test set into queries and galleries, and write them as splits.json into its folder.
+    """Sample splits of a small test set into queries and galleries, and write them as splits.json into its folder.
 
     A folder with that file is scored on all its splits: mean and spread.
 
     Args:
         folder: a data set in Market-1501 layout; the images of bounding_box_test are split.
-        num: splits to draw.
-        fraction: of the identities that are tested on.
+        num: number of splits.
+        fraction: share of the identities that is tested on.
         style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
             gallery image.
-        cross_camera: draw queries so that a gallery image is from another camera.
-        asking: cameras, as numbered in names, that ask in turn, each in one of so many splits of the same people ([1]
-            for PRID 2011, [1, 2] for VIPeR in papers 000 and 001); null: drawn for each identity.
+        cross_camera: choose queries that have a gallery image from another camera.
+        asking: cameras of the queries, numbered as in file names; the same people are split once per camera ([1] for
+            PRID 2011, [1, 2] for VIPeR in papers 000 and 001); null: sampled for each identity.
     """
-    how = {"style": style, "cross_camera": cross_camera, "asking": [camera - 1 for camera in asking or ()]}
-    path, drawn = write_market_splits(Path(folder), num=num, fraction=fraction, **how)
-    sizes = f"{len(drawn[0].query)} queries, {len(drawn[0].gallery)} gallery images"
-    unused = f"; {path.parent / QUERY} is not used while it is there" if (path.parent / QUERY).is_dir() else ""
-    return f"wrote {path}: {len(drawn)} splits of {sizes}{unused}"
+    options = {"style": style, "cross_camera": cross_camera, "asking": [camera - 1 for camera in asking or ()]}
+    path, written = write_market_splits(Path(folder), num=num, fraction=fraction, **options)
+    sizes = f"{len(written[0].query)} queries, {len(written[0].gallery)} gallery images"
+    unused = f"; {path.parent / QUERY} is not used while this file exists" if (path.parent / QUERY).is_dir() else ""
+    return f"wrote {path}: {len(written)} splits of {sizes}{unused}"

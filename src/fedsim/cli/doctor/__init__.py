@@ -1,1 +1,1 @@
-"""``fedsim doctor``: facts of this machine, what they mean for a fit, and the page that says so."""
+"""``fedsim doctor``: facts of this machine, their meaning for a fit, and the page that shows both."""

@@ -1,6 +1,6 @@
-"""From facts to a verdict: the lines of the page, and what stands in the way of a fit.
+"""From facts to a verdict: the lines of the page, and the problems that prevent a fit.
 
-A finding is a function of facts and wish alone, so each can be tried without the machine that it is about.
+A finding depends only on facts and wish, so it can be tested without the machine in question.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Sure = Literal["tried", "read", "guessed"]
 
 _DRIVERS = {"11": 450, "12": 525, "13": 580}
 """CUDA libraries -> the oldest driver that they work with: NVIDIA's table of minor version compatibility"""
-_SHARED = GIB  # below it, several ranks share images and sums with little room; containers begin with 64 MiB
+_SHARED = GIB  # several ranks share images and sums in it; containers have 64 MiB by default
 _DISK, _LITTLE_DISK = GIB, 10 * GIB  # a checkpoint of ResNet-50 with eight clients' states takes about 1 GiB
-_LITTLE_GPU = 0.5  # share of a GPU's memory: with less, somebody else is at work there
+_LITTLE_GPU = 0.5  # share of a GPU's memory: if less is free, another process uses the GPU
 
 
 class Line(NamedTuple):
@@ -28,16 +28,16 @@ class Line(NamedTuple):
     about: str
     says: str
     sure: Sure
-    """tried: done just now; read: a file, variable or library says so; guessed: it follows from others"""
+    """tried: tested just now; read: from a file, variable or library; guessed: concluded from other facts"""
 
 
 class Problem(NamedTuple):
-    """What stands in the way, or may do so."""
+    """A problem that prevents a fit, or may do so."""
 
     what: str
     remedy: str
     blocks: bool = True
-    """whether a fit cannot run as asked"""
+    """whether it prevents the fit"""
 
 
 @dataclass(frozen=True)
@@ -50,48 +50,48 @@ class Checkup:
 
     @property
     def blocks(self) -> list[Problem]:
-        """What stands in the way."""
+        """The problems that prevent the fit."""
         return [finding for finding in self.findings if finding.blocks]
 
 
 def examine(facts: Facts, wish: Wish) -> Checkup:
     """Return the page about a machine and the fit of ``wish``."""
-    looks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _folders, _wandb)
-    return Checkup(_here(facts), _uses(facts, wish), [finding for look in looks for finding in look(facts, wish)])
+    checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _folders, _wandb)
+    return Checkup(_here(facts), _uses(facts, wish), [finding for check in checks for finding in check(facts, wish)])
 
 
-# -- what stands in the way --------------------------------------------------------------------------------------------
+# -- problems ----------------------------------------------------------------------------------------------------------
 
 
 def _libraries(facts: Facts, _: Wish) -> Iterator[Problem]:
     if facts.torch.problem:
-        yield Problem(f"torch: {facts.torch.problem}", "install fedsim anew: pip install -e .")
+        yield Problem(f"torch: {facts.torch.problem}", "install fedsim again: pip install -e .")
     elif facts.plan.problem:
-        yield Problem(f"ranks: {facts.plan.problem}", "install fedsim anew: pip install -e .")
+        yield Problem(f"ranks: {facts.plan.problem}", "install fedsim again: pip install -e .")
 
 
 def _refusal(facts: Facts, __: Wish) -> Iterator[Problem]:
-    """The line with which a fit would end; it brings its remedy."""
+    """The error line with which a fit would end; it contains its remedy."""
     if facts.plan.refusal:
-        what, _, remedy = facts.plan.refusal.partition("; ")
-        yield Problem(what, remedy or "see fedsim fit --help")
+        cause, _, remedy = facts.plan.refusal.partition("; ")
+        yield Problem(cause, remedy or "see fedsim fit --help")
 
 
 def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Problem]:
-    """GPUs that the machine has, or the wish wants, and torch does not see."""
-    wanted = wish.accelerator in ("gpu", "cuda")
+    """GPUs that the machine has, or the wish requires, and that torch does not find."""
+    required = wish.accelerator in ("gpu", "cuda")
     if facts.torch.gpus or facts.torch.problem or wish.accelerator == "cpu":
         return
-    if not (wanted or facts.nvidia or facts.driver):
+    if not (required or facts.nvidia or facts.driver):
         return
-    what, remedy, hidden = _why_unseen(facts)
-    own = f" (torch: {facts.torch.why_no_gpu.partition('. ')[0]})" if facts.torch.why_no_gpu else ""
-    remedy += "" if wanted else ", or set --trainer.accelerator cpu"
-    yield Problem(what + own, remedy, blocks=wanted or not hidden)
+    cause, remedy, hidden = _why_unseen(facts)
+    torch_message = f" (torch: {facts.torch.why_no_gpu.partition('. ')[0]})" if facts.torch.why_no_gpu else ""
+    remedy += "" if required else ", or set --trainer.accelerator cpu"
+    yield Problem(cause + torch_message, remedy, blocks=required or not hidden)
 
 
 def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
-    """Return the reason, the remedy, and whether somebody wanted it so."""
+    """Return the cause, the remedy, and whether the GPUs are hidden on purpose."""
     cuda, driver = facts.torch.cuda, facts.driver
     oldest = _DRIVERS.get((cuda or "").partition(".")[0], 0)
     if facts.visible is not None and facts.visible.strip() in ("", "-1"):
@@ -99,14 +99,14 @@ def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
     if cuda is None:
         return f"torch {facts.torch.version} is built for CPUs", "install torch with CUDA (pytorch.org)", False
     if driver and int(driver.partition(".")[0]) < oldest:
-        what = f"the NVIDIA driver {driver} is too old for CUDA {cuda}, with which torch is built"
-        return what, f"update the driver to {oldest} or later, or install torch for an older CUDA (pytorch.org)", False
+        cause = f"the NVIDIA driver {driver} is too old for CUDA {cuda}, with which torch is built"
+        return cause, f"update the driver to {oldest} or later, or install torch for an older CUDA (pytorch.org)", False
     if not driver and not facts.nvidia:
-        return "there is no NVIDIA GPU in this machine", "ask for a machine with one", False
+        return "there is no NVIDIA GPU in this machine", "use a machine with one", False
     if not driver:
         return "there is an NVIDIA GPU, but no NVIDIA driver", f"install the driver, {oldest} or later", False
-    what = f"the NVIDIA driver {driver} is loaded, but torch sees no GPU"
-    return what, "give the job a GPU (--gpus-per-node), or the container (docker --gpus all, apptainer --nv)", False
+    cause = f"the NVIDIA driver {driver} is loaded, but torch finds no GPU"
+    return cause, "give the job a GPU (--gpus-per-node), or the container (docker --gpus all, apptainer --nv)", False
 
 
 def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
@@ -119,11 +119,11 @@ def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
         if gpu.problem:
             yield Problem(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", "leave it out of trainer.devices")
         elif gpu.free < _LITTLE_GPU * gpu.total:
-            what = f"cuda:{number}: {_gib(gpu.free)} of {_gib(gpu.total)} GiB are free, so another process works there"
-            yield Problem(what, "choose others by trainer.devices, such as '[1]'", blocks=False)
+            cause = f"cuda:{number}: {_gib(gpu.free)} of {_gib(gpu.total)} GiB are free, so another process uses it"
+            yield Problem(cause, "choose other GPUs with trainer.devices, such as '[1]'", blocks=False)
     if len({gpu.name for gpu in chosen.values()}) > 1:
-        what = f"the GPUs are of different models: {_counted([gpu.name for gpu in chosen.values()])}"
-        yield Problem(what, "bits are the same on one model only: choose by trainer.devices", blocks=False)
+        cause = f"the GPUs are of different models: {_counted([gpu.name for gpu in chosen.values()])}"
+        yield Problem(cause, "results are equal only on one model: choose with trainer.devices", blocks=False)
 
 
 def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
@@ -133,57 +133,59 @@ def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
         remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if by_nccl else "see docs/cluster.md"
         yield Problem(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
     if by_nccl and not facts.torch.nccl:
-        yield Problem("torch has no NCCL, by which GPUs sum", "install torch with CUDA (pytorch.org), or take one rank")
+        yield Problem(
+            "torch has no NCCL, which GPUs need for sums", "install torch with CUDA (pytorch.org), or use one rank"
+        )
     if several and facts.shared.free < _SHARED:
         free = facts.shared.free / 2**20
-        what = f"{facts.shared.where} has {free:,.0f} MiB free, which {len(facts.plan.devices)} ranks share"
-        yield Problem(what, "give the container more: --shm-size=8g, or --ipc=host")
+        cause = f"{facts.shared.where} has {free:,.0f} MiB free, which {len(facts.plan.devices)} ranks share"
+        yield Problem(cause, "give the container more: --shm-size=8g, or --ipc=host")
 
 
 def _faiss(facts: Facts, wish: Wish) -> Iterator[Problem]:
-    """FAISS ranks only if the wish says so; ``fedsim rank`` takes it by itself to find neighbours."""
-    asked, faiss = wish.backend == "faiss", facts.faiss
-    otherwise = "leave model.evaluation.backend at auto" if asked else "fedsim rank: set --backend torch"
+    """FAISS ranks only if the wish requires it; ``fedsim rank`` uses it by default to find neighbours."""
+    required, faiss = wish.backend == "faiss", facts.faiss
+    otherwise = "leave model.evaluation.backend at auto" if required else "fedsim rank: set --backend torch"
     if faiss.problem:
-        yield Problem(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", asked)
+        yield Problem(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", required)
         return
     for device, problem in (faiss.trials or {}).items():
         if problem:
-            where = device == "cpu" or not facts.plan.devices or device in facts.plan.devices
-            yield Problem(f"faiss on {device}: {problem}", otherwise, asked and where)
+            is_used = device == "cpu" or not facts.plan.devices or device in facts.plan.devices
+            yield Problem(f"faiss on {device}: {problem}", otherwise, required and is_used)
     if facts.plan.on_gpu and not faiss.for_gpu:
-        what = f"{faiss.version or 'this FAISS'} is built for CPUs, ranks are on GPUs"
-        yield Problem(what, f"install faiss-gpu, or {otherwise}", asked)
+        cause = f"{faiss.version or 'this FAISS'} is built for CPUs, ranks are on GPUs"
+        yield Problem(cause, f"install faiss-gpu, or {otherwise}", required)
     elif facts.plan.on_gpu and faiss.sees < len(facts.torch.gpus):
-        what = f"faiss sees {faiss.sees} GPUs, torch {len(facts.torch.gpus)}"
-        yield Problem(what, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", asked)
+        cause = f"faiss finds {faiss.sees} GPUs, torch {len(facts.torch.gpus)}"
+        yield Problem(cause, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", required)
 
 
 def _memory(facts: Facts, _: Wish) -> Iterator[Problem]:
     ranks = len(facts.plan.devices)
     if facts.cores < ranks:
-        what = f"{ranks} ranks have {facts.cores:g} cores"
-        yield Problem(what, "ask for a core per rank, better four (--cpus-per-task)", blocks=False)
+        cause = f"{ranks} ranks have {facts.cores:g} cores"
+        yield Problem(cause, "request a core per rank, better four (--cpus-per-task)", blocks=False)
     if facts.memory.free < 2 * GIB * max(ranks, 1):
-        what = f"{_gib(facts.memory.free)} GiB of memory are free, for {max(ranks, 1)} ranks"
-        yield Problem(what, "a rank needs about 2 GiB beside its images", blocks=False)
+        cause = f"{_gib(facts.memory.free)} GiB of memory are free, for {max(ranks, 1)} ranks"
+        yield Problem(cause, "a rank needs about 2 GiB in addition to its images", blocks=False)
 
 
 def _folders(facts: Facts, wish: Wish) -> Iterator[Problem]:
     disk = facts.disk
     if disk.problem:
-        yield Problem(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "name another --run_dir")
+        yield Problem(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "give another --run_dir")
     elif disk.free < _LITTLE_DISK:
-        what = f"run_dir: {_gib(disk.free)} GiB are free at {disk.where}"
-        yield Problem(what, "make room, or name another --run_dir", blocks=disk.free < _DISK)
+        cause = f"run_dir: {_gib(disk.free)} GiB are free at {disk.where}"
+        yield Problem(cause, "make room, or give another --run_dir", blocks=disk.free < _DISK)
 
 
 def _wandb(facts: Facts, wish: Wish) -> Iterator[Problem]:
     if wish.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
-        yield Problem("W&B: there is no login, and a logger wants one", "call wandb login, or set WANDB_MODE=offline")
+        yield Problem("W&B: a logger needs a login, and there is none", "run wandb login, or set WANDB_MODE=offline")
 
 
-# -- what there is, and what is used of it -----------------------------------------------------------------------------
+# -- the machine, and its part that is used ----------------------------------------------------------------------------
 
 
 def _here(facts: Facts) -> list[Line]:
@@ -209,16 +211,17 @@ def _here(facts: Facts) -> list[Line]:
 
 def _faiss_line(facts: Facts) -> str:
     faiss = facts.faiss
-    built = f"for GPUs, sees {faiss.sees}" if faiss.for_gpu else "for CPUs"
+    built = f"for GPUs, finds {faiss.sees}" if faiss.for_gpu else "for CPUs"
     cuda = f", CUDA {faiss.cuda}" if faiss.cuda else ""
-    same = [device for device, problem in (faiss.trials or {}).items() if not problem]
-    return f"{faiss.version or 'of your own'}{cuda}; {built}; neighbours as torch's on {', '.join(same) or 'no device'}"
+    agreeing = [device for device, problem in (faiss.trials or {}).items() if not problem]
+    devices = ", ".join(agreeing) or "no device"
+    return f"{faiss.version or 'own build'}{cuda}; {built}; same neighbours as torch on {devices}"
 
 
 def _uses(facts: Facts, wish: Wish) -> list[Line]:
     plan = facts.plan
     if not plan.devices:
-        return [Line("device", "not known", "guessed")]
+        return [Line("device", "unknown", "guessed")]
     ranks = f"{len(plan.devices)} here, {plan.world} in all" if plan.world > len(plan.devices) else str(plan.world)
     name = "NCCL" if plan.on_gpu else "gloo"
     if plan.shares:
@@ -237,18 +240,18 @@ def _uses(facts: Facts, wish: Wish) -> list[Line]:
 
 
 def _sharing(facts: Facts) -> list[Line]:
-    """Which ranks share a GPU, or that they can."""
+    """Return the ranks that share a GPU, or the option by which they could."""
     plan = facts.plan
     if plan.shares:
         return [Line("ranks that share", by_device(plan.devices), "tried")]
     if plan.on_gpu:
-        can = "several on a GPU, which a batch of 32 does not fill: --trainer.strategy.ranks_per_device 2"
-        return [Line("ranks can share", can, "guessed")]
+        option = "several on a GPU, which a batch of 32 does not fill: --trainer.strategy.ranks_per_device 2"
+        return [Line("ranks can share", option, "guessed")]
     return []
 
 
 def _counted(names: list[str]) -> str:
-    """Join names, equal ones once.
+    """Join distinct names, with their counts.
 
     >>> _counted(["A", "B", "A"])
     '2 x A, 1 x B'

@@ -1,4 +1,4 @@
-"""``fedsim doctor``: what this machine has, what a fit would use of it, and what stands in the way."""
+"""``fedsim doctor``: the hardware of this machine, the part that a fit would use, and problems that prevent it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from fedsim.parsing.output import print_text
 
 _SECTIONS = ("trainer", "model")
 _DESCRIPTION = """\
-What this machine has, what a fit with these options would use of it, and what stands in the way. It changes nothing and
-trains nothing. It takes as long as torch and faiss take to load, in processes of their own that are ended after two
-minutes. Exit code 0: such a fit can run; 1: something stands in the way; 2: an option or a config is wrong.
+Show the hardware and libraries of this machine, the part that a fit with these options would use, and the problems that
+prevent it. Nothing is changed or trained. The command takes as long as torch and faiss take to load, in separate
+processes, which are ended after two minutes. Exit code 0: such a fit can run; 1: a problem prevents it; 2: an option or
+a config is wrong.
 """
 
 
@@ -31,19 +32,19 @@ def run(args: list[str]) -> str:
     """Run ``fedsim doctor [options]`` and return the page.
 
     Raises:
-        NotReadyError: if something stands in the way; the page is written before.
+        NotReadyError: if a problem prevents the fit; the page is written before.
     """
-    given = parsed(_parser(), join_configs(with_paper(args)))
-    wish = _wish(given.as_dict())
+    arguments = parsed(_parser(), join_configs(with_paper(args)))
+    wish = _wish(arguments.as_dict())
     facts = gather(wish)
     checkup = examine(facts, wish)
-    page = as_json(facts, checkup) if given.json else as_page(checkup)
+    page = as_json(facts, checkup) if arguments.json else as_page(checkup)
     if not checkup.blocks:
         return page
     print_text(page)
     first, count = checkup.blocks[0], len(checkup.blocks)
-    things = "1 thing stands" if count == 1 else f"{count} things stand"
-    raise NotReadyError(f"{things} in the way of this fit; first: {first.what}; {first.remedy}")
+    problems = "1 problem prevents" if count == 1 else f"{count} problems prevent"
+    raise NotReadyError(f"{problems} this fit; first: {first.what}; {first.remedy}")
 
 
 def _parser() -> ArgumentParser:
@@ -56,22 +57,22 @@ def _parser() -> ArgumentParser:
         ),
         "trainer.num_nodes": (int | None, "number of machines"),
         "trainer.strategy.ranks_per_device": (int | None, "ranks that share a GPU"),
-        "model.evaluation.backend": (Literal["auto", "torch", "faiss"] | None, "library that ranks"),
+        "model.evaluation.backend": (Literal["auto", "torch", "faiss"] | None, "library for ranking"),
         "run_dir": (str | None, "folder to write to"),
     }
-    parser.add_argument("--config", type=str | list[str] | None, help="a config of the fit; several, one by one")
+    parser.add_argument("--config", type=str | list[str] | None, help="a config of the fit; may be given several times")
     for name, (kind, text) in options.items():
-        parser.add_argument(f"--{name}", type=kind, help=f"of the fit: {text}; it rules over configs")
+        parser.add_argument(f"--{name}", type=kind, help=f"of the fit: {text}; overrides configs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
     return parser
 
 
-def _wish(given: dict[str, Any]) -> Wish:
-    """Read the fit, as far as the machine matters, from its configs, then from options."""
-    found = given.pop("config") or []
-    sections = [_sections(path) for path in ([found] if isinstance(found, str) else found)]
+def _wish(options: dict[str, Any]) -> Wish:
+    """Read the machine's part of the fit from its configs, then from options."""
+    configs = options.pop("config") or []
+    contents = [_sections(path) for path in ([configs] if isinstance(configs, str) else configs)]
     fields: dict[str, Any] = {}
-    for content in (*sections, given):
+    for content in (*contents, options):
         trainer = content.get("trainer") or {}
         evaluation = (content.get("model") or {}).get("evaluation") or {}
         stated = {name: trainer.get(name) for name in ("accelerator", "devices", "num_nodes")}
@@ -91,7 +92,7 @@ def _sections(path: str) -> dict[str, Any]:
 
 
 def as_json(facts: Facts, checkup: Checkup) -> str:
-    """Return facts and verdict, for programs."""
+    """Return facts and verdict as JSON, for programs."""
     findings = [finding._asdict() for finding in checkup.findings]
     content = {"machine": socket.gethostname(), "ready": not checkup.blocks, "findings": findings}
     content |= {part: [line._asdict() for line in getattr(checkup, part)] for part in ("here", "uses")}
@@ -99,15 +100,15 @@ def as_json(facts: Facts, checkup: Checkup) -> str:
 
 
 def as_page(checkup: Checkup) -> str:
-    """Return one screen."""
+    """Return the page, which fits on a screen."""
     titles = {f"{socket.gethostname()} has": checkup.here, "A fit would use": checkup.uses}
     parts = [
         tabulate(lines, headers=[title, "", "how sure"], disable_numparse=True, maxcolwidths=[None, 80, None])
         for title, lines in titles.items()
     ]
-    for title, blocks in (("In the way", True), ("Look at", False)):
-        found = [finding for finding in checkup.findings if finding.blocks == blocks]
-        texts = [f"- {finding.what}\n  remedy: {finding.remedy}" for finding in found]
+    for title, blocks in (("Problems that prevent the fit", True), ("Warnings", False)):
+        findings = [finding for finding in checkup.findings if finding.blocks == blocks]
+        texts = [f"- {finding.what}\n  remedy: {finding.remedy}" for finding in findings]
         if texts or blocks:
-            parts.append("\n".join([f"{title}:", *(texts or ["- nothing: a fit can run as asked"])]))
+            parts.append("\n".join([f"{title}:", *(texts or ["- none: the fit can run"])]))
     return "\n\n".join(parts)

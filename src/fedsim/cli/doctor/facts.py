@@ -1,6 +1,6 @@
-"""Facts of a machine, as plain values. Here those that files and variables tell; :mod:`.trials` adds what is tried.
+"""Facts of a machine, as plain values: those from files and variables. :mod:`.trials` adds the results of trials.
 
-Nothing here imports torch: a library that does not load must not keep the others from being seen.
+Nothing here imports torch, so that a library that does not load hides no other fact.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 GIB = 2**30
-_NVIDIA = "0x10de"  # of the vendors on a PCI bus
+_NVIDIA = "0x10de"  # the vendor on a PCI bus
 _DISPLAYS = ("0x0300", "0x0302")  # classes of its devices: graphics, and processors without a screen
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A fit, as far as the machine matters; fields are those of a config."""
+    """The part of a fit's config that concerns the machine."""
 
     accelerator: str = "auto"
     devices: str | int | list[int] = "auto"
@@ -39,15 +39,15 @@ class Wish:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that torch sees, by its own number."""
+    """A GPU that torch finds."""
 
     name: str
     total: int
     """bytes of memory"""
     free: int
-    """bytes that no process has"""
+    """bytes that no process uses"""
     problem: str = ""
-    """why a small product on it failed; empty: it was right"""
+    """error of a small matrix product on it; empty: none"""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class TorchFacts:
     nccl: str = ""
     gpus: tuple[Gpu, ...] = ()
     why_no_gpu: str = ""
-    """torch's own words, where it sees none"""
+    """torch's message, if it finds none"""
     problem: str = ""
-    """why it could not be asked"""
+    """error of its import or trial; empty: none"""
 
 
 @dataclass(frozen=True)
 class FitDevices:
-    """The device and ranks that a fit would take, by the code that a fit runs."""
+    """Devices and ranks of a fit, found with the code that a fit runs."""
 
     devices: tuple[str, ...] = ()
     """of the ranks on this machine: cpu, or cuda:0, ..."""
@@ -78,9 +78,9 @@ class FitDevices:
     launcher: str = ""
     """Slurm or torchrun, if one has started this process"""
     refusal: str = ""
-    """the line with which a fit would end"""
+    """the error line with which a fit would end; empty: none"""
     problem: str = ""
-    """why the question could not be put"""
+    """error of the trial; empty: none"""
 
     @property
     def on_gpu(self) -> bool:
@@ -100,7 +100,7 @@ class FitDevices:
 
 @dataclass(frozen=True)
 class FaissFacts:
-    """FAISS, as torch's neighbour in one process."""
+    """FAISS, in a process that has loaded torch before."""
 
     version: str = ""
     cuda: str = ""
@@ -108,11 +108,11 @@ class FaissFacts:
     for_gpu: bool = False
     """whether it is built for GPUs"""
     sees: int = 0
-    """GPUs that it sees"""
+    """number of GPUs that it finds"""
     trials: Mapping[str, str] | None = None
-    """device -> why its neighbours are not those of torch; empty: they are. None: not tried"""
+    """device -> difference between its neighbours and those of torch; empty: none. None: not tried"""
     problem: str = ""
-    """why it could not be asked"""
+    """error of its import or trial; empty: none"""
 
 
 @dataclass(frozen=True)
@@ -123,47 +123,47 @@ class Room:
     free: int
     total: int
     problem: str = ""
-    """why it cannot be written to"""
+    """error, if it cannot be written to; empty: none"""
 
 
 @dataclass(frozen=True)
 class Wandb:
-    """What Weights & Biases will do."""
+    """Mode and login of Weights & Biases."""
 
     mode: str
     """online, offline or disabled"""
     login: str
-    """where the login comes from; empty: there is none"""
+    """source of the login; empty: there is none"""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a machine."""
+    """All facts of a machine."""
 
     nvidia: int
-    """NVIDIA GPUs on the bus, whether or not anything can use them"""
+    """NVIDIA GPUs on the bus, also those that cannot be used"""
     driver: str
     """version of the NVIDIA driver that is loaded; empty: none"""
     visible: str | None
     """CUDA_VISIBLE_DEVICES; None: not set"""
     cores: float
-    """that this process may use"""
+    """number that this process may use"""
     memory: Room
     disk: Room
     """of run_dir"""
     slurm: str
     wandb: Wandb
     shared: Room = Room("/dev/shm", 0, 0)
-    """of Plan.shared"""
+    """of FitDevices.shared"""
     torch: TorchFacts = TorchFacts()
     plan: FitDevices = FitDevices()
     faiss: FaissFacts = FaissFacts()
     sums: str | None = None
-    """why ranks of this machine cannot sum; empty: they can; None: not tried"""
+    """error of a sum over ranks of this machine; empty: none; None: not tried"""
 
 
 def nvidia_on_bus(root: Path = Path("/")) -> int:
-    """Count the machine's NVIDIA GPUs; a container sees them here even if it may not use them."""
+    """Count the machine's NVIDIA GPUs; in a container, also those that it may not use."""
     count = 0
     for device in (root / "sys/bus/pci/devices").glob("*"):
         with suppress(OSError):
@@ -176,13 +176,13 @@ def nvidia_driver(root: Path = Path("/")) -> str:
     """Return the version of the kernel's NVIDIA driver; empty without one."""
     for name in ("proc/driver/nvidia/version", "sys/module/nvidia/version"):
         with suppress(OSError):
-            if found := re.search(r"\b\d{3,}\.\d+(?:\.\d+)*", (root / name).read_text()):
-                return found[0]
+            if version := re.search(r"\b\d{3,}\.\d+(?:\.\d+)*", (root / name).read_text()):
+                return version[0]
     return ""
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Return the cores that this process may use: of its affinity, and of its container's quota."""
+    """Return the cores that this process may use, by its affinity and its container's quota."""
     cores = float(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError):
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
@@ -191,9 +191,9 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def memory_room(root: Path = Path("/")) -> Room:
-    """Return the host's memory, or what the container may have of it."""
+    """Return the host's memory, or the container's share of it."""
     lines = (root / "proc/meminfo").read_text().splitlines()
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    kib = {name: int(amount.split()[0]) for name, _, amount in (line.partition(":") for line in lines)}
     total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
     with suppress(OSError, ValueError):
         limit = int((root / "sys/fs/cgroup/memory.max").read_text())
@@ -203,19 +203,19 @@ def memory_room(root: Path = Path("/")) -> Room:
 
 
 def room_of(folder: Path) -> Room:
-    """Return the room of the file system on which a folder is, or will be; nothing is made."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    usage = shutil.disk_usage(there)
+    """Return the room of the file system of a folder, which need not exist; nothing is created."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    usage = shutil.disk_usage(existing)
     problem = ""
-    if not there.is_dir():
-        problem = f"{there} is a file"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        problem = f"{there} cannot be written"
-    return Room(str(there), usage.free, usage.total, problem)
+    if not existing.is_dir():
+        problem = f"{existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        problem = f"{existing} cannot be written"
+    return Room(str(existing), usage.free, usage.total, problem)
 
 
 def slurm_of(environ: Mapping[str, str]) -> str:
-    """Say in a few words where this process is, as far as Slurm goes."""
+    """Return a short text on the Slurm job of this process, if any."""
     if "SLURM_JOB_ID" in environ:
         nodes, tasks = environ.get("SLURM_NNODES", "1"), environ.get("SLURM_NTASKS", "1")
         return f"in job {environ['SLURM_JOB_ID']}: nodes {nodes}, tasks {tasks}"
@@ -223,9 +223,9 @@ def slurm_of(environ: Mapping[str, str]) -> str:
 
 
 def wandb_of(environ: Mapping[str, str], home: Path, folder: Path) -> Wandb:
-    """Return what W&B will do, without asking its server. What a login consists of is not read further.
+    """Return mode and login of W&B, without a request to its server. Only the presence of a login is used.
 
-    ``folder`` is the one in which the run is started: ``wandb offline`` leaves its word there.
+    ``folder`` is the one in which the run is started: ``wandb offline`` writes its setting there.
     """
     settings = configparser.ConfigParser()
     with suppress(configparser.Error, OSError):

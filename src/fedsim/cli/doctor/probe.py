@@ -1,6 +1,6 @@
 """The processes of :mod:`fedsim.cli.doctor.trials`: ``python -m fedsim.cli.doctor.probe FUNCTION ARGUMENTS``.
 
-Each function returns plain values. It imports what it looks at, and nothing before.
+Each function returns plain values, and imports the library that it tests itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     Doubles = NDArray[np.float64]
 
 _PACKAGES = ("faiss-gpu", "faiss-gpu-cuvs", "faiss-cpu")
-_CLOSE = 1e-5  # similarities of float32 sums of 256 products, in any order, differ by less
+_CLOSE = 1e-5  # similarities are float32 sums of 256 products, which differ by less between orders of summation
 _TRIED = (64, 4096, 256, 50)  # queries, gallery, features, neighbours
 
 
 def torch_and_plan(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """Look at torch and its GPUs, then ask Lightning and the launcher for the ranks of a fit."""
+    """Return facts of torch and its GPUs, and the ranks of a fit according to Lightning and the launcher."""
     return {"torch": torch_facts(), "plan": plan(wish)}
 
 
 def torch_facts() -> dict[str, Any]:
-    """See :class:`fedsim.cli.doctor.facts.TorchFacts`."""
+    """Return the fields of :class:`fedsim.cli.doctor.facts.TorchFacts`."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -47,21 +47,21 @@ def torch_facts() -> dict[str, Any]:
     if gpus == 0 and torch.version.cuda is not None:
         try:
             torch.cuda.init()
-            facts["why_no_gpu"] = "no GPU is there"
+            facts["why_no_gpu"] = "no GPU was found"
         except (RuntimeError, AssertionError) as error:
             facts["why_no_gpu"] = first_line(error)
     return facts | {"gpus": [gpu_facts(torch.device("cuda", index)) for index in range(gpus)]}
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:
-    """See :class:`fedsim.cli.doctor.facts.Gpu`."""
+    """Return the fields of :class:`fedsim.cli.doctor.facts.Gpu`."""
     import torch
 
     facts: dict[str, Any] = {"name": "", "total": 0, "free": 0}
     try:
         facts["name"] = torch.cuda.get_device_name(device)
         facts["free"], facts["total"] = torch.cuda.mem_get_info(device)
-        small = torch.arange(256, dtype=torch.float32).reshape(16, 16) % 7  # whole numbers: right or wrong, never close
+        small = torch.arange(256, dtype=torch.float32).reshape(16, 16) % 7  # integers: the product is exact
         if not torch.equal((small.to(device) @ small.to(device)).cpu(), small @ small):
             facts["problem"] = "a product of two matrices is wrong"
     except (RuntimeError, AssertionError) as error:
@@ -70,7 +70,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """See :class:`fedsim.cli.doctor.facts.Plan`; ``wish`` has the fields of :class:`fedsim.cli.doctor.facts.Wish`."""
+    """Return the fields of :class:`fedsim.cli.doctor.facts.FitDevices`; ``wish`` has those of ``Wish`` there."""
     try:
         from lightning import Trainer
 
@@ -87,24 +87,25 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         on_each = wish["ranks_per_device"]
         devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"], ranks_per_device=on_each)
         gpus = gpus_for(devices, on_each)
-        given = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
-        with naming_the_field(given):
+        options = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
+        with naming_the_field(options):
             trainer = Trainer(
-                **given, strategy=FederatedStrategy(ranks_per_device=on_each), logger=False, enable_progress_bar=False,
-                enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
+                **options, strategy=FederatedStrategy(ranks_per_device=on_each), logger=False,
+                enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+                use_distributed_sampler=False,
             )  # fmt: skip
             strategy = trainer.strategy
             assert isinstance(strategy, FederatedStrategy)
             strategy.check_device()
     except FedSimError as error:
         return {"refusal": str(error), "shared": str(memory_folder())}
-    where = [str(device) for device in strategy.parallel_devices or [strategy.root_device]]
-    facts = {"devices": where, "world": trainer.world_size, "shared": str(memory_folder())}
+    names = [str(device) for device in strategy.parallel_devices or [strategy.root_device]]
+    facts = {"devices": names, "world": trainer.world_size, "shared": str(memory_folder())}
     return facts | {"launcher": launch.launcher if launch else ""}
 
 
 def faiss() -> dict[str, Any]:
-    """See :class:`fedsim.cli.doctor.facts.FaissFacts`; torch is loaded first, as in a run."""
+    """Return the fields of :class:`fedsim.cli.doctor.facts.FaissFacts`; torch is loaded first, as in a run."""
     facts = faiss_package()
     try:
         import torch
@@ -125,13 +126,13 @@ def faiss() -> dict[str, Any]:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # as in a rank of a fit
             trials[str(device)] = disagreement(*neighbours_on(device, make_search("faiss", device)))
-        except Exception as error:  # of a library that is here to be tried
+        except Exception as error:  # any error of the library is a result of the trial
             trials[str(device)] = first_line(error)
     return facts | {"trials": trials}
 
 
 def faiss_package() -> dict[str, Any]:
-    """Return version and CUDA libraries of the FAISS that is installed, as its package says."""
+    """Return version and CUDA libraries of the installed FAISS, from the metadata of its package."""
     for name in _PACKAGES:
         try:
             package = importlib.metadata.distribution(name)
@@ -154,19 +155,19 @@ def neighbours_on(device: torch.device, search: Search) -> tuple[Neighbours, Nei
     query, gallery = (
         torch.nn.functional.normalize(torch.randn(n, features, generator=stream)) for n in (num_queries, num_gallery)
     )
-    lists = (found(query.to(device), gallery.to(device), k) for found in (nearest, search))
+    lists = (find(query.to(device), gallery.to(device), k) for find in (nearest, search))
     return next(lists), next(lists), (query.double() @ gallery.double().T).numpy()
 
 
 def disagreement(ours: Neighbours, theirs: Neighbours, similarity: Doubles) -> str:
-    """Say how two lists of neighbours differ; empty if they are equal but for images that are as similar.
+    """Return the difference of two lists of neighbours as a text; empty if only equally similar images are exchanged.
 
     ``similarity`` [Q, G] are those of all images, float64.
     """
     import numpy as np
 
-    mine, other = (np.take_along_axis(similarity, lists.index, 1) for lists in (ours, theirs))
-    gap = max(np.abs(mine - other).max(), np.abs(theirs.similarity - other).max())
+    similarity_ours, similarity_theirs = (np.take_along_axis(similarity, lists.index, 1) for lists in (ours, theirs))
+    gap = max(np.abs(similarity_ours - similarity_theirs).max(), np.abs(theirs.similarity - similarity_theirs).max())
     return "" if gap <= _CLOSE else f"its neighbours are not those of torch: similarities differ by {gap:.1e}"
 
 
@@ -190,15 +191,15 @@ def first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Call the function that the command line names; write its result as the last line."""
-    name, given = sys.argv[1:]
+    """Call the function that the command line names; write its result as JSON in the last line."""
+    name, arguments = sys.argv[1:]
     functions: dict[str, Callable[..., dict[str, Any]]] = {
         "torch_and_plan": torch_and_plan,
         "faiss": faiss,
         "sums": sums,
     }
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    result = functions[name](*json.loads(given))
+    result = functions[name](*json.loads(arguments))
     sys.stdout.write("\n" + json.dumps(result) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Facts that only a trial shows. Each trial is a process of its own, which may crash or hang, and has a time limit."""
+"""Facts from trials. Each trial runs in a separate process with a time limit, because it may crash or hang."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from fedsim.cli.doctor.facts import (
 )
 
 LIMIT = 120.0
-"""seconds that libraries may take to load and to be tried; from a slow disk they need a minute"""
-_MOST_CPU_RANKS = 2  # that try a sum: more of them would say no more
+"""seconds for loading and trying the libraries; from a slow disk they need a minute"""
+_MOST_CPU_RANKS = 2  # ranks that try a sum: two are enough
 
 T = TypeVar("T", TorchFacts, FaissFacts, FitDevices)
 
 
 class ProbeProcess:
-    """A process that looks at something and writes what it saw as a line of JSON; it is gone when the block ends.
+    """A process that runs a function of a probe and writes the result as a line of JSON; it is ended with the block.
 
     Args:
-        what: a function of :mod:`fedsim.cli.doctor.probe`.
-        given: its arguments, as plain values.
+        function: name of a function of :mod:`fedsim.cli.doctor.probe`.
+        arguments: its arguments, as plain values.
     """
 
-    def __init__(self, what: str, *given: object) -> None:
-        command = [sys.executable, "-P", "-m", "fedsim.cli.doctor.probe", what, json.dumps(given)]
-        # in a group of its own: what it starts goes with it
+    def __init__(self, function: str, *arguments: object) -> None:
+        command = [sys.executable, "-P", "-m", "fedsim.cli.doctor.probe", function, json.dumps(arguments)]
+        # in a process group of its own, so that its children are ended with it
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
 
     def answer(self, deadline: float) -> dict[str, Any]:
-        """Return what it saw, or ``{"problem": why not}``; it has until ``deadline`` (time.monotonic())."""
+        """Return the result, or ``{"problem": reason}``; it has time until ``deadline`` (time.monotonic())."""
         try:
             out, err = self.process.communicate(timeout=max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
@@ -63,9 +63,9 @@ class ProbeProcess:
         if code < 0:
             return {"problem": f"its process was ended by {signal.Signals(-code).name}"}
         with suppress(json.JSONDecodeError, IndexError):
-            seen = json.loads(out.splitlines()[-1])
-            if isinstance(seen, dict):
-                return seen
+            result = json.loads(out.splitlines()[-1])
+            if isinstance(result, dict):
+                return result
         return {"problem": next(reversed(err.strip().splitlines()), f"its process ended with code {code}")}
 
     def __enter__(self) -> ProbeProcess:
@@ -78,22 +78,22 @@ class ProbeProcess:
 
 
 def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = LIMIT) -> Facts:
-    """Look at this machine, and try what the fit of ``wish`` would use; it takes about twice ``limit`` at most."""
+    """Return the facts of this machine, with trials for the fit of ``wish``; it takes about twice ``limit`` at most."""
     deadline = time.monotonic() + limit
-    with ExitStack() as stack:  # the slow ones begin first, at the same time
+    with ExitStack() as stack:  # the slow processes are started first, at the same time
         machine = stack.enter_context(ProbeProcess("torch_and_plan", asdict(wish)))
         faiss = stack.enter_context(ProbeProcess("faiss"))
         facts = quick_facts(wish, environ)
-        seen = machine.answer(deadline)
-        torch = read(TorchFacts, seen.get("torch", seen))
-        plan = read(FitDevices, seen.get("plan", seen))
+        answer = machine.answer(deadline)
+        torch = read(TorchFacts, answer.get("torch", answer))
+        plan = read(FitDevices, answer.get("plan", answer))
         shared = room_of(Path(plan.shared))
         facts = replace(facts, torch=torch, plan=plan, shared=shared, faiss=read(FaissFacts, faiss.answer(deadline)))
     return replace(facts, sums=try_sums(plan.devices, limit))
 
 
 def quick_facts(wish: Wish, environ: Mapping[str, str]) -> Facts:
-    """Return what needs no trial."""
+    """Return the facts that need no trial."""
     return Facts(
         nvidia=nvidia_on_bus(),
         driver=nvidia_driver(),
@@ -106,20 +106,20 @@ def quick_facts(wish: Wish, environ: Mapping[str, str]) -> Facts:
     )
 
 
-def read(cls: type[T], seen: Mapping[str, Any]) -> T:
-    """Build facts from a trial's answer; fields that it does not have keep their defaults."""
-    known = {field.name: seen[field.name] for field in fields(cls) if field.name in seen}
-    if "gpus" in known:
-        known["gpus"] = tuple(Gpu(**gpu) for gpu in known["gpus"])
-    if "devices" in known:
-        known["devices"] = tuple(known["devices"])
-    return cls(**known)
+def read(cls: type[T], answer: Mapping[str, Any]) -> T:
+    """Build facts from a trial's answer; missing fields keep their defaults."""
+    values = {field.name: answer[field.name] for field in fields(cls) if field.name in answer}
+    if "gpus" in values:
+        values["gpus"] = tuple(Gpu(**gpu) for gpu in values["gpus"])
+    if "devices" in values:
+        values["devices"] = tuple(values["devices"])
+    return cls(**values)
 
 
 def try_sums(devices: Sequence[str], limit: float) -> str | None:
-    """Let a process per device sum; return why they cannot, empty if they can, None for a single rank.
+    """Try a sum over one process per device; return its error, empty if it was right, None for a single rank.
 
-    Ranks that share a GPU sum as CPUs do, and the GPUs by one rank of each.
+    Ranks that share a GPU sum on the CPU; the GPUs sum through one rank of each.
     """
     if len(devices) > 1:
         gpus = tuple(dict.fromkeys(devices))

@@ -81,7 +81,7 @@ def write_page(
         "versions": _versions(groups),
         "plotly": get_plotlyjs(),
     }
-    template = (resources.files("fedsim") / "cli" / "report" / "html" / "page.html").read_text(encoding="utf-8")
+    template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.globals["key_of"] = sort_key
     text = environment.from_string(template).render(content)
