@@ -92,8 +92,8 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
     """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
 
     Numbers are left out, since they are tuned. If many settings remain, the result has the first ones. For a setting
-    with fields, the result has its name only. A shared server optimizer comes last, since papers also name methods after
-    it (FedAdam).
+    with fields, the result has its name only. A shared server optimizer comes last, since papers name methods after it,
+    too (FedAdam).
     """
     models = [run.config.get("model") or {} for run in runs]
     chosen = [_arguments(model.get("method")) for model in models]
