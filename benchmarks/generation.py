@@ -41,7 +41,7 @@ from fedsim.data import write_generated
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Images
 from fedsim.data.synthetic import SyntheticImages
-from fedsim.generation.swaps import draw_pairs
+from fedsim.generation.swaps import sample_pairs
 from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fedsim, fit, score, show
 
@@ -109,7 +109,7 @@ def perfect_swaps(client: ClientData, seed: int) -> tuple[Images, NDArray[np.int
     """Return a picture per real image, of another person at its place, and who that is."""
     real = client.train.images
     assert isinstance(real, SyntheticImages)
-    pairs = draw_pairs(client.name, client.labels, len(real), seed)
+    pairs = sample_pairs(client.name, client.labels, len(real), seed)
     lent, worn = real.take(pairs.structure), real.take(pairs.appearance)
     made = SyntheticImages(real.seed, real.domain, worn.identities, lent.cameras, lent.shots + _NEW_SHOT)
     return made, client.train.pids[pairs.appearance]

@@ -304,7 +304,7 @@ def test_commands_of_recipes_and_claims_exist(path, tmp_path, monkeypatch, capsy
     fits = {tuple(words) for command, *words in calls if command == "fit" and words[-1][-1:] not in "12"}  # one seed
     assert fits
     planned = []
-    monkeypatch.setattr(seeds, "run_jobs", lambda jobs, *_, **__: planned.extend(jobs) or [])
+    monkeypatch.setattr(seeds, "execute_runs", lambda jobs, *_, **__: planned.extend(jobs) or [])
     monkeypatch.setattr(seeds, "report", lambda _: "")
     for options in fits:
         if "--seeds" in options:  # one of its runs

@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant("evaluation/feature_file.py", "query=query.cpu().numpy()", "query=query.numpy()", "predict"),
     Mutant("evaluation/reranking.py", "torch.as_tensor(neighbours.similarity, device=query.device)",
            "torch.as_tensor(neighbours.similarity)", "rank"),
-    Mutant("generation/training.py", "draw.lenders.to(self.device)", "draw.lenders", "augment"),
+    Mutant("generation/training.py", "sampled.lenders.to(self.device)", "sampled.lenders", "augment"),
     # -- a generator of the wrong device
     Mutant("training/client.py", 'self.generator(f"dropout{role}", device=self.device)',
            'self.generator(f"dropout{role}")', "dropout"),

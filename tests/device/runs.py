@@ -15,7 +15,7 @@ from failing import last, read_result
 from fedsim.cli.fit import FederatedDataModule, Federation
 from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
-from fedsim.generation.quality import told_apart
+from fedsim.generation.quality import discriminator_accuracy
 from fedsim.parsing.config_files import with_clients
 from fedsim.training import server_optimizers
 
@@ -120,7 +120,7 @@ def _settings(name, *more):
 
 def judged_in_two_steps():
     """Let ``fedsim augment fit`` judge its images by a discriminator of two steps in the place of 200."""
-    return mock.patch.object(told_apart, "__defaults__", (2,))
+    return mock.patch.object(discriminator_accuracy, "__defaults__", (2,))
 
 
 def left_by(folder):

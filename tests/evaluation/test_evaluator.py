@@ -263,7 +263,7 @@ def test_a_fit_keeps_the_scores_of_single_queries(finished, features):
 
 def test_a_report_reads_them(finished):
     run, written = read_run(finished), np.load(finished / "queries.npz")
-    found = run.queries.found
+    found = run.queries.results
     assert set(found) == {name.removesuffix("/cmc") for name in written.files if name.endswith("/cmc")}
     np.testing.assert_array_equal(found["global/viper"].scores["mAP"], written["global/viper/mAP"].astype(float))
     assert (found["global/viper"].num_splits, found["global/north"].num_splits) == (SPLITS, 1)

@@ -3,14 +3,14 @@
 import pytest
 import yaml
 
-from fedsim.generation.quality import told_apart
+from fedsim.generation.quality import discriminator_accuracy
 
 
 @pytest.fixture(scope="module")
 def quick_judge():
     """Let the discriminator that judges swaps learn in 8 steps: 200 take three times as long as a small generator."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(told_apart, "__defaults__", (8,))
+        patch.setattr(discriminator_accuracy, "__defaults__", (8,))
         yield
 
 

@@ -373,8 +373,7 @@ def test_help_says_what_settings_are(capsys):
         main(["augment", "fit", "--help", "all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert (
-        "--networks.scales SCALES resolutions of the images that the discriminator sees (type: int, default: 2)"
-        in shown
+        "--networks.scales SCALES resolutions at which the discriminator scores images (type: int, default: 2)" in shown
     )
     assert "--row" not in shown
     assert "or your own Backbone. (type: <class 'Backbone'>, default: {" in shown  # and not "required"

@@ -19,8 +19,8 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
         (("--clients", "[nobody]"), "--clients: there is no client nobody; choose from town0, town1, town2"),
         (("--pretrain", "nobody"), "--pretrain: there is no client nobody"),
         (("--pretrain", "town1", "--clients", "[town0]"), "--pretrain: town1 must have a generator before the others"),
-        (("--size", "[30, 16]"), "size: [30, 16] will not do; give multiples of 4"),
-        (("--size", "[8, 8]"), "size: [8, 8] will not do"),
+        (("--size", "[30, 16]"), "size: [30, 16] is not supported; give multiples of 4"),
+        (("--size", "[8, 8]"), "size: [8, 8] is not supported"),
         (("--device", "cuda:99"), "--device: cuda:99 is not here; choose from cpu"),
         (("--device", "abacus"), "--device: there is no device abacus; choose from cpu"),
         (("--processes", "0"), "--processes"),
@@ -129,17 +129,17 @@ def test_what_is_no_trained_generator(command, config, tmp_path, capsys):
     path.write_bytes(content[: len(content) // 2])
     assert f"{path}: cannot be read" in refuse(capsys, *one)
     save_file({"x": torch.zeros(1)}, path)
-    assert f"{path}: is no generator that fedsim augment fit has written" in refuse(capsys, *one)
+    assert f"{path}: is not a generator of fedsim augment fit" in refuse(capsys, *one)
     path.write_bytes(content)
     save_file({"x": torch.zeros(1)}, path, {"fedsim": '{"format": 1}'})
-    assert f"{path}: is no generator that fedsim augment fit has written" in refuse(capsys, *one)
+    assert f"{path}: is not a generator of fedsim augment fit" in refuse(capsys, *one)
     path.write_bytes(content)
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings | {"size": [64, 32]}))
     assert f"{path}: makes images of [32, 16] pixels, not [64, 32]" in refuse(capsys, *one)
     settings["networks"]["width"] = 8
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    assert f"{path}: is of other networks" in refuse(capsys, *one)
+    assert f"{path}: has other networks" in refuse(capsys, *one)
 
 
 @pytest.mark.parametrize("change", [{"max_identities": 4}, {"val": "identities"}])
@@ -207,7 +207,9 @@ def test_a_folder_that_cannot_be_is_found_out_before_the_work(name, config, tmp_
         assert f"--output: {tmp_path / name} cannot be a folder" in refuse(capsys, "augment", *command, *args)
     monkeypatch.setattr(augment_images, "swap_grid", None)
     args = ("--config", config, "--generators", folder, "--output", tmp_path / "sheet.xyz")
-    assert "sheet.xyz: cannot write the contact sheet (.xyz is no format" in refuse(capsys, "augment", "preview", *args)
+    assert "sheet.xyz: cannot write the contact sheet (.xyz is not an image format" in refuse(
+        capsys, "augment", "preview", *args
+    )
 
 
 def test_an_encoder_of_people_who_are_now_held_out_goes_to_nobody(config, tmp_path, capsys):

@@ -108,7 +108,7 @@ class Plain:
             self.optimizers[name].step()
 
     def draw(self, step):
-        i, t, j = (rows.tolist() for rows in self.sampler.draw(step))
+        i, t, j = (rows.tolist() for rows in self.sampler.sample(step))
         u = torch.rand(2 * len(i), generator=torch_generator(3, "north", step, "mirror")).tolist()
         images = [plain_image(self.pixels, row, u[place] < 0.5) for place, row in enumerate(i)]
         others = [plain_image(self.pixels, row, u[len(i) + place] < 0.5) for place, row in enumerate(t)]

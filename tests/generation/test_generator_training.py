@@ -122,8 +122,8 @@ def test_soft_labels_come_late_or_never():
 
 def drawn(module):
     """The steps of which images are drawn in a training."""
-    steps, draw = [], module.sampler.draw
-    module.sampler.draw = lambda step: steps.append(step) or draw(step)
+    steps, draw = [], module.sampler.sample
+    module.sampler.sample = lambda step: steps.append(step) or draw(step)
     train(module)
     return steps
 
@@ -150,17 +150,17 @@ def test_images_are_mirrored_with_their_probability():
     straight, mirrored, both = (new(flip=flip, batch_size=60) for flip in (0.0, 1.0, 0.25))
     share = 0.0
     for step in range(5):
-        draw = straight.sampler.draw(step)
+        draw = straight.sampler.sample(step)
         for place, rows in enumerate((draw.images, draw.others)):
             plain = to_symmetric(straight.pixels[rows])
-            assert torch.equal(straight._draw(step)[place], plain)
-            assert torch.equal(mirrored._draw(step)[place], plain.flip(3))
-            found = both._draw(step)[place]
+            assert torch.equal(straight._sample(step)[place], plain)
+            assert torch.equal(mirrored._sample(step)[place], plain.flip(3))
+            found = both._sample(step)[place]
             is_plain = (found == plain).flatten(1).all(1)
             assert torch.equal(found[~is_plain], plain.flip(3)[~is_plain])
             share += (~is_plain).float().mean().item() / 10
-        assert straight._draw(step)[2].tolist() == LABELS[draw.images].tolist()
-        assert torch.equal(straight._draw(step)[3], draw.lenders)
+        assert straight._sample(step)[2].tolist() == LABELS[draw.images].tolist()
+        assert torch.equal(straight._sample(step)[3], draw.lenders)
     assert share == pytest.approx(0.25, abs=0.07)  # 600 images: four standard deviations
 
 

@@ -12,11 +12,11 @@ from fedsim.generation.quality import (
     SwapMeter,
     SwapQuality,
     colour_histogram,
+    discriminator_accuracy,
     edge_strength,
     pearson,
     quality_table,
     similarity,
-    told_apart,
 )
 
 SOBEL = ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1))
@@ -292,16 +292,18 @@ def people():
 def test_a_fresh_discriminator_tells_blurred_people_and_not_other_people(people):
     """Five seeds: 0.51 with a deviation of 0.06 for other people, 0.87 with 0.05 for blurred ones."""
     first, second, blurred = people
-    assert 0.27 < told_apart(first, second, seed=0) < 0.75
-    assert told_apart(first, blurred, seed=0) > 0.66
+    assert 0.27 < discriminator_accuracy(first, second, seed=0) < 0.75
+    assert discriminator_accuracy(first, blurred, seed=0) > 0.66
     state = torch.get_rng_state()
-    assert told_apart(first, blurred, seed=1, steps=1) == told_apart(first, blurred, seed=1, steps=1)
+    assert discriminator_accuracy(first, blurred, seed=1, steps=1) == discriminator_accuracy(
+        first, blurred, seed=1, steps=1
+    )
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_small_images_are_judged_at_one_scale(people):
     first, second, _ = (F.interpolate(part.float(), (16, 8)).to(torch.uint8) for part in people)
-    assert 0 <= told_apart(first, second, seed=0, steps=1) <= 1
+    assert 0 <= discriminator_accuracy(first, second, seed=0, steps=1) <= 1
 
 
 def test_structural_similarity_is_that_of_the_paper(people):

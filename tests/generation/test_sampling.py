@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.core.errors import DataError
 from fedsim.generation.sampling import Sampler
-from fedsim.generation.swaps import draw_pairs
+from fedsim.generation.swaps import sample_pairs
 
 
 def some_labels(seed, absent=True):
@@ -27,7 +27,7 @@ def test_batches_are_of_as_many_persons_as_possible(seed, batch_size):
     sampler = Sampler("north", labels, batch_size, seed)
     identities = set(labels.tolist())
     for step in range(8):
-        draw = sampler.draw(step)
+        draw = sampler.sample(step)
         images, others, lenders = (rows.tolist() for rows in draw)
         assert len(images) == len(others) == len(lenders) == batch_size
         times = Counter(labels[images].tolist())
@@ -42,7 +42,7 @@ def test_batches_are_of_as_many_persons_as_possible(seed, batch_size):
 def test_two_persons_always_lend_each_other_their_structures():
     labels = np.array([1, 0, 1, 1])
     for batch_size in range(2, 9):
-        draw = Sampler("north", labels, batch_size, 0).draw(3)
+        draw = Sampler("north", labels, batch_size, 0).sample(3)
         images = labels[draw.images.numpy()]
         assert (images != images[draw.lenders.numpy()]).all()
 
@@ -51,16 +51,16 @@ def test_steps_do_not_depend_on_those_before():
     labels = some_labels(3)
     sampler, fresh = (Sampler("north", labels, 6, 1) for _ in range(2))
     for step in range(5):
-        sampler.draw(step)
-    again, first = sampler.draw(5), fresh.draw(5)
+        sampler.sample(step)
+    again, first = sampler.sample(5), fresh.sample(5)
     assert [rows.tolist() for rows in again] == [rows.tolist() for rows in first]
-    assert sampler.draw(5).images.tolist() != sampler.draw(6).images.tolist()
+    assert sampler.sample(5).images.tolist() != sampler.sample(6).images.tolist()
 
 
 @pytest.mark.parametrize(("client", "seed"), [("south", 1), ("north", 2)])
 def test_steps_depend_on_client_and_seed(client, seed):
     labels = some_labels(3)
-    ours, theirs = Sampler("north", labels, 16, 1).draw(0), Sampler(client, labels, 16, seed).draw(0)
+    ours, theirs = Sampler("north", labels, 16, 1).sample(0), Sampler(client, labels, 16, seed).sample(0)
     assert ours.images.tolist() != theirs.images.tolist()
 
 
@@ -69,7 +69,7 @@ def test_all_persons_and_all_their_images_come_equally_often():
     sampler, steps = Sampler("north", labels, 2, 0), 6000
     persons, pairs = Counter(), Counter()
     for step in range(steps):
-        draw = sampler.draw(step)
+        draw = sampler.sample(step)
         persons.update(labels[draw.images.numpy()].tolist())
         pairs.update(zip(draw.images.tolist(), draw.others.tolist(), strict=True))
     for identity in (0, 2, 5, 7):
@@ -95,7 +95,7 @@ def test_clients_of_one_person_are_refused(labels):
 def test_nobody_is_swapped_with_himself(seed, absent):
     labels = some_labels(seed, absent)
     for count in (1, len(labels) // 2 + 1, len(labels), 3 * len(labels) + 2, 200):
-        structure, appearance = draw_pairs("north", labels, count, seed)
+        structure, appearance = sample_pairs("north", labels, count, seed)
         assert structure.shape == appearance.shape == (count,)
         assert structure.dtype == appearance.dtype == np.int64
         assert (labels[structure] != labels[appearance]).all()
@@ -104,13 +104,13 @@ def test_nobody_is_swapped_with_himself(seed, absent):
 @pytest.mark.parametrize("count", [1, 7, 10, 25, 100])
 def test_every_image_lends_its_structure_equally_often_up_to_one(count):
     labels = np.array([5, 2, 5, 0, 5, 2, 5, 2, 0, 7])
-    times = np.bincount(draw_pairs("north", labels, count, 3).structure, minlength=10)
+    times = np.bincount(sample_pairs("north", labels, count, 3).structure, minlength=10)
     assert times.max() - times.min() <= 1
 
 
 def test_all_images_of_others_lend_their_appearance_equally_often():
     labels = np.array([5, 2, 5, 0, 5, 2, 5, 2, 0, 7])
-    structure, appearance = draw_pairs("north", labels, 40_000, 3)
+    structure, appearance = sample_pairs("north", labels, 40_000, 3)
     times = np.zeros((10, 10))
     np.add.at(times, (structure, appearance), 1)
     for row in range(10):
@@ -124,8 +124,8 @@ def test_all_images_of_others_lend_their_appearance_equally_often():
 
 def test_pairs_depend_on_client_and_seed_alone():
     labels = some_labels(3)
-    ours = np.stack(draw_pairs("north", labels, 40, 1))
-    draw_pairs("north", labels, 5, 1)
-    assert np.array_equal(ours, np.stack(draw_pairs("north", labels, 40, 1)))
+    ours = np.stack(sample_pairs("north", labels, 40, 1))
+    sample_pairs("north", labels, 5, 1)
+    assert np.array_equal(ours, np.stack(sample_pairs("north", labels, 40, 1)))
     for client, seed in (("south", 1), ("north", 2)):
-        assert not np.array_equal(ours, np.stack(draw_pairs(client, labels, 40, seed)))
+        assert not np.array_equal(ours, np.stack(sample_pairs(client, labels, 40, seed)))

@@ -9,7 +9,7 @@ import torch
 
 from fedsim.data.generated import write_generated
 from fedsim.generation.quality import SwapMeter
-from fedsim.generation.swaps import Pairs, draw_pairs, make_swaps, measure_swaps, soft_labels, swap_grid
+from fedsim.generation.swaps import Pairs, make_swaps, measure_swaps, sample_pairs, soft_labels, swap_grid
 from fedsim.generation.training import to_pixels, to_symmetric
 from small_generators import CLASSES, LABELS, equal, new, noise, train
 
@@ -53,7 +53,7 @@ def test_pixels_are_rounded_and_do_not_wrap():
 def test_swaps_are_what_the_generator_makes_of_each_pair(trained):
     generator, teacher = trained
     pixels = noise(10)
-    pairs = draw_pairs("north", LABELS, 70, seed=0)  # more than a batch
+    pairs = sample_pairs("north", LABELS, 70, seed=0)  # more than a batch
     before = copy.deepcopy(generator), copy.deepcopy(teacher)
     batches = list(make_swaps(generator, teacher, pixels, pairs))
     assert [len(batch.images) for batch in batches] == [64, 6]
@@ -80,7 +80,7 @@ def test_probabilities_of_many_identities_sum_to_1(trained):
     torch.manual_seed(0)
     teacher.head = torch.nn.Linear(teacher.code_size, 20_000)
     torch.nn.init.normal_(teacher.head.weight, std=3.0)
-    batch = next(make_swaps(generator, teacher, noise(10), draw_pairs("north", LABELS, 20, seed=0)))
+    batch = next(make_swaps(generator, teacher, noise(10), sample_pairs("north", LABELS, 20, seed=0)))
     assert (batch.beliefs.double().sum(1) - 1).abs().max() < 2e-7
 
 
@@ -101,7 +101,7 @@ def test_a_grid_has_every_structure_with_every_appearance(trained):
 def test_a_generator_is_measured_on_its_images_and_swaps(trained):
     generator, teacher = trained
     pixels, count = noise(10), 70
-    pairs = draw_pairs("north", LABELS, count, seed=0)
+    pairs = sample_pairs("north", LABELS, count, seed=0)
     meter, hits = SwapMeter(), 0
     for image in pixels:
         again = to_pixels(generator(to_symmetric(image[None]), to_symmetric(image[None])))

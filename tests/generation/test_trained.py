@@ -10,7 +10,7 @@ from fedsim.data import FederatedDataModule, SyntheticReID
 from fedsim.generation.fitting import fit_generator, new_training
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
-from fedsim.generation.swaps import draw_pairs, measure_swaps
+from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps
 from fedsim.models import SmallCNN
 
@@ -38,7 +38,7 @@ def town(tmp_path_factory, quick_judge):
     data = FederatedDataModule(SyntheticReID(clients=2, unseen=0, scale=0.5), size=SIZE, val="none")
     client = data.federated.clients[1]
     pixels = client.train.images.decode(SIZE)
-    pairs = draw_pairs(client.name, client.labels, len(pixels), seed=0)
+    pairs = sample_pairs(client.name, client.labels, len(pixels), seed=0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the backbone's initial weights

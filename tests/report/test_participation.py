@@ -62,7 +62,9 @@ def test_the_report_draws_them(tmp_path, capsys):
 
 def test_logs_that_do_not_say_who_trained(tmp_path, capsys):
     run = write(tmp_path / "run", ["", ""])
-    assert "does not say who trained" in refuse(capsys, "report", run, "--participation", tmp_path / "who.png")
+    assert "does not name the clients that trained" in refuse(
+        capsys, "report", run, "--participation", tmp_path / "who.png"
+    )
     many = [write(tmp_path / f"run{i}", ["a"]) for i in range(9)]
     assert "at most 8" in refuse(capsys, "report", *many, "--participation", tmp_path / "who.png")
 

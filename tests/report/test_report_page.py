@@ -185,7 +185,7 @@ def test_lines_on_unseen_data_say_that_they_are_the_global_models(tmp_path):
     for name in ("curves", "cmc"):
         traces = {title: named(content) for title, content in json.loads(plots[name].json).items()}
         assert {title: list(of) for title, of in traces.items()} == {"a": ["SKA"], "new": ["SKA, global"]}
-        assert "where only the global model has scores" in plots[name].text
+        assert "the global model (named in the legend) if only that has scores" in plots[name].text
 
 
 def test_tables_hold_scores_tests_settings_and_versions(runs, parsed):

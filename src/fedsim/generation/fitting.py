@@ -31,7 +31,7 @@ from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 log = logging.getLogger(__name__)
 
 LINE_EVERY = 60.0
-"""seconds between two lines of progress where there is no terminal"""
+"""seconds between two lines of progress without a terminal"""
 
 
 def new_training(
@@ -46,7 +46,7 @@ def new_training(
 ) -> GeneratorTraining:
     """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
 
-    Raise DataError unless the client knows several identities, ConfigError if the backbone cannot encode such images.
+    Raise DataError unless the client has several identities, ConfigError if the backbone cannot encode such images.
     """
     check_client(client)
     check_backbone(backbone, networks.parts, (pixels.shape[2], pixels.shape[3]))
@@ -57,9 +57,9 @@ def new_training(
 
 
 def check_client(client: ClientData) -> None:
-    """Raise DataError unless a client knows at least two identities, whose appearances can be swapped."""
+    """Raise DataError unless a client has at least two identities, whose appearances can be swapped."""
     if not client.knows_identities:
-        raise DataError(f"client {client.name}: a generator needs identities, which its images have not; leave it out")
+        raise DataError(f"client {client.name}: a generator needs identities, and its images have none; leave it out")
     check_identities(client.name, client.labels)
 
 
@@ -71,10 +71,10 @@ def fit_generator(
     encoder: dict[str, Tensor] | None = None,
     row: int = 0,
 ) -> None:
-    """Train a generator and write it, unless the folder holds a trained one. The training sends nothing to anybody.
+    """Train a generator and write it, unless the folder holds a trained one. The training sends nothing.
 
-    ``folder`` is the client's, among generators; ``encoder`` the initial state of the appearance encoder's backbone,
-    None: as in the module; ``row`` the line of the progress bar, if several processes have one.
+    ``folder`` is the client's folder of the generators; ``encoder`` the initial state of the appearance encoder's
+    backbone, None: as in the module; ``row`` the position of the progress bar, if several processes have one.
 
     Raise DataError if ``training.ckpt`` cannot be continued, TrainingError if a loss or a weight is not finite.
     """
@@ -89,22 +89,23 @@ def fit_generator(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index or 0] if device.type == "cuda" else 1,
         max_epochs=-(-settings.steps // settings.save_every),
-        plugins=[LightningEnvironment()],  # within Slurm it would requeue the job, and save amid an epoch
+        plugins=[LightningEnvironment()],  # Slurm's would requeue the job, and save within an epoch
         callbacks=[_SaveTraining(folder), _Progress(settings.steps, row)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    begun = checkpoint if checkpoint.is_file() else None
-    if begun:
-        _check_checkpoint(begun, module)
-    trainer.fit(module, range(settings.save_every), ckpt_path=begun, weights_only=True)
+    resumed = checkpoint if checkpoint.is_file() else None
+    if resumed:
+        _check_checkpoint(resumed, module)
+    trainer.fit(module, range(settings.save_every), ckpt_path=resumed, weights_only=True)
     tensors = {name: value for name, value in module.state_dict().items() if not name.startswith("discriminator.")}
-    for name, tensor in tensors.items():  # the losses of the last step say nothing about the weights after it
+    for name, tensor in tensors.items():  # the last losses are finite, but the weights after that step may not be
         if not bool(tensor.isfinite().all()):
-            what = f"client {client.name}: {name} is not finite at the end"
-            raise TrainingError(f"{what}; lower training.rate, in another --output")
+            raise TrainingError(
+                f"client {client.name}: {name} is not finite at the end; lower training.rate, in another --output"
+            )
     size = (module.pixels.shape[2], module.pixels.shape[3])
     write_trained(folder, tensors, client, size, module.images_hash)
     checkpoint.unlink(missing_ok=True)
@@ -113,14 +114,14 @@ def fit_generator(
 def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
     """Raise DataError unless a training can continue from a file."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch makes of bytes that are none of its own
-        what = f"cannot be continued ({type(error).__name__})"
-        raise DataError(f"{path}: {what}; remove it, and this client begins again") from error
-    if not isinstance(found, dict) or found.get("images_hash") != module.images_hash:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no common error for damaged files
+        reason = f"cannot be continued ({type(error).__name__})"
+        raise DataError(f"{path}: {reason}; remove it, and this client begins again") from error
+    if not isinstance(content, dict) or content.get("images_hash") != module.images_hash:
         raise DataError(
-            f"{path}: was trained on other images than client {module.client} has now; give the --config that it was "
-            "begun with, or remove it"
+            f"{path}: was trained on other images than client {module.client} has now; give the --config that the "
+            "training began with, or remove it"
         )
 
 
@@ -132,13 +133,13 @@ class _SaveTraining(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GeneratorTraining)
-        write_losses(self.folder, pl_module.history)  # first: what goes on from a checkpoint writes later lines alone
+        write_losses(self.folder, pl_module.history)  # first, since a continued training writes later lines only
         with replacing(self.folder / CHECKPOINT) as partial:
             trainer.save_checkpoint(partial)
 
 
 class _Progress(Callback):
-    """Steps, time left, and the reconstruction error of the last epoch: a bar, or lines where there is no terminal."""
+    """Steps, time left, and the reconstruction error of the last epoch: as a bar, or as lines without a terminal."""
 
     def __init__(self, steps: int, row: int) -> None:
         self.steps, self.row = steps, row
@@ -149,7 +150,7 @@ class _Progress(Callback):
         assert isinstance(pl_module, GeneratorTraining)
         if self.bar is None:
             self.begun = self.done = trainer.current_epoch * pl_module.training_settings.save_every
-            self.started = self.said = time.monotonic()
+            self.started = self.logged = time.monotonic()
             self.bar = tqdm(
                 total=self.steps, initial=self.done, desc=f"generator of {pl_module.client}", unit=" steps",
                 position=self.row, disable=None, leave=False, file=sys.stderr,
@@ -166,12 +167,12 @@ class _Progress(Callback):
         self.done = min(self.done + 1, self.steps)  # the last epoch may be longer than what is left
         self.bar.update(self.done - self.bar.n)
         now = time.monotonic()
-        if self.bar.disable and now - self.said >= LINE_EVERY:
-            self.said = now
+        if self.bar.disable and now - self.logged >= LINE_EVERY:
+            self.logged = now
             left = (self.steps - self.done) * (now - self.started) / (self.done - self.begun) / 60
             error = f", error {self.error}" if self.error else ""
-            what = f"{self.done} of {self.steps} steps{error}, about {left:.0f} minutes left"
-            log.info("generator of %s: %s", pl_module.client, what)
+            progress = f"{self.done} of {self.steps} steps{error}, about {left:.0f} minutes left"
+            log.info("generator of %s: %s", pl_module.client, progress)
 
     def teardown(self, *_: object, **__: object) -> None:
         if self.bar is not None:
@@ -186,14 +187,14 @@ def needing_memory(client: str, device: torch.device, advice: str) -> Iterator[N
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        what = str(error).partition(". ")[0]
-        raise ConfigError(f"the generator of {client} does not fit on {device}; {advice} ({what})") from error
+        reason = str(error).partition(". ")[0]
+        raise ConfigError(f"the generator of {client} does not fit on {device}; {advice} ({reason})") from error
 
 
 def device_of(name: str, row: int = 0) -> torch.device:
     """Return a device by its name (``auto``, ``cpu``, ``cuda`` or ``cuda:N``); raise ConfigError if there is none.
 
-    With ``auto`` and ``cuda`` processes take the GPUs in turn; ``row`` is the number of this one.
+    With ``auto`` and ``cuda``, the processes take the GPUs in turn; ``row`` is the number of this process.
     """
     gpus = torch.cuda.device_count()
     if name in ("auto", "cuda") and gpus:

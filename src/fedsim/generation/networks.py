@@ -1,7 +1,7 @@
 """The networks of a generator of people (paper 002, Figure 6).
 
 The appearance encoder encodes clothes, the structure encoder pose and background; the decoder makes an image of both
-codes. B images of H x W pixels in [-1, 1], RGB; w the width, Z identities.
+codes. B is the number of images, of H x W pixels in [-1, 1], RGB; w is the width, Z the number of identities.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fedsim.data.images import Size
 from fedsim.functional.normalise import normalise_images
 
 LUMA = (0.299, 0.587, 0.114)
-"""of red, green and blue (ITU-R BT.601)"""
+"""weights of red, green and blue (ITU-R BT.601)"""
 _SLOPE = 0.2  # of LeakyReLU below 0
 _STRIDE = 4  # pixels per element of the structure map, along both axes
-_SMALLEST = 8  # pixels: of fewer the discriminator's patches leave nothing
+_SMALLEST = 8  # pixels: the discriminator reduces a smaller image to nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Networks:
     hidden: int = 128
     """width of the layer between the appearance code and the decoder's scales and offsets"""
     scales: int = 2
-    """resolutions of the images that the discriminator sees"""
+    """resolutions at which the discriminator scores images"""
 
     def __post_init__(self) -> None:
         at_least("networks", 1, **asdict(self))
@@ -49,7 +49,7 @@ class Networks:
 class StructureEncoder(nn.Module):
     """Images to maps [B, 4w, H/4, W/4] of pose, body and background; see :class:`Networks` for the arguments.
 
-    It sees luma alone, and instance normalisation removes brightness and contrast.
+    It uses luma only, and instance normalisation removes brightness and contrast.
     """
 
     luma: Tensor
@@ -108,16 +108,16 @@ class AppearanceEncoder(nn.Module):
 
     def logits(self, codes: Tensor) -> Tensor:
         """Classify the identity of codes, [B, Z]."""
-        found: Tensor = self.head(self.norm(codes))
-        return found
+        logits: Tensor = self.head(self.norm(codes))
+        return logits
 
 
 class Decoder(nn.Module):
     """Structure maps and appearance codes to images.
 
     The code sets scale and offset of each channel after instance normalisation (AdaIN; Huang and Belongie, ICCV 2017).
-    They are equal at all pixels: only the structure says where trousers are. ``code_size``: of appearance codes; see
-    :class:`Networks` for the other arguments.
+    They are equal at all pixels, so only the structure determines where trousers are. ``code_size``: size of appearance
+    codes; see :class:`Networks` for the other arguments.
     """
 
     def __init__(self, width: int, blocks: int, code_size: int, hidden: int) -> None:
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         )  # fmt: skip
 
     def forward(self, structure: Tensor, codes: Tensor) -> Tensor:
-        """Make images [B, 3, H, W] of maps and codes."""
+        """Make images [B, 3, H, W] from maps and codes."""
         maps = structure
         for block, settings in zip(self.blocks, self.settings(codes).chunk(len(self.blocks), 1), strict=True):
             maps = block(maps, settings)
@@ -156,7 +156,7 @@ class _AppearanceBlock(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Scores patches of images as real or not, at ``scales`` resolutions, each half of the one before."""
+    """Scores patches of images as real or not, at ``scales`` resolutions; each is half of the previous one."""
 
     def __init__(self, width: int, scales: int) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class Generator(nn.Module):
 
 @torch.no_grad()
 def check_backbone(backbone: nn.Module, parts: int, size: Size) -> None:
-    """Raise ConfigError unless a backbone makes maps with at least ``parts`` rows of images of this size."""
+    """Raise ConfigError unless a backbone turns images of this size into maps with at least ``parts`` rows."""
     name, was_training = type(backbone).__name__, backbone.training
     try:
         maps = backbone.eval()(torch.zeros(1, 3, *size))
@@ -204,7 +204,7 @@ def check_backbone(backbone: nn.Module, parts: int, size: Size) -> None:
     if maps.dim() != 4 or maps.shape[2] < parts:
         raise ConfigError(
             f"appearance: {name} returns {list(maps.shape)} for an image of {list(size)} pixels; networks.parts: "
-            f"{parts} needs a map of at least so many rows"
+            f"{parts} needs a map of at least that many rows"
         )
 
 
@@ -212,4 +212,6 @@ def check_size(size: Size, networks: Networks) -> None:
     """Raise ConfigError unless the networks can make images of this size."""
     smallest = _SMALLEST * 2 ** (networks.scales - 1)
     if min(size) < smallest or any(pixels % _STRIDE for pixels in size):
-        raise ConfigError(f"size: {list(size)} will not do; give multiples of {_STRIDE}, from {smallest}, in pixels")
+        raise ConfigError(
+            f"size: {list(size)} is not supported; give multiples of {_STRIDE}, at least {smallest}, in pixels"
+        )

@@ -4,7 +4,7 @@ A swapped image has the structure (pose, background) of one image and the appear
 should correlate with the edges of the structure source, and its colours with those of the appearance source. The same
 measures on the unchanged sources are given for comparison.
 
-Paper silent on how to measure the quality of generated images (Figure 5 shows some).
+Paper silent on a measure of the quality of generated images (Figure 5 shows some).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class SwapQuality:
     1 / identities"""
     similarity: float = math.nan
     """structural similarity of images and their self-reconstructions, in [-1, 1]; 1 is perfect (Wang et al., IEEE TIP
-    2004); NaN: not measured, as by versions before"""
+    2004); NaN: not measured, as in earlier versions"""
     told_apart: float = math.nan
-    """share, in [0, 1], of unseen images that a discriminator, trained anew, tells as real or swapped; 1/2 is perfect,
-    see :func:`told_apart`; NaN: not measured"""
+    """share, in [0, 1], of unseen images that a new discriminator classifies correctly as real or swapped; 1/2 is
+    perfect, see :func:`discriminator_accuracy`; NaN: not measured"""
 
 
 def edge_strength(images: Tensor) -> Tensor:
@@ -60,8 +60,10 @@ def edge_strength(images: Tensor) -> Tensor:
     """
     red, green, blue = images.unbind(1)
     luma = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
-    luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(1)  # without channels it refuses empty batches
-    # smoothed first, then subtracted: a convolution's order of sums would leave rounding where there is no edge
+    luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(
+        1
+    )  # with channels, F.pad also takes empty batches
+    # smoothed first, then subtracted: a convolution would leave rounding errors where there is no edge
     down = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]
     along = luma[:, :, :-2] + 2 * luma[:, :, 1:-1] + luma[:, :, 2:]
     return torch.hypot(down[:, :, 2:] - down[:, :, :-2], along[:, 2:] - along[:, :-2])
@@ -97,36 +99,38 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _standardise(rows: Tensor) -> Tensor:
-    """Rows [n, d] less their means, of unit length in float64; constant rows become 0."""
+    """Subtract means of rows [n, d] and scale them to unit length, in float64; constant rows become 0."""
     rows = rows.double()
     constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
-    centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)  # else rounding of the mean would count
+    centred = (rows - rows.mean(1, keepdim=True)).masked_fill(
+        constant, 0
+    )  # else the rounding error of the mean would count
     return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
 
 
 @torch.no_grad()
-def similarity(images: Tensor, others: Tensor) -> Tensor:
+def similarity(images: Tensor, reconstructed: Tensor) -> Tensor:
     """Return the structural similarity of pairs of images, float [n, 3, H, W] in [0, 1] of at least 6 pixels: [n].
 
     The window is Gaussian, of 11 x 11 pixels, at every pixel; borders are mirrored.
     """
-    found = structural_similarity_index_measure(others, images, reduction="none", data_range=1.0)
-    assert isinstance(found, Tensor)
-    return found.view(-1)
+    values = structural_similarity_index_measure(reconstructed, images, reduction="none", data_range=1.0)
+    assert isinstance(values, Tensor)
+    return values.view(-1)
 
 
 _TWO_SCALES = 16
-"""Pixels that images need for a discriminator at half of their size, too; each scale halves them three times."""
+"""Pixels that an image needs for a second scale, at half of its size; each scale halves it three times."""
 
 
-def told_apart(real: Tensor, made: Tensor, seed: int, steps: int = 200) -> float:
-    """Return how well a discriminator that starts anew tells real from made images that it has not seen, in [0, 1].
+def discriminator_accuracy(real: Tensor, made: Tensor, seed: int, steps: int = 200) -> float:
+    """Return the accuracy, in [0, 1], of a new discriminator between real and made images that it did not train on.
 
-    1/2: it cannot; 1: always. A discriminator that trained beside a generator says little: both may have gone astray.
-    This one learns from the first half of the images, in ``steps`` batches of 16 of each kind, and judges the other
-    half; an image's judgement is the mean over patches and scales: two, or one for images below 16 pixels.
+    1/2 is chance; 1: always right. A discriminator that trained with the generator is no measure, since both may have
+    diverged. This one learns from the first half of the images, in ``steps`` batches of 16 of each kind, and scores the
+    second half. The score of an image is the mean over patches and scales: two, or one for images below 16 pixels.
 
-    ``real`` and ``made`` are uint8 [m, 3, H, W], m at least 4; what is made of a real image stands in its row.
+    ``real`` and ``made`` are uint8 [m, 3, H, W], m at least 4; row i of ``made`` is made from row i of ``real``.
     """
     half = len(real) // 2
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -172,10 +176,10 @@ class SwapMeter:
 
         ``recognised`` is bool [n]: whether the teacher recognises the person of the appearance source.
         """
-        _check_alike(swapped=swapped, structure=structure, appearance=appearance)
+        _check_shapes(swapped=swapped, structure=structure, appearance=appearance)
         if recognised.dtype != torch.bool or recognised.shape != swapped.shape[:1]:
-            found = f"{recognised.dtype} {list(recognised.shape)}"
-            raise ValueError(f"recognised is {found}; give bool [{len(swapped)}], one per swapped image")
+            description = f"{recognised.dtype} {list(recognised.shape)}"
+            raise ValueError(f"recognised is {description}; give bool [{len(swapped)}], one per swapped image")
         edges = edge_strength(structure).flatten(1)
         colours = colour_histogram(appearance)
         of_images = [  # in the order of SwapQuality's fields
@@ -191,25 +195,25 @@ class SwapMeter:
     @torch.no_grad()
     def add_reconstructions(self, images: Tensor, reconstructed: Tensor) -> None:
         """Add n images and their reconstructions, float [n, 3, H, W] in [0, 1]; raise ValueError for other tensors."""
-        _check_alike(images=images, reconstructed=reconstructed)
+        _check_shapes(images=images, reconstructed=reconstructed)
         self._error += float((images.double() - reconstructed.double()).abs().sum())
         self._num_values += images.numel()
 
     def result(self) -> SwapQuality:
         """Return the means; raise ValueError if there are no swapped images or no reconstructions."""
         if not (self._num_swaps and self._num_values):
-            raise ValueError("nothing to take the mean of; add both swapped images and reconstructions")
+            raise ValueError("there is nothing to average; add both swapped images and reconstructions")
         return SwapQuality(self._error / self._num_values, *(self._sums / self._num_swaps).tolist())
 
 
-def _check_alike(**images: Tensor) -> None:
+def _check_shapes(**images: Tensor) -> None:
     """Raise ValueError unless all are float [n, 3, H, W] of one shape."""
-    first, like = next(iter(images.items()))
+    first, reference = next(iter(images.items()))
     for name, tensor in images.items():
         if not tensor.is_floating_point() or tensor.dim() != 4 or tensor.shape[1] != 3:
             raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; give floats [n, 3, H, W] in [0, 1]")
-        if tensor.shape != like.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, {first} {list(like.shape)}; give as many alike")
+        if tensor.shape != reference.shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, {first} {list(reference.shape)}; give equal shapes")
 
 
 def quality_table(rows: Mapping[str, SwapQuality]) -> str:
@@ -221,5 +225,5 @@ def quality_table(rows: Mapping[str, SwapQuality]) -> str:
         for client, quality in rows.items()
     ]  # fmt: skip
     headers = ["client", "reconstruction error", "edges (before)", "colours (before)", "recognised"]
-    headers += ["SSIM", "told apart"]
+    headers += ["SSIM", "distinguished"]
     return tabulate(lines, headers=headers, disable_numparse=True, colalign=("left", *["right"] * 6))

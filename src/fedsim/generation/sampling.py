@@ -1,4 +1,4 @@
-"""The images of each training step of a generator, which depend on seed, client and step alone."""
+"""The images of each training step of a generator; they depend on seed, client and step only."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ class SampledImages(NamedTuple):
 
 
 class Sampler:
-    """Draws ``batch_size`` B >= 2 pairs of images of the same person, for as many persons as possible.
+    """Samples ``batch_size`` B >= 2 pairs of images of the same person, for as many persons as possible.
 
-    Draws are keyed by the client's name and ``seed``. ``labels`` [n] are the identities of its images, 0 .. Z - 1; some
-    identities may have no images. Raises DataError for a single identity: its appearance has no other structure.
+    Samples are keyed by the client's name and ``seed``. ``labels`` [n] are the identities of its images, 0 .. Z - 1;
+    some identities may have no images. Raises DataError for a single identity, since a swap needs two.
     """
 
     def __init__(self, client: str, labels: Index, batch_size: int, seed: int) -> None:
         check_identities(client, labels)
         self.client, self.batch_size, self.seed = client, batch_size, seed
         self.order = torch.from_numpy(np.argsort(labels, kind="stable"))
-        """[n] images, identity after identity"""
+        """[n] images, sorted by identity"""
         self.counts = torch.from_numpy(np.bincount(labels))
         self.present = self.counts.nonzero()[:, 0]
         """identities with images"""
         self.first = self.counts.cumsum(0) - self.counts
         self.turns = torch.arange(batch_size) % len(self.present)
-        """[B] positions in the drawn order of identities; after the last one, the first ones again"""
+        """[B] positions in the sampled order of identities; after the last one, the first ones again"""
         self.lenders = torch.arange(1, batch_size + 1) % batch_size
         if self.turns[-1] == 0:  # the last image has the identity of the first, whose structure it would get
             self.lenders[-1] = 1
 
-    def draw(self, step: int) -> SampledImages:
-        """Draw the images of step 0, 1, ..."""
+    def sample(self, step: int) -> SampledImages:
+        """Sample the images of step 0, 1, ..."""
         generator = torch_generator(self.seed, self.client, step, "pairs")
         identities = self.present[torch.randperm(len(self.present), generator=generator)[self.turns]]
         u = torch.rand((2, self.batch_size), generator=generator, dtype=torch.float64)
         counts = self.counts[identities]
-        one = (u[0] * counts).long()
-        other = (one + 1 + (u[1] * (counts - 1)).long()) % counts  # a step of 1 .. count - 1, or to the only image
+        image = (u[0] * counts).long()
+        other_image = (
+            image + 1 + (u[1] * (counts - 1)).long()
+        ) % counts  # a step of 1 .. count - 1, or to the only image
         first = self.first[identities]
-        return SampledImages(self.order[first + one], self.order[first + other], self.lenders)
+        return SampledImages(self.order[first + image], self.order[first + other_image], self.lenders)
 
 
 def check_identities(client: str, labels: Index) -> None:

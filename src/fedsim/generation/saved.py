@@ -32,7 +32,7 @@ CHECKPOINT = "training.ckpt"
 _FILE = "generator.safetensors"
 _QUALITY = "quality.json"
 _FORMAT = 1
-_SAID = "fedsim"
+_KEY = "fedsim"  # of the metadata
 _BACKBONE = "generator.appearance.backbone."  # prefix of the tensors of the appearance encoder's backbone
 
 
@@ -65,11 +65,11 @@ def write_trained(
 
     Names of ``tensors`` begin with ``generator.`` or ``teacher.``.
     """
-    who = {"client": client.name, "identities": _hash_identities(client)}
-    said = {"format": _FORMAT, **who, "size": size, "images": images_hash}
+    content = {"client": client.name, "identities": _hash_identities(client)}
+    description = {"format": _FORMAT, **content, "size": size, "images": images_hash}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(folder / _FILE) as partial:
-        save_file(contiguous, partial, {_SAID: json.dumps(said)})  # one entry: several have no order
+        save_file(contiguous, partial, {_KEY: json.dumps(description)})  # one entry, since several have no order
 
 
 def write_losses(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
@@ -101,13 +101,13 @@ def read_quality(folder: Path) -> SwapQuality:
 
 
 def read_backbone(folder: Path) -> dict[str, Tensor]:
-    """Read the appearance encoder's backbone, all that other clients may get; raise DataError if there is none."""
+    """Read the appearance encoder's backbone, the only part that other clients may get; raise DataError without one."""
     with _opened(folder) as file:
         return _tensors(file, _BACKBONE)
 
 
 def _tensors(file: Any, prefix: str) -> dict[str, Tensor]:
-    """Read the tensors whose names begin with ``prefix``, which the result leaves out."""
+    """Read the tensors whose names begin with ``prefix``; names in the result are without it."""
     names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
     return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
 
@@ -115,20 +115,20 @@ def _tensors(file: Any, prefix: str) -> dict[str, Tensor]:
 def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str | None = None) -> None:
     """Raise DataError unless a client's folder holds a generator that was trained on its present images.
 
-    ``size`` is the wanted height and width of the generator's images, pixels. ``images_hash`` is that of
+    ``size`` is the required height and width of the generator's images, pixels. ``images_hash`` is that of
     :func:`hash_images`; None: only the identities are compared.
     """
     path = folder / _FILE
     with _opened(folder) as file:
         try:
-            said = json.loads((file.metadata() or {})[_SAID])
-            known = said["format"] == _FORMAT
-            of_client = said["client"] == client.name and said["identities"] == _hash_identities(client)
-            its_size, its_images = tuple(said["size"]), said["images"]
+            description = json.loads((file.metadata() or {})[_KEY])
+            has_format = description["format"] == _FORMAT
+            of_client = description["client"] == client.name and description["identities"] == _hash_identities(client)
+            its_size, its_images = tuple(description["size"]), description["images"]
         except (KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path}: is no generator that fedsim augment fit has written; remove it") from error
-    if not known:
-        raise DataError(f"{path}: is of another version of fedsim; remove it and fit again")
+            raise DataError(f"{path}: is not a generator of fedsim augment fit; remove it") from error
+    if not has_format:
+        raise DataError(f"{path}: was written by another version of fedsim; remove it and fit again")
     if of_client and its_size != tuple(size):
         raise DataError(f"{path}: makes images of {list(its_size)} pixels, not {list(size)}; fit into another folder")
     if not of_client or images_hash not in (None, its_images):
@@ -139,19 +139,19 @@ def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str
 
 
 def restore(folder: Path, modules: Mapping[str, nn.Module]) -> None:
-    """Load a trained generator into ``modules`` by name; raise DataError if it is damaged or of other networks."""
+    """Load a trained generator into ``modules`` by name; raise DataError if it is damaged or has other networks."""
     with _opened(folder) as file:
         for name, module in modules.items():
             try:
                 module.load_state_dict(_tensors(file, f"{name}."))
             except RuntimeError as error:
-                raise DataError(f"{folder / _FILE}: is of other networks ({str(error)[:160]})") from error
+                raise DataError(f"{folder / _FILE}: has other networks ({str(error)[:160]})") from error
 
 
 def _opened(folder: Path) -> safe_open:
     path = folder / _FILE
     if not path.is_file():
-        raise DataError(f"{path}: there is no trained generator; run fedsim augment fit, to its end")
+        raise DataError(f"{path}: there is no trained generator; run fedsim augment fit until it ends")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

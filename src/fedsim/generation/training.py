@@ -1,19 +1,19 @@
 r"""Training a generator of people on one client's images (paper 002, Figures 5 and 6).
 
 The generator splits an image into appearance (colours, prints) and structure (body, pose, background), and gives images
-of one person the appearance of another. A discriminator, both encoders and an identity head judge the result.
+of one person the appearance of another. A discriminator, both encoders and an identity head score the result.
 
-Paper 002 names DG-Net, and has no equations, sizes or rates. Here:
+Paper 002 names DG-Net, without equations, sizes or rates. Here:
 
 - The equations are those of Zheng et al. (CVPR 2019), see :mod:`fedsim.generation.losses`. Networks, rates and steps
-  are our own, and small, see configs/generators.
-- There is no second, "fine-grained" head for the identity of the structure source: our re-ID models have one head.
-- The target codes of the code losses are constants: with gradients both codes could shrink to zero.
-- The gradient of soft labels reaches the appearance encoder alone, not the decoder.
-- The discriminator is trained by least squares, as reported of the authors' code; the paper has logarithms.
+  are small ones of fedsim, see configs/generators.
+- There is no second, "fine-grained" head for the identity of the structure source, since re-ID models here have one.
+- The target codes of the code losses are constants: with gradients, both codes could shrink to zero.
+- The gradient of soft labels reaches the appearance encoder only, not the decoder.
+- The discriminator is trained by least squares, as the authors' code is reported to do; the paper has logarithms.
 - Rates and factors are constant, without weight decay; soft labels begin later. The authors' code lowers rates, decays
   weights, and raises the factors of codes and soft labels slowly.
-- The teacher is a second appearance encoder, trained beside the generator on the client's real images alone.
+- The teacher is a second appearance encoder, trained together with the generator, on the client's real images only.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class GeneratorTraining(LightningModule):
     """A generator in training. One Lightning epoch is ``save_every`` steps.
 
     The name of the ``client`` is the key of all random choices. ``pixels`` are its training images, uint8 [n, 3, H, W],
-    ``labels`` [n] their identities, 0 .. ``num_classes`` - 1. ``backbone``, a template for the appearance encoder's, is
-    copied. ``networks`` are sizes, ``losses`` factors, ``training`` steps and rates; ``seed`` is that of the run.
+    ``labels`` [n] their identities, 0 .. ``num_classes`` - 1. ``backbone``, a template for the backbone of the
+    appearance encoder, is copied. ``networks`` are sizes, ``losses`` factors, ``training`` steps and rates; ``seed`` is
+    that of the run.
     """
 
     pixels: Tensor
@@ -115,63 +116,63 @@ class GeneratorTraining(LightningModule):
 
     def configure_optimizers(self) -> list[Adam]:
         """Return the optimizers of generator, discriminator and teacher."""
-        how, parts = self.training_settings, self.generator
+        settings, parts = self.training_settings, self.generator
         of_generator = [
-            {"params": [*parts.structure.parameters(), *parts.decoder.parameters()], "lr": how.rate},
-            {"params": list(parts.appearance.parameters()), "lr": how.appearance_rate},
+            {"params": [*parts.structure.parameters(), *parts.decoder.parameters()], "lr": settings.rate},
+            {"params": list(parts.appearance.parameters()), "lr": settings.appearance_rate},
         ]
-        betas = (how.momentum, 0.999)
+        betas = (settings.momentum, 0.999)
         return [
             Adam(of_generator, betas=betas),
-            Adam(self.discriminator.parameters(), lr=how.discriminator_rate, betas=betas),
-            Adam(self.teacher.parameters(), lr=how.appearance_rate, betas=betas),
+            Adam(self.discriminator.parameters(), lr=settings.discriminator_rate, betas=betas),
+            Adam(self.teacher.parameters(), lr=settings.appearance_rate, betas=betas),
         ]
 
     def training_step(self, _: Any, position: int) -> None:
-        """One step; ``position`` counts from the start of the epoch."""
+        """Train for one step; ``position`` counts from the start of the epoch."""
         step = self.current_epoch * self.training_settings.save_every + position
         if step >= self.training_settings.steps:  # the last epoch is shorter
             return
         seed_global_stream(derive_seed(self.seed, self.client, step, "modules"))  # for noise within backbones
-        # 1. Draw two images each of some persons, and the structure source for each.
-        images, others, labels, lenders = self._draw(step)
+        # 1. Sample two images each of some persons, and the structure source for each.
+        images, partners, labels, lenders = self._sample(step)
         # 2. The teacher learns the identities of real images.
         teaching = F.cross_entropy(self.teacher.logits(self.teacher(images)), labels)
         self._update(2, teaching)
-        # 3. Encode, and make images with the own appearance, with the other image's, and with another structure.
+        # 3. Encode, and make images with their own appearance, with that of the partner, and with another structure.
         appearance, structure = self.generator.appearance, self.generator.structure
-        codes, codes_of_others = appearance(torch.cat([images, others])).chunk(2)
+        codes, partner_codes = appearance(torch.cat([images, partners])).chunk(2)
         maps = structure(images)
         lent = maps.index_select(0, lenders)
-        made = self.generator.decoder(torch.cat([maps, maps, lent]), torch.cat([codes, codes_of_others, codes]))
-        own, same, swapped = made.chunk(3)
+        made = self.generator.decoder(torch.cat([maps, maps, lent]), torch.cat([codes, partner_codes, codes]))
+        rebuilt, rebuilt_by_partner, swapped = made.chunk(3)
         # 4. The generator's losses.
-        found = {
-            "self": F.l1_loss(own, images),
-            "same": F.l1_loss(same, images),
+        losses = {
+            "self": F.l1_loss(rebuilt, images),
+            "same": F.l1_loss(rebuilt_by_partner, images),
             "identity": F.cross_entropy(appearance.logits(codes), labels),
         }
-        found |= self._losses_of_swapped(swapped, codes, lent, labels)
+        losses |= self._losses_of_swapped(swapped, codes, lent, labels)
         if self.losses.soft and step >= self.losses.soft_after * self.training_settings.steps:
-            found["soft"] = self._soft_label_loss(swapped)
+            losses["soft"] = self._soft_label_loss(swapped)
         # 5. The generator learns, then the discriminator.
-        self._update(0, self._total(found))
-        found["teacher"] = teaching
-        found["discriminator"] = self._realness(images, swapped)
-        self._update(1, found["discriminator"])
-        self._sums.append({name: loss.detach() for name, loss in found.items()})
+        self._update(0, self._total(losses))
+        losses["teacher"] = teaching
+        losses["discriminator"] = self._realness(images, swapped)
+        self._update(1, losses["discriminator"])
+        self._sums.append({name: loss.detach() for name, loss in losses.items()})
 
-    def _draw(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return images x_i and x_t in [-1, 1], each mirrored or not, their identities, and where x_j is among x_i."""
-        draw = self.sampler.draw(step)
-        rows = torch.cat([draw.images, draw.others])
+    def _sample(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return images x_i and x_t in [-1, 1], randomly mirrored, their identities, and positions of x_j among x_i."""
+        sampled = self.sampler.sample(step)
+        rows = torch.cat([sampled.images, sampled.others])
         generator = torch_generator(self.seed, self.client, step, "mirror")
         mirrored = torch.rand(len(rows), generator=generator) < self.training_settings.flip
         rows, mirrored = rows.to(self.device), mirrored.to(self.device)
         pixels = self.pixels.index_select(0, rows)
         images = to_symmetric(torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels))
         first, second = images.chunk(2)
-        return first, second, self.labels.index_select(0, rows[: len(first)]), draw.lenders.to(self.device)
+        return first, second, self.labels.index_select(0, rows[: len(first)]), sampled.lenders.to(self.device)
 
     def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
         """Return the losses of swapped images."""
@@ -197,23 +198,23 @@ class GeneratorTraining(LightningModule):
         appearance = self.generator.appearance
         return soft_label_divergence(appearance.logits(appearance(images)), wanted, temperature=1.0)
 
-    def _total(self, found: Losses) -> Tensor:
+    def _total(self, losses: Losses) -> Tensor:
         """Sum the generator's losses, each with its factor."""
         factors = self.losses
-        total = factors.image * (found["self"] + found["same"]) + factors.identity * found["identity"]
-        total = total + factors.code * (found["appearance code"] + found["structure code"])
-        total = total + factors.swapped_identity * found["swapped identity"]
-        total = total + factors.adversarial * found["adversarial"]
-        return total + factors.soft * found["soft"] if "soft" in found else total
+        total = factors.image * (losses["self"] + losses["same"]) + factors.identity * losses["identity"]
+        total = total + factors.code * (losses["appearance code"] + losses["structure code"])
+        total = total + factors.swapped_identity * losses["swapped identity"]
+        total = total + factors.adversarial * losses["adversarial"]
+        return total + factors.soft * losses["soft"] if "soft" in losses else total
 
     def _realness(self, real: Tensor, made: Tensor) -> Tensor:
-        """Return the discriminator's own loss."""
+        """Return the loss of the discriminator."""
         return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
 
-    def _update(self, which: int, loss: Tensor) -> None:
+    def _update(self, position: int, loss: Tensor) -> None:
         optimizers = self.optimizers()
         assert isinstance(optimizers, list)
-        optimizer = optimizers[which]
+        optimizer = optimizers[position]
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
@@ -228,17 +229,17 @@ class GeneratorTraining(LightningModule):
         if bad := [name for name, value in row.items() if not math.isfinite(value)]:
             raise TrainingError(
                 f"client {self.client}, step {row['step']:.0f}: the generator's loss {bad[0]} is {row[bad[0]]}; "
-                "lower training.rate, in another --output, or see whether all images can be seen"
+                "lower training.rate, in another --output, or check that all images are readable"
             )
         self.history.append(row)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the losses, and the hash of the images."""
+        """Add the losses and the hash of the images."""
         checkpoint["history"] = self.history
         checkpoint["images_hash"] = self.images_hash
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the losses so far."""
+        """Restore the losses of earlier epochs."""
         self.history = checkpoint["history"]
 
 

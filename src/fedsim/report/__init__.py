@@ -1,21 +1,37 @@
-"""``fedsim report``: runs as tables, by a rule; how fast and how fair they are; beside published numbers."""
+"""Reading of run directories, tables and figures of their scores, and comparison with published numbers.
+
+``fedsim report`` is the command line of :func:`report`. From Python, a figure needs no command line::
+
+    groups = group_runs([Path("runs/fedpav"), Path("runs/local")])
+    draw_curves(groups, titles_of(all_sets(groups)), "mAP", Path("curves.pdf"))
+"""
 
 from fedsim.report.comparison import compare_with, find_table
+from fedsim.report.figure import draw_cmc, draw_curves, draw_scores, draw_tradeoff
 from fedsim.report.groups import RunGroup, group_runs, traffic
 from fedsim.report.layout import score_table
+from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run, read_run
+from fedsim.report.scores import all_sets, titles_of
 from fedsim.report.table import report
 
 __all__ = [
     "Rule",
     "Run",
     "RunGroup",
+    "all_sets",
     "compare_with",
+    "draw_cmc",
+    "draw_curves",
+    "draw_participation",
+    "draw_scores",
+    "draw_tradeoff",
     "find_table",
     "group_runs",
     "read_run",
     "report",
     "score_table",
+    "titles_of",
     "traffic",
 ]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 
 class Interval(NamedTuple):
-    """Closed, in percent."""
+    """A closed interval, in percent."""
 
     low: float
     high: float
@@ -24,13 +24,13 @@ def one_match_bounds(
 ) -> Interval:
     """Return the interval in which mAP lies when every query has one match.
 
-    A match at rank r has the average precision 1 / r (trapezoid: 1 / (2 r), and 1 for r = 1). The CMC tells how many
-    matches lie between two ranks. For ranks 1, 5 and 10, rectangular, in an endless gallery:
+    A match at rank r has the average precision 1 / r (trapezoid: 1 / (2 r), and 1 for r = 1). The CMC gives the
+    number of matches between two ranks. For ranks 1, 5 and 10, rectangular, in an infinite gallery:
     ``R1 + (R5 - R1) / 5 + (R10 - R5) / 10 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11``.
     This also holds for means over several splits or rounds.
 
-    ``cmc`` is rank -> share of the queries with their match up to this rank, percent; rank 1 must be there. ``gallery``
-    is the number of gallery images, the last rank.
+    ``cmc`` is rank -> share of the queries with their match up to this rank, in percent; it must contain rank 1.
+    ``gallery`` is the number of gallery images, the last rank.
 
     >>> one_match_bounds({1: 50.0, 5: 60.0, 10: 70.0})
     Interval(low=53.0, high=59.39393939393939)
@@ -39,6 +39,6 @@ def one_match_bounds(
     points: list[tuple[float, float]] = [*sorted(cmc.items()), (gallery, 100.0)]
     low = high = cmc[1]
     for (rank, share), (next_rank, next_share) in pairwise(points):
-        low += factor * (next_share - share) / next_rank  # all of these matches at the last rank
-        high += factor * (next_share - share) / (rank + 1)  # all at the first one
+        low += factor * (next_share - share) / next_rank  # all these matches at the last rank
+        high += factor * (next_share - share) / (rank + 1)  # all at the first rank
     return Interval(low, high)

@@ -1,4 +1,4 @@
-"""Runs beside published numbers, with everything that keeps them from being the same experiment."""
+"""Runs next to published numbers, with every difference between the two experiments."""
 
 from __future__ import annotations
 
@@ -19,69 +19,73 @@ from fedsim.report.runs import Run
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
 _FEW = 2
-"""Groups of runs that may stand beside each column of a paper."""
+"""Up to this number of groups, their runs are columns next to those of a paper."""
 
 _CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
-def compare_with(which: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool) -> str:
-    """Return the table of a paper that holds the row closest to each group's settings, with the runs beside it.
+def compare_with(reference: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool) -> str:
+    """Return tables of a paper with the runs next to the published numbers, as text.
+
+    If ``reference`` names no table, these are the tables with the row closest to the settings of each group.
 
     Args:
-        which: a paper, or one table of it: ``003``, ``003/table4``; ``papers/`` may stand before it.
+        reference: a paper, or one table of it: ``003``, ``003/table4``; the prefix ``papers/`` is allowed.
         groups: the runs.
-        metric: the first number of each cell; ``mAP`` is the one that the paper means.
-        rule: of the runs' scores, beside the last evaluation.
-        is_given: whether somebody asked for this rule; otherwise it is the paper's, where runs have enough evaluations.
+        metric: the first number of each cell; ``mAP`` is the definition that the paper uses.
+        rule: selects scores of the runs, shown in addition to those of the last evaluation.
+        is_given: whether the user chose this rule; otherwise the paper's rule applies if runs have enough evaluations.
 
     Raises:
         ConfigError: if there is no such paper or table, or the paper has no such metric.
         DataError: if a table and the runs have no test set in common.
     """
-    paper, given = find_table(which)
-    names = {given.name} if given else {closest_table(paper, group.runs[0]).name for group in groups}
+    paper, named_table = find_table(reference)
+    names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
     chosen = [table for table in paper.tables if table.name in names]
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
-    others = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
+    unused = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
-    return "\n\n".join([*parts, f"other tables: {', '.join(others)}"] if others else parts)
+    return "\n\n".join([*parts, f"other tables: {', '.join(unused)}"] if unused else parts)
 
 
-def tables_beside(which: str | None, groups: Sequence[RunGroup], metric: str, rule: Rule) -> list[tuple[str, Block]]:
-    """Return a paper's tables with the runs below their rows, each with its title, for a page.
+def tables_with_runs(
+    reference: str | None, groups: Sequence[RunGroup], metric: str, rule: Rule
+) -> list[tuple[str, Block]]:
+    """Return titles and tables of papers for a page; the runs stand below the published rows.
 
-    ``which`` names a paper, or one table of it; None: all papers with a test set of the runs. Raises what
-    :func:`compare_with` does for a paper that is named.
+    ``reference`` names a paper, or one table of it; None: all papers that share a test set with the runs. If it is not
+    None, the errors are those of :func:`compare_with`.
     """
-    own = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
-    found = []
-    for paper, given in [find_table(which)] if which else [find_table(key) for key in list_papers()]:
-        names = {given.name} if given else {closest_table(paper, group.runs[0]).name for group in groups}
+    run_sets = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
+    blocks = []
+    for paper, named_table in [find_table(reference)] if reference else [find_table(key) for key in list_papers()]:
+        names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
         rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
         for table in (table for table in paper.tables if table.name in names):
-            if which is None and not own & set(table.test_sets):
+            if reference is None and not run_sets & set(table.test_sets):
                 continue
             title = f"Paper {paper.key}, {table.name}: {table.title}"
-            found.append((title, _Comparison(paper, table, groups, metric if which else "mAP", rules).block()))
-    return found
+            blocks.append((title, _Comparison(paper, table, groups, metric if reference else "mAP", rules).block()))
+    return blocks
 
 
-def find_table(which: str) -> tuple[Paper, Table | None]:
-    """Return the paper that ``which`` names, and maybe one table of it; raise ConfigError if there is none."""
-    key, _, name = which.removeprefix("papers/").partition("/")
+def find_table(reference: str) -> tuple[Paper, Table | None]:
+    """Return the paper that ``reference`` names, and its table if one is named; raise ConfigError if there is none."""
+    key, _, name = reference.removeprefix("papers/").partition("/")
     paper = read_paper(key, "--compare")
-    found = next((table for table in paper.tables if table.name == name), None)
-    if name and found is None:
+    named_table = next((table for table in paper.tables if table.name == name), None)
+    if name and named_table is None:
         names = ", ".join(table.name for table in paper.tables)
         raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
-    return paper, found
+    return paper, named_table
 
 
 def closest_table(paper: Paper, run: Run) -> Table:
-    """Return the table with the row whose settings are nearest to a run's; of equals the one that says most."""
+    """Return the table with the row closest to a run's settings; among equals, the one with most shared test sets."""
 
     def distance(table: Table) -> tuple[tuple[bool, int], int, int]:
         nearest = _closest_row(table, run).distance(run)
@@ -95,9 +99,9 @@ def _closest_row(table: Table, run: Run) -> TableRow:
 
 
 def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
-    """Yield what a row's numbers cannot be: a test set, a mark, and why.
+    """Yield the impossible numbers of a row: test set, mark and reason.
 
-    The mark is ``!`` where no definition of average precision gives the number, and ``~`` where the trapezoid does and
+    The mark is ``!`` if no definition of average precision gives the number, and ``~`` if the trapezoid gives it and
     rectangles do not.
     """
     digits = paper.content["digits"]
@@ -113,15 +117,15 @@ def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
         trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
         if rectangles.holds(scores["mAP"], one_unit):
             continue
-        why = (
+        reason = (
             f"mAP {scores['mAP']:.{digits}f}, but with one match per query it lies in {rectangles.low:.2f} to "
             f"{rectangles.high:.2f} (rectangles), {trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
         )
-        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", why
+        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", reason
 
 
 def not_comparable(run: Run) -> Iterator[str]:
-    """Yield why no number of a run says anything about a paper; the run is the subject of the sentence."""
+    """Yield the reasons why a run cannot be compared with a paper; each continues a sentence about the run."""
     if not run.config:
         yield "holds no config.yaml, so its data and settings are not known"
     if run.setting("data.dry_run"):
@@ -135,34 +139,34 @@ def not_comparable(run: Run) -> Iterator[str]:
 
 
 def _warnings(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """A line per reason, with the runs that it holds for."""
+    """Yield a line per reason, with the runs concerned."""
     members: dict[str, list[RunGroup]] = {}
     for group in groups:
         for reason in not_comparable(group.runs[0]):
             members.setdefault(reason, []).append(group)
-    for reason, same in members.items():
-        each = f"each of {', '.join(group.label for group in same)}"
-        yield f"NOT COMPARABLE: {same[0].runs[0].folder if len(same) == 1 else each} {reason}"
+    for reason, concerned in members.items():
+        each = f"each of {', '.join(group.label for group in concerned)}"
+        yield f"NOT COMPARABLE: {concerned[0].runs[0].folder if len(concerned) == 1 else each} {reason}"
 
 
 def _sources(run: Run) -> set[str]:
-    found = run.setting("data.source")
-    sources = found if isinstance(found, list) else [found]
+    setting = run.setting("data.source")
+    sources = setting if isinstance(setting, list) else [setting]
     return {str(source.get("class_path")).rpartition(".")[2] for source in sources if isinstance(source, dict)}
 
 
 def _rules(paper: Paper, group: RunGroup, rule: Rule, is_given: bool) -> list[Rule]:
-    """The last evaluation, and what else is asked for, or the paper does and the runs allow."""
-    other = rule if is_given else replace(rule, name=paper.content["rule"])
-    if other.name == "last":
-        return [other]
-    if not is_given and any(not other.can_choose(run) for run in group.runs):
+    """Return the last evaluation and the user's rule, or the paper's rule if the runs have enough evaluations."""
+    second = rule if is_given else replace(rule, name=paper.content["rule"])
+    if second.name == "last":
+        return [second]
+    if not is_given and any(not second.can_choose(run) for run in group.runs):
         return [Rule()]
-    return [Rule(), other]
+    return [Rule(), second]
 
 
 class _Line(NamedTuple):
-    """The scores of one model: a column of the table, or a line where there are many runs."""
+    """The scores of one model: a column of the table, or a line if there are many runs."""
 
     label: str
     model: str
@@ -171,35 +175,35 @@ class _Line(NamedTuple):
     cells: list[str]
     """per test set"""
     is_loud: bool = False
-    """whether it is not comparable"""
+    """whether it is marked as not comparable"""
 
     @property
     def column(self) -> tuple[str, list[str]]:
-        """Header and cells."""
+        """The header and the cells."""
         lines = [*(["NOT COMPARABLE"] if self.is_loud else []), self.label, self.model, self.source]
         return "\n".join(lines), self.cells
 
     @property
     def line(self) -> list[str]:
-        """What describes it, and cells."""
+        """Label, model and source, then the cells."""
         return [self.label, self.model, self.source + (", NOT COMPARABLE" if self.is_loud else ""), *self.cells]
 
 
 @dataclass
 class _Comparison:
-    """One table of a paper and the runs beside it."""
+    """One table of a paper, and the runs to compare."""
 
     paper: Paper
     table: Table
     groups: Sequence[RunGroup]
     metric: str
     rules: Mapping[RunGroup, list[Rule]]
-    """of each group's columns"""
+    """the rules of each group's columns"""
     footnotes: dict[str, int] = field(default_factory=dict)
     """text -> its number"""
 
     def text(self) -> str:
-        """Return the table and all that is to be said about it."""
+        """Return the table and its notes."""
         title = f"{self.table.name}: {self.table.title}"
         if not self.table.test_sets:
             return "\n".join([title, *self._figures_only()])
@@ -218,7 +222,7 @@ class _Comparison:
         return "\n".join([f"{title}; {unit}", "", table, "", *self._costs(), *self._legend()])
 
     def block(self) -> Block:
-        """Return the paper's rows, below each the runs that are closest to it, and what is to be said about them."""
+        """Return the paper's rows, each followed by the runs closest to it, and the notes."""
         names = [name + self._mark(self.paper.test_sets[name]) for name in self.table.test_sets]
         lines = self._one_below_another(self._numbers)
         unit = f"{' / '.join(_LABELS.get(n, n) for n in self._numbers)} in percent"
@@ -226,7 +230,7 @@ class _Comparison:
         return Block(["method", "model", "scores", *names], lines, (*notes, *self._legend()), num_left=3)
 
     def _costs(self) -> Iterator[str]:
-        """What clients have pruned and sent: a column per row of the paper that prints it, and per group of runs."""
+        """Yield the table of pruning and traffic: a column per row of the paper that has them, and per group."""
         if not any(row.costs for row in self.table.rows):
             return
         names = self.table.test_sets
@@ -236,40 +240,40 @@ class _Comparison:
             if row.costs
         ]
         runs = [(f"{group.label}\nlast round", [group.costs(name) for name in names]) for group in self.groups]
-        what = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
-        yield from (f"{self.table.name}: {what}", "", table_in_parts(names, columns, "client", always=runs), "")
+        title = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
+        yield from (f"{self.table.name}: {title}", "", table_in_parts(names, columns, "client", always=runs), "")
 
     def _side_by_side(self, names: Sequence[str], numbers: Sequence[str]) -> str:
-        """A column per row of the paper, and the runs' columns beside each."""
+        """Return a table with a column per row of the paper; each part of it has the runs' columns."""
         published = [self._published(row, numbers).column for row in self.table.rows if row.scores]
         runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
         return table_in_parts(names, published, "data set", always=runs)
 
     def _one_below_another(self, numbers: Sequence[str]) -> list[list[str]]:
-        """A line per row of the paper, below each the runs that are closest to it, last those of other methods."""
+        """Return a line per row of the paper, each followed by the closest runs; runs of other methods come last."""
         closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
-        others = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
+        unmatched = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
         lines: list[_Line] = []
         for row in self.table.rows:
             if row.scores:
                 lines.append(self._published(row, numbers))
-            own = [group for group in self.groups if closest[group] is row and group not in others]
-            lines += [line for group in own for line in self._of_run(group, numbers)]
-        lines += [line for group in others for line in self._of_run(group, numbers)]
+            matched = [group for group in self.groups if closest[group] is row and group not in unmatched]
+            lines += [line for group in matched for line in self._of_run(group, numbers)]
+        lines += [line for group in unmatched for line in self._of_run(group, numbers)]
         return [line.line for line in lines if set(line.cells) != {"-"}]
 
     @property
     def _numbers(self) -> list[str]:
-        """What stands in a cell."""
+        """The metrics of a cell."""
         if self.metric not in (*self.table.metrics, "mAP"):
             names = ", ".join(sorted(self.table.metrics))
             raise ConfigError(f"--metric: {self.paper.key}/{self.table.name} has no {self.metric}; choose from {names}")
         return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics]
 
-    def _mark(self, of: TableRow | TestSet) -> str:
-        """Return the mark of a footnote with the note."""
-        text = of.note if of.status == "ok" else f"{of.status}: {of.note}"
-        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if of.note else ""
+    def _mark(self, entry: TableRow | TestSet) -> str:
+        """Return the mark of the footnote with an entry's note; empty without a note."""
+        text = entry.note if entry.status == "ok" else f"{entry.status}: {entry.note}"
+        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if entry.note else ""
 
     def _published(self, row: TableRow, numbers: Sequence[str]) -> _Line:
         label = row.name + self._mark(row)
@@ -298,20 +302,21 @@ class _Comparison:
         return self.table.digits if digits is None else digits
 
     def _models(self, group: RunGroup) -> list[tuple[str, str]]:
-        """The table's models that the group has, by kind and client; one whose scores are the global one's stands once.
+        """Return kind and client of the table's models that the group has; models with equal scores appear once.
 
-        Where the table's rows of a kind are of single clients, the mean over clients is none of them.
+        If all rows of a kind are those of single clients, the mean over clients is left out.
         """
         kinds, rows = group.kinds(Rule()), [(row.model, row.client) for row in self.table.rows]
-        wanted = [of for of in dict.fromkeys([(group.runs[0].primary, ""), *rows]) if of[0] in kinds]
+        models = [model for model in dict.fromkeys([(group.runs[0].primary, ""), *rows]) if model[0] in kinds]
         columns: dict[str, tuple[str, str]] = {}
-        for kind, client in sorted(wanted, key=lambda of: kinds.index(of[0])):
+        for kind, client in sorted(models, key=lambda model: kinds.index(model[0])):
             paths = [f"test/{kind}/{name}/{client}/rank1".replace("//", "/") for name in self.table.test_sets]
             scores = [group.values(path, Rule()).tolist() for path in paths]
             if any(scores) or not client:
                 columns.setdefault(repr(scores), (kind, client))
-        alone = {kind for kind, client in columns.values() if client} - {kind for kind, client in rows if not client}
-        return [of for of in columns.values() if of[1] or of[0] not in alone]
+        means = {kind for kind, client in rows if not client}
+        without_mean = {kind for kind, client in columns.values() if client} - means
+        return [model for model in columns.values() if model[1] or model[0] not in without_mean]
 
     def _figures_only(self) -> Iterator[str]:
         for row in self.table.rows:
@@ -321,7 +326,7 @@ class _Comparison:
     def _legend(self) -> Iterator[str]:
         yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
         for row in self.table.rows:
-            yield from (f"{mark} {name}, {row.name}: {why}" for name, mark, why in doubts_about(self.paper, row))
+            yield from (f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in doubts_about(self.paper, row))
         yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))
         if "mAP" in self._numbers and self.paper.content["mAP"] != "mAP":
             yield f"- mAP of the runs is {self.paper.content['mAP']}"
@@ -339,6 +344,8 @@ class _Comparison:
         row = _closest_row(self.table, run)
         differences = row.differences(run)
         if _FOLDERS in _sources(run):
-            differences.append("its data sets are folders whose names nobody has checked")
-        what = f"differs in {'; '.join(differences)}" if differences else "has the published settings, as far as listed"
-        return f"- {group.label} is closest to '{row.name}' and {what}"
+            differences.append("its data sets are folders whose names are not checked")
+        statement = (
+            f"differs in {'; '.join(differences)}" if differences else "has the published settings, as far as listed"
+        )
+        return f"- {group.label} is closest to '{row.name}' and {statement}"

@@ -1,6 +1,6 @@
-"""How fast a run reaches a score, at what cost of communication, and how evenly clients are served.
+"""Rounds and bytes until a run reaches a score (convergence), and the spread of scores over clients (fairness).
 
-Paper 002 asks for both (Table 9: rank-1, rounds until convergence) and defines neither; here they are defined below.
+Paper 002 names both (Table 9: rank-1, rounds until convergence) and defines neither; the definitions are below.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from fedsim.report.runs import METRICS, Run
 
 
 class Reached(NamedTuple):
-    """When a score was reached for the first time."""
+    """The round in which a score was reached for the first time, and the bytes until then."""
 
     round_: int
     """from 1"""
     num_bytes: float
-    """sent to clients and back, in this round and all before it"""
+    """sent to clients and back, in this round and all earlier ones"""
 
 
 class Spread(NamedTuple):
-    """How scores of several test sets lie."""
+    """The distribution of a score over several test sets."""
 
     mean: float
     deviation: float
-    """population standard deviation: these are all clients' test sets, not a sample"""
+    """population standard deviation, since the test sets are those of all clients, not a sample"""
     worst: float
     worst_set: str
 
 
 def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: float) -> Reached | None:
-    """Return when the score ``key`` was at least ``target``, in its unit; None if it never was.
+    """Return the first round with a score ``key`` of at least ``target``, in the same unit; None if there is none.
 
-    ``log`` is every round, from 1, in order, with its ``comm/down_bytes`` and ``comm/up_bytes``.
+    ``log`` contains every round, from 1, in order, with its ``comm/down_bytes`` and ``comm/up_bytes``.
 
     >>> log = {r: {"comm/down_bytes": 10.0, "comm/up_bytes": 5.0, "mAP": 0.1 * r} for r in (1, 2, 3)}
     >>> first_reaching(log, "mAP", 0.2)
@@ -55,14 +55,14 @@ def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: flo
 
 
 def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
-    """Return a table: rounds and bytes until the delivered model reaches a score for the first time.
+    """Return a table of the rounds and bytes until the delivered model reaches a score for the first time.
 
     Args:
         groups: the runs.
         target: ``METRIC=PERCENT``, the mean over clients' test sets, or ``SET/METRIC=PERCENT``.
 
     Raises:
-        ConfigError: if ``target`` is written otherwise, or a run has no such score.
+        ConfigError: if ``target`` has another format, or a run has no such score.
         DataError: if logs are incomplete.
     """
     name, metric, percent = _parse(target)
@@ -75,30 +75,30 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
                 choices = ", ".join(f"{test_set}/{'top1' if run.classifies else 'rank1'}" for test_set in run.test_sets)
                 raise ConfigError(f"--target: {run.folder} has no {key} in its logs; choose from {choices}")
             reached = first_reaching(run.log, key, percent / 100)
-            when = [f"not in {max(run.log)}", "-"]
+            cells = [f"not in {max(run.log)}", "-"]
             if reached is not None:
-                when = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
-            rows.append([group.label, str(run.summary["seed"]), run.primary, *when, f"{100 * max(scores):.1f}"])
+                cells = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
+            rows.append([group.label, str(run.summary["seed"]), run.primary, *cells, f"{100 * max(scores):.1f}"])
     headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
-    what = "mean over clients' test sets" if name == "seen" else name
-    note = f"first evaluated round with {metric} of at least {percent:g} %, {what}; 1 GB is 10^9 bytes"
+    subject = "mean over clients' test sets" if name == "seen" else name
+    note = f"first evaluated round with {metric} of at least {percent:g} %, {subject}; 1 GB is 10^9 bytes"
     return Block(headers, rows, (note,))
 
 
 def _parse(target: str) -> tuple[str, str, float]:
-    found = re.fullmatch(r"(?:(.+)/)?([^/=]+)=([^=]+)", target)
-    if found is None:
+    match = re.fullmatch(r"(?:(.+)/)?([^/=]+)=([^=]+)", target)
+    if match is None:
         raise ConfigError(f"--target: {target} is not METRIC=PERCENT or SET/METRIC=PERCENT, such as rank1=60")
-    name, metric, number = found.groups()
+    name, metric, number = match.groups()
     if metric not in METRICS:
         raise ConfigError(f"--target: {metric} is unknown; choose from {', '.join(METRICS)}")
     try:
         percent = float(number)
     except ValueError as error:
-        raise ConfigError(f"--target: {number} is not a number of percent") from error
+        raise ConfigError(f"--target: {number} is not a number; give a percentage") from error
     if not 1 < percent <= 100:  # 0.6 is meant as a share
         raise ConfigError(
-            f"--target: {number} is not above 1 and at most 100; scores are percentages, as in the tables"
+            f"--target: must be above 1 and at most 100, got {number}; scores are percentages, as in the tables"
         )
     return name or "seen", metric, percent
 
@@ -114,7 +114,7 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
 
 
 def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
-    """Return a table: how a score is spread over the test sets of clients, per model; seeds are averaged."""
+    """Return a table of the spread of a score over the test sets of clients, per model; seeds are averaged."""
     rows = []
     for group in groups:
         for kind in group.kinds(rule):
@@ -126,17 +126,17 @@ def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
     headers = ["run", "model", "mean", "deviation", "worst", "worst set"]
     note = (
         f"{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
-        "lowest; clients of one test set count as one"
+        "lowest; clients with the same test set count as one"
     )
     if not rows:
-        note = "fairness: there are not two test sets that clients train for, so nothing can be spread over them"
+        note = "fairness: needs at least two test sets of clients that train"
     return Block(headers, rows, (note,), num_left=2)
 
 
 def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
-    """Return mean, spread and the worst of a run's scores; of equals the first."""
-    found = rule.scores(run)
-    scores = {name: found[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in found}
+    """Return mean, spread and the worst of a run's scores; among equals, the first one is the worst."""
+    by_key = rule.scores(run)
+    scores = {name: by_key[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in by_key}
     if len(scores) < 2:
         return None
     values, worst = np.array(list(scores.values())), min(scores, key=lambda name: scores[name])

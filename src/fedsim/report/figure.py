@@ -1,4 +1,4 @@
-"""Pictures for papers, by matplotlib: scores over rounds and per test set, CMC curves, scores over what was sent."""
+"""Figures for papers, drawn by matplotlib: scores over rounds and per test set, CMC curves, scores over traffic."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 _WIDTH = 7.2
 """Inches: two columns of a paper."""
 _LETTER = 0.065
-"""Inches: a letter of a legend, about."""
+"""Inches: approximate width of a letter in a legend."""
 _LINE = 0.17
-"""Inches: a line of a legend."""
+"""Inches: height of a line of a legend."""
 _MANY = 40
 """Points of a line above which only some have a marker."""
 _RANKS = 20
-"""Of a CMC curve."""
+"""Ranks of a CMC curve."""
 
 
-def draw(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
-    """Draw the delivered models' means over rounds, seen and unseen, above bars of all models per test set.
+def draw_scores(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
+    """Draw the delivered models' mean scores over rounds, seen and unseen, above bars of all models per test set.
 
-    ``names``: test set -> how it is written; ``rule``: of the bars. Bands and error bars are standard deviations over
+    ``names``: test set -> its title; ``rule``: rule of the bars. Bands and error bars are standard deviations over
     seeds.
 
     Raises:
@@ -67,53 +67,55 @@ def draw(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule
 def draw_curves(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
     """Draw a picture per test set: a model's score over rounds, means and bands over seeds, see :func:`series.curves`.
 
-    ``names``: test set -> how it is written.
+    ``names``: test set -> its title.
 
     Raises:
         DataError: if no run has logged the score, or the image file cannot be written.
     """
-    found = {title: _curves(groups, name, metric) for name, title in names.items()}
-    if not any(found.values()):
+    pictures = {title: _curves(groups, name, metric) for name, title in names.items()}
+    if not any(pictures.values()):
         raise DataError(
             f"{groups[0].runs[0].folder}: the run has no {metric} over rounds; wait for its first evaluation"
         )
-    _draw_pictures(found, "round", metric, path, "--curves")
+    _draw_pictures(pictures, "round", metric, path, "--curves")
 
 
 def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -> None:
-    """Draw CMC curves: a picture per test set, a line per group, of the last evaluation, see :func:`series.cmc`.
+    """Draw CMC curves of the last evaluation: a picture per test set, a line per group, see :func:`series.cmc`.
 
     Raises:
         DataError: if no run has such scores, or the image file cannot be written.
     """
-    found = {title: series.cmc(groups, name) for name, title in names.items() if name not in ("seen", "unseen")}
-    if not any(found.values()):
+    pictures = {title: series.cmc(groups, name) for name, title in names.items() if name not in ("seen", "unseen")}
+    if not any(pictures.values()):
         raise DataError(f"{groups[0].runs[0].folder}: the run has no ranks to draw; classification has none")
-    _draw_pictures(found, "rank", "queries with a match", path, "--cmc")
+    _draw_pictures(pictures, "rank", "queries with a match", path, "--cmc")
 
 
 def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
-    """Draw scores over what was sent so far, and over simulated seconds where runs have them.
+    """Draw scores over the bytes sent until then, and over simulated seconds if the runs have them.
 
     Raises:
-        DataError: if no run says what it sent, or the image file cannot be written.
+        DataError: if no log contains the sent bytes, or the image file cannot be written.
     """
     means = [name for name in ("seen", "unseen") if name in names] or list(names)
-    found = {(names[name], unit): s for name in means for unit, s in series.tradeoffs(groups, name, metric).items()}
-    if not found:
+    lines_by_axes = {
+        (names[name], unit): lines for name in means for unit, lines in series.tradeoffs(groups, name, metric).items()
+    }
+    if not lines_by_axes:
         raise DataError(
-            f"{groups[0].runs[0].folder}: its log does not say what was sent; --tradeoff needs comm/*_bytes"
+            f"{groups[0].runs[0].folder}: its log does not contain the sent bytes; --tradeoff needs comm/*_bytes"
         )
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(2, len(lines_by_axes))
+    rows = -(-len(lines_by_axes) // columns)
     with new_figure(_WIDTH, 2.6 * rows) as figure:
         pictures = figure.subplots(rows, columns, squeeze=False).flatten()
-        for picture, ((title, unit), lines) in zip(pictures, found.items(), strict=False):
+        for picture, ((title, unit), lines) in zip(pictures, lines_by_axes.items(), strict=False):
             _draw_lines(picture, lines, whole=False)
             _name_axes(picture, title, unit, metric)
-        for picture in pictures[len(found) :]:
+        for picture in pictures[len(lines_by_axes) :]:
             picture.set_axis_off()
-        _add_legend(figure, [line for lines in found.values() for line in lines])
+        _add_legend(figure, [line for lines in lines_by_axes.values() for line in lines])
         save_figure(figure, path, "--tradeoff")
 
 
@@ -121,9 +123,9 @@ def _curves(groups: Sequence[RunGroup], name: str, metric: str) -> list[Series]:
     return series.curves(groups, name, metric)
 
 
-def _draw_pictures(found: Mapping[str, list[Series]], unit: str, metric: str, path: Path, option: str) -> None:
+def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric: str, path: Path, option: str) -> None:
     """Draw a picture per test set that has any line."""
-    shown = {title: lines for title, lines in found.items() if lines}
+    shown = {title: lines for title, lines in lines_by_title.items() if lines}
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     with new_figure(_WIDTH if columns > 1 else _WIDTH / 2, 2.1 * rows + 0.3) as figure:
@@ -133,7 +135,7 @@ def _draw_pictures(found: Mapping[str, list[Series]], unit: str, metric: str, pa
             _name_axes(axes, title, unit, metric)
             if unit == "rank":
                 axes.set(xlim=(0.5, _RANKS + 0.5), ylim=(0, 101), xticks=[1, 5, 10, 15, 20])
-            if place % columns:  # the name stands at the left
+            if place % columns:  # the leftmost picture has the name
                 axes.set_ylabel("")
         for axes in pictures[len(shown) :]:
             axes.set_axis_off()
@@ -142,7 +144,7 @@ def _draw_pictures(found: Mapping[str, list[Series]], unit: str, metric: str, pa
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Series], whole: bool = True) -> None:
-    """Draw lines with markers, with a band of one deviation over seeds; ``whole``: numbers on the axis are whole."""
+    """Draw lines with markers, with a band of one standard deviation over seeds; ``whole``: ticks of x are integers."""
     from matplotlib.ticker import MaxNLocator
 
     for line in lines:
@@ -156,29 +158,29 @@ def _draw_lines(axes: Axes, lines: Sequence[Series], whole: bool = True) -> None
         elif line.has_spread:
             axes.errorbar(line.x, line.mean, yerr=line.spread, color=style.colour, capsize=2, linewidth=0.9)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole))
-    if all(len(line.x) == 1 for line in lines):  # or one point gets an axis of its own thousandths
+    if all(len(line.x) == 1 for line in lines):  # else the ticks of a single point are thousandths
         middle = sorted({float(line.x[0]) for line in lines})
         margin = 1.0 if whole else 0.1 * middle[-1]
         axes.set_xlim(middle[0] - margin, middle[-1] + margin)
 
 
 def _draw_bars(axes: Axes, columns: Sequence[Series], names: Sequence[str]) -> None:
-    """Draw bars with error bars over seeds; a missing one is named, so that it is not taken for 0."""
+    """Draw bars with error bars over seeds; a missing bar is marked n/a, so that it does not look like 0."""
     step = 0.84 / max(1, len(columns))
     for place, column in enumerate(columns):
         style = style_of(column.number)
         left = column.x + (place + 0.5) * step - 0.42
-        there = np.isfinite(column.mean)
+        has_score = np.isfinite(column.mean)
         axes.bar(
-            left[there], column.mean[there], 0.94 * step, color=style.colour, hatch=style.hatch,
+            left[has_score], column.mean[has_score], 0.94 * step, color=style.colour, hatch=style.hatch,
             edgecolor="white" if style.hatch else style.colour, linewidth=0.4, label=column.label,
         )  # fmt: skip
-        several = there & np.isfinite(column.spread)
+        several = has_score & np.isfinite(column.spread)
         axes.errorbar(
             left[several], column.mean[several], yerr=column.spread[several], fmt="none", ecolor="#333333",
             elinewidth=0.8, capsize=min(2.5, 15 * step),
         )  # fmt: skip
-        for x in left[~there]:
+        for x in left[~has_score]:
             axes.annotate("n/a", (x, 0), (0, 2), textcoords="offset points", rotation=90, ha="center", va="bottom",
                           fontsize=6 if step > 0.1 else 4, color="#555555")  # fmt: skip
     axes.set_xticks(range(len(names)), names)
@@ -197,22 +199,22 @@ def _name_axes(axes: Axes, title: str, unit: str, metric: str) -> None:
 
 
 def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] = ()) -> None:
-    """Put one legend below all pictures, where it hides nothing; a series with a line and a bar stands once."""
+    """Put one legend below all pictures, where it hides nothing; a series with a line and a bar has one entry."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    drawn = {one.number for one in lines}
+    drawn = {line.number for line in lines}
     handles: dict[int, tuple[str, Any]] = {}
-    for one in (*bars, *lines):
-        style = style_of(one.number)
-        line = Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line, markersize=4)
+    for entry in (*bars, *lines):
+        style = style_of(entry.number)
+        line_handle = Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line, markersize=4)
         patch = Patch(facecolor=style.colour, hatch=style.hatch, edgecolor="white")
-        parts = ([patch] if bars else []) + ([line] if one.number in drawn else [])
-        handles.setdefault(one.number, (one.label, tuple(parts)))
+        parts = ([patch] if bars else []) + ([line_handle] if entry.number in drawn else [])
+        handles.setdefault(entry.number, (entry.label, tuple(parts)))
     labels, width = [label for label, _ in handles.values()], figure.get_figwidth()
-    wide = _LETTER * max(map(len, labels)) + (0.9 if bars else 0.6)
-    columns = max(1, min(len(labels), int(width / wide)))
+    entry_width = _LETTER * max(map(len, labels)) + (0.9 if bars else 0.6)
+    columns = max(1, min(len(labels), int(width / entry_width)))
     figure.set_figheight(figure.get_figheight() + _LINE * -(-len(labels) // columns))
     figure.legend(
         [parts for _, parts in handles.values()], labels, loc="outside lower center", frameon=False,
@@ -222,7 +224,7 @@ def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] 
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure; inches. Within the block, text is small, and PDFs hold letters that can be searched."""
+    """Yield an empty figure; sizes in inches. Within the block, text is small, and the text of PDFs can be searched."""
     import matplotlib as mpl  # slow to import
     from matplotlib.figure import Figure
 
@@ -232,12 +234,12 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def save_figure(figure: Figure, path: Path, option: str) -> None:
-    """Write an image file, of the kind that its name says, which ``option`` of the command line has given."""
+    """Write an image file in the format of its suffix; errors name ``option``, the option that gave the path."""
     kind = path.suffix.removeprefix(".").lower()
-    known = figure.canvas.get_supported_filetypes()
-    if kind not in known:
-        what = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(known))}"
-        raise DataError(f"{path}: cannot write the figure ({what}); choose another {option}")
+    formats = figure.canvas.get_supported_filetypes()
+    if kind not in formats:
+        reason = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(formats))}"
+        raise DataError(f"{path}: cannot write the figure ({reason}); choose another {option}")
     try:
         with replacing(path) as partial:
             figure.savefig(partial, format=kind, dpi=200)

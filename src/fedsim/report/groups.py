@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone: one column of a report, and what they have sent."""
+"""Groups of runs that differ only in their seed: one column of a report each; and their traffic."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class RunGroup:
     runs: tuple[Run, ...]
 
     def values(self, key: str, rule: Rule) -> NDArray[np.float64]:
-        """Return one score of each run, fractions of 1; runs without it are missing."""
+        """Return one score of each run, as fractions of 1; runs without it are left out."""
         scores = [rule.scores(run).get(key) for run in self.runs]
         return np.array([score for score in scores if score is not None])
 
     def cell(self, model: str, metrics: Sequence[str], rule: Rule, digits: int = 1) -> str:
         """Return scores below ``test/kind/set`` in percent, as a table shows them; ``-`` without the first."""
-        found = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
-        return " / ".join(mean_and_spread(values, digits) for values in found) if len(found[0]) else "-"
+        percent = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
+        return " / ".join(mean_and_spread(values, digits) for values in percent) if len(percent[0]) else "-"
 
     def costs(self, client: str) -> str:
-        """Return what a client has pruned in the end, percent, and received and sent, GiB; ``-`` without traffic."""
+        """Return a client's pruned share at the end, in percent, and its traffic, in GiB; ``-`` without traffic."""
         pruned, sent = [], []
         for run in self.runs:
             rounds = [run.log[round_] for round_ in sorted(run.log)]
@@ -49,36 +49,35 @@ class RunGroup:
         return " / ".join(mean_and_spread(np.array(values), digits) for values, digits in ((pruned, 2), (sent, 2)))
 
     def kinds(self, rule: Rule) -> list[str]:
-        """Return the models; local ones are left out where another has the same scores (Local, Centralised)."""
+        """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
         metrics = rule.scores(self.runs[0])
         scores = {
             kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{kind}/")} for kind in KINDS
         }
-        others = [scores["global"].items(), scores["personalised"].items()]
-        repeats = any(scores["local"].items() <= other for other in others)
+        repeats = any(scores["local"].items() <= scores[kind].items() for kind in ("global", "personalised"))
         return [kind for kind in KINDS if scores[kind] and not (kind == "local" and repeats)]
 
     def distinct_kinds(self, rule: Rule) -> list[str]:
-        """Return the models without personalised ones that are the global one: those have its scores on every set."""
+        """Return the kinds of models without personalised, if that has the scores of the global model on every set."""
         scores = rule.scores(self.runs[0])
 
-        def of(kind: str) -> set[tuple[str, float]]:
+        def scores_of(kind: str) -> set[tuple[str, float]]:
             return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{kind}/")}
 
         kinds = self.kinds(rule)
-        repeats = "global" in kinds and of("personalised") <= of("global")
+        repeats = "global" in kinds and scores_of("personalised") <= scores_of("global")
         return [kind for kind in kinds if not (kind == "personalised" and repeats)]
 
 
 def group_runs(folders: list[Path]) -> list[RunGroup]:
-    """Open run directories and put runs together that differ in the seed only."""
+    """Open run directories and group the runs that differ only in the seed."""
     if not folders:
         raise ConfigError("runs: give at least one run directory")
     return group_opened([read_run(folder) for folder in folders])
 
 
 def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
-    """Put runs together that differ in the seed only, and name the groups."""
+    """Group the runs that differ only in the seed, and name the groups."""
     by_config: dict[str, list[Run]] = {}
     for run in opened:
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
@@ -87,7 +86,7 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:
-    """Return a line on what runs have sent so far, in GB (1e9 bytes), and their simulated time where there is one."""
+    """Return a line with the bytes that runs have sent, in GB (1e9 bytes), and their simulated time if there is one."""
     parts = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
@@ -99,6 +98,6 @@ def traffic(groups: Sequence[RunGroup]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """One number, or the smallest and the largest where seeds differ."""
+    """Return one number, or the smallest and the largest if seeds differ."""
     texts = [f"{v:,.1f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values))]
     return " to ".join(dict.fromkeys(texts))

@@ -1,4 +1,4 @@
-"""Cells, and tables that fit the terminal; the scores of one evaluation."""
+"""Cells of tables, and tables that fit the terminal; the table of one evaluation's scores."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Block:
     lines: Sequence[Sequence[str]]
     """a text per column"""
     notes: Sequence[str] = ()
-    """lines that stand below"""
+    """lines below the table"""
     num_left: int = 1
-    """columns of words, at the left"""
+    """number of columns of words, at the left"""
     is_cut: bool = False
-    """whether a table that is wider than the terminal is cut into several, each with the first column"""
+    """whether a table wider than the terminal is cut into several, each with the first column"""
     tidy: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
-    """headers and lines for CSV: one number a line; None: the same as above"""
+    """headers and lines for CSV, one number per line; None: the same as above"""
 
     def text(self, format_: Format) -> str:
-        """Return the table: with its notes as a table of the terminal, else without."""
+        """Return the table as text; the format of the terminal includes the notes."""
         if format_ == "csv":
             return _csv(*(self.tidy or (self.headers, self.lines)))
         if format_ == "table":
@@ -74,7 +74,7 @@ def _csv(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:
-    """Write the mean over seeds, with the standard deviation where there are several.
+    """Write the mean over seeds, with the standard deviation if there are several.
 
     >>> mean_and_spread(np.array([40.0, 42.0]))
     '41.0+-1.4'
@@ -90,13 +90,13 @@ def table_in_parts(
     corner: str,
     always: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> str:
-    """Write a table, cut into several below each other where it is wider than the terminal.
+    """Write a table, cut into several below each other if it is wider than the terminal.
 
     Args:
-        names: of the rows.
+        names: names of the rows.
         columns: header, which may have several lines, and one cell per row.
         corner: header of the names.
-        always: columns that stand in every part, at the right.
+        always: columns at the right of every part.
     """
     columns = [_folded(column) for column in columns]
     widest = shutil.get_terminal_size((100, 24)).columns
@@ -110,14 +110,14 @@ def table_in_parts(
 
 
 def _folded(column: tuple[str, Sequence[str]]) -> tuple[str, Sequence[str]]:
-    """Break long lines of a header: names of variants are long."""
+    """Wrap long lines of a header, since names of variants are long."""
     header, cells = column
     room = max(_LEAST, *map(len, cells)) if cells else _LEAST
     return "\n".join("\n".join(textwrap.wrap(line, room)) for line in header.splitlines()), cells
 
 
 def table_of_lines(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Write a table of texts: three that describe a line, then its numbers."""
+    """Write a table of texts: each line has three words that describe it, then its numbers."""
     alignment = ("left",) * 3 + ("right",) * (len(headers) - 3)
     return tabulate(lines, headers=headers, disable_numparse=True, colalign=alignment)
 
@@ -136,9 +136,9 @@ def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], c
 
 
 def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
-    """Return a line per data set and kind of model, as fedsim validate and fedsim test print them.
+    """Return a line per data set and kind of model, as fedsim validate and fedsim test print it.
 
-    ``scores``: ``split/kind/domain/metric`` -> fraction of 1, one number each; others are left out.
+    ``scores``: ``split/kind/domain/metric`` -> fraction of 1, one number each; keys of another form are left out.
     """
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for key, value in scores.items():
@@ -146,8 +146,8 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
             _, kind, domain, metric = key.split("/")
             rows.setdefault((domain, kind), {})[metric] = f"{100 * float(value):.1f}"
     table = [
-        [*of, *(cells[m] + (f"+-{cells[f'{m}_std']}" if f"{m}_std" in cells else "") for m in metrics)]
-        for of, cells in rows.items()
-    ]  # with the spread over random splits, where there are several
+        [*key, *(cells[m] + (f"+-{cells[f'{m}_std']}" if f"{m}_std" in cells else "") for m in metrics)]
+        for key, cells in rows.items()
+    ]  # with the spread over random splits, if there are several
     alignment = ("left", "left", *["right"] * len(metrics))
     return tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True, colalign=alignment)

@@ -1,4 +1,4 @@
-"""Names of runs in tables and pictures: the method, and what tells its variants apart."""
+"""Names of runs in tables and pictures: the method, and the settings that distinguish its variants."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.runs import Run
 
 _MOST = 3
-"""Settings in a name."""
+"""Largest number of settings in a name."""
 _CANDIDATES = 16
-"""Differing settings among which those of a name are chosen."""
+"""Largest number of differing settings among which those of a name are chosen."""
 _MISSING = "-"
 _CENTRALISED = "Centralised"
-"""The name of runs with one client. Which method it trains by hardly matters, so that has no part in the name."""
+"""The name of runs with one client; their method hardly matters, so it is not part of the name."""
 _COMPARED = {"model": None, "data": None, "trainer": ("max_epochs", "precision", "limit_train_batches")}
 
 
 def name_variants(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run: its method, and the settings that make it a variant.
 
-    These are its own settings that all runs of it share and that are not the usual ones, and the settings in
-    which it differs from other runs of that method.
+    These are the unusual settings of the method that all its runs share, and the settings in which the run differs from
+    other runs of the method.
     """
     members: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
@@ -38,50 +38,51 @@ def name_variants(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ: dotted name -> value of each run, ``-`` where it has none.
+    """Return the settings in which runs differ: dotted name -> value of each run, ``-`` if it has none.
 
-    Of parts that are of different classes the class is told, and what differs within a class. Seeds, folders and
-    machines are no settings.
+    If a part has different classes, the result contains the class, and the settings that differ within one class.
+    Seeds, folders and machines do not count as settings.
     """
     settings = [settings_of(run) for run in runs]
-    names = dict.fromkeys(name for of in settings for name in of)
-    found = {name: [_text(of[name]) if name in of else _MISSING for of in settings] for name in names}
-    differing = {name: values for name, values in found.items() if len(set(values)) > 1}
-    classes = {name.removesuffix("class_path"): of for name, of in differing.items() if name.endswith(".class_path")}
+    names = dict.fromkeys(name for of_run in settings for name in of_run)
+    texts = {name: [_text(of_run[name]) if name in of_run else _MISSING for of_run in settings] for name in names}
+    differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
+    paths = {name.removesuffix("class_path"): v for name, v in differing.items() if name.endswith(".class_path")}
 
-    def is_told(name: str, values: Sequence[str]) -> bool:
-        """Whether a setting differs within a class, where it is one of a class."""
-        of = next((of for part, of in classes.items() if name.startswith(f"{part}init_args.")), [""] * len(runs))
-        return len(set(zip(of, values, strict=True))) > len(set(of))
+    def differs_within_class(name: str, values: Sequence[str]) -> bool:
+        """Whether a setting differs between runs with the same class of its part."""
+        same_for_all = [""] * len(runs)
+        classes = next((v for part, v in paths.items() if name.startswith(f"{part}init_args.")), same_for_all)
+        return len(set(zip(classes, values, strict=True))) > len(set(classes))
 
-    return {name: values for name, values in differing.items() if is_told(name, values)}
+    return {name: values for name, values in differing.items() if differs_within_class(name, values)}
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return dotted names of the settings that a run's numbers depend on -> values."""
-    found: dict[str, Any] = {}
+    """Return the settings that a run's numbers depend on: dotted name -> value."""
+    settings: dict[str, Any] = {}
     for section, names in _COMPARED.items():
         content = run.config.get(section)
         if isinstance(content, Mapping):
             kept = {name: value for name, value in content.items() if names is None or name in names}
-            found |= _flat(kept, section)
-    found.pop("model.seed", None)
-    return found
+            settings |= _flat(kept, section)
+    settings.pop("model.seed", None)
+    return settings
 
 
 def _names(method: str, runs: Sequence[Run]) -> list[str]:
-    """Return names of a method's variants: by the fewest settings that tell all apart, or by their folders."""
+    """Return names of a method's variants: by the fewest settings that distinguish all, or by their folders."""
     shared = [] if method == _CENTRALISED else _unusual(runs)
     if len(runs) == 1:
         return [_name(method, shared)]
-    found = differences(runs)
-    if 0 < len(found) <= _MOST and len(set(zip(*found.values(), strict=True))) == len(runs):
-        return _with(method, shared, found)
+    differing = differences(runs)
+    if 0 < len(differing) <= _MOST and len(set(zip(*differing.values(), strict=True))) == len(runs):
+        return _with(method, shared, differing)
     for count in range(1, _MOST + 1):
-        for chosen in combinations(list(found)[:_CANDIDATES], count):
-            some = {name: found[name] for name in chosen}
-            if len(set(zip(*some.values(), strict=True))) == len(runs):
-                return _with(method, shared, some)
+        for chosen in combinations(list(differing)[:_CANDIDATES], count):
+            settings = {name: differing[name] for name in chosen}
+            if len(set(zip(*settings.values(), strict=True))) == len(runs):
+                return _with(method, shared, settings)
     names = [run.folder.name for run in runs]
     folders = [n if names.count(n) == 1 else str(run.folder) for n, run in zip(names, runs, strict=True)]
     return [_name(method, [*shared, folder]) for folder in folders]
@@ -90,37 +91,38 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
 def _unusual(runs: Sequence[Run]) -> list[str]:
     """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
 
-    Numbers make no variant: they are tuned. Where the others are many, the first ones. A setting that has fields of its
-    own has no value here. Papers name methods after their server's optimizer, too (FedAdam): a shared one comes last.
+    Numbers are left out, since they are tuned. If many settings remain, the result has the first ones. For a setting
+    with fields, the result has its name only. A shared server optimizer comes last, since papers name methods after it,
+    too (FedAdam).
     """
     models = [run.config.get("model") or {} for run in runs]
     chosen = [_arguments(model.get("method")) for model in models]
     optimizers = {_arguments(model.get("server_optimizer"))[0] for model in models}
     (path, first), usual = chosen[0], _usual(chosen[0][0])
-    told = [
+    texts = [
         name if isinstance(value, Mapping) else f"{name} {_text(value)}"
         for name, value in first.items()
         if name in usual and value not in usual[name] and not _is_number(value)
-        if all(other == path and arguments.get(name) == value for other, arguments in chosen)
+        if all(class_path == path and arguments.get(name) == value for class_path, arguments in chosen)
     ]
-    told = told if len(told) <= _MOST else [*told[:_MOST], "..."]
-    return told + [f"server_optimizer {_text(path)}" for path in optimizers if path and len(optimizers) == 1]
+    texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
+    return texts + [f"server_optimizer {_text(path)}" for path in optimizers if path and len(optimizers) == 1]
 
 
 def _usual(path: str) -> dict[str, list[Any]]:
-    """Return the values that a plain run of a method has: setting -> its default, and that of configs/methods."""
+    """Return the usual values of a method's settings: setting -> its default, and the value in configs/methods."""
     name = path.rpartition(".")[2].lower()
-    found = {setting: [_as_listed(value)] for setting, value in defaults_of_class(path).items()}
+    usual = {setting: [_as_listed(value)] for setting, value in defaults_of_class(path).items()}
     for config, file in shipped_configs().items():
-        if config.replace("_", "") == f"methods/{name}" and found:
+        if config.replace("_", "") == f"methods/{name}" and usual:
             _, shipped = _arguments(read_config(str(file))["model"]["method"])
-            for setting in shipped.keys() & found.keys():
-                found[setting].append(shipped[setting])
-    return found
+            for setting in shipped.keys() & usual.keys():
+                usual[setting].append(shipped[setting])
+    return usual
 
 
 def _arguments(part: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return class_path and arguments of a setting that is a class; an empty path where it names none."""
+    """Return class_path and arguments of a setting that is a class; an empty path if it names no class."""
     part = {"class_path": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
     return str(part.get("class_path") or ""), part.get("init_args") or {}
 
@@ -130,38 +132,38 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_listed(value: Any) -> Any:
-    """A default as a config has it, which knows no tuples."""
+    """Return a default as a config contains it: lists instead of tuples."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _name(method: str, told: Sequence[str]) -> str:
-    return f"{method} {', '.join(told)}".rstrip()
+def _name(method: str, settings: Sequence[str]) -> str:
+    return f"{method} {', '.join(settings)}".rstrip()
 
 
 def _with(method: str, shared: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[str]:
     short, names = _short(list(settings)), []
     for values in zip(*settings.values(), strict=True):
-        told = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
-        names.append(_name(method, [*shared, *told]))
+        texts = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
+        names.append(_name(method, [*shared, *texts]))
     return names
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """The last part of each name, or two where that is ambiguous; a class has the name of its part."""
+    """Return the last part of each name, or two parts if that is ambiguous; ``class_path`` does not count."""
     parts = [[part for part in name.split(".") if part not in ("class_path", "init_args")] for name in names]
-    last = [of[-1] for of in parts]
-    return [of[-1] if last.count(of[-1]) == 1 else ".".join(of[-2:]) for of in parts]
+    last = [words[-1] for words in parts]
+    return [words[-1] if last.count(words[-1]) == 1 else ".".join(words[-2:]) for words in parts]
 
 
 def _flat(content: Any, prefix: str) -> dict[str, Any]:
-    """Return dotted names of settings -> values."""
+    """Return nested settings as dotted name -> value."""
     if not isinstance(content, Mapping):
         return {prefix: content}
     return {k: v for name, value in content.items() for k, v in _flat(value, f"{prefix}.{name}").items()}
 
 
 def _text(value: Any) -> str:
-    """A value as people write it; a class by its last name."""
+    """Return a value as text for readers; a class by its last name."""
     if value is None:
         return "none"
     if isinstance(value, bool):

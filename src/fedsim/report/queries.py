@@ -21,11 +21,11 @@ class Queries:
     """One kind of model on the Q queries of one test set."""
 
     scores: dict[str, Floats]
-    """metric -> [Q] fractions of 1; NaN where a query does not count"""
+    """metric -> [Q] fractions of 1; NaN if a query does not count"""
     pids: NDArray[np.int64]
     """[Q] identity"""
     num_splits: int
-    """random splits, whose queries stand one after the other"""
+    """number of random splits; their queries are concatenated"""
     cmc: Floats
     """[ranks] share of queries with a match among the first 1, 2, ... images; empty for classification"""
 
@@ -36,18 +36,18 @@ class QueryFile:
 
     round_: int
     """from 1"""
-    found: dict[str, Queries]
+    results: dict[str, Queries]
     """``kind/set`` -> results"""
 
 
 def read_queries(path: Path) -> QueryFile | None:
-    """Read a file of single queries' scores; None if there is none; raise DataError if it cannot be read."""
+    """Read a file of single queries' scores; return None without a file; raise DataError if it cannot be read."""
     if not path.is_file():
         return None
     try:
         with np.load(path) as file:  # never a pickle: that is numpy's default
             arrays = {name: file[name] for name in file.files}
-        found = {}
+        results = {}
         for name in arrays:
             model, _, last = name.rpartition("/")
             if last == "cmc":
@@ -58,7 +58,7 @@ def read_queries(path: Path) -> QueryFile | None:
                     if f"{model}/{metric}" in arrays
                 }
                 splits = len(arrays[f"{of_set}/splits"])
-                found[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
-        return QueryFile(int(arrays["round"]), found)
+                results[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
+        return QueryFile(int(arrays["round"]), results)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read ({error}); remove it, or evaluate again") from error

@@ -1,4 +1,4 @@
-"""Rules of reporting: which of a run's evaluations a table shows."""
+"""Rules of reporting: each selects the evaluations of a run that a table shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RuleName = Literal["last", "best", "best3", "oracle", "tested"]
 
 BIG_SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
-"""By these the authors of paper 003 choose rounds, says their code."""
+"""By these test sets, the authors of paper 003 choose rounds (from their code)."""
 
 _NUM_ROUNDS = 3
 
@@ -24,13 +24,13 @@ class Rule:
     """One rule, applied to any run."""
 
     name: RuleName = "last"
-    """last: the last evaluation; best: that with the best val/mAP; best3: paper 003's, see :func:`best_rounds`; oracle:
-    of each model and test set the best, see :func:`best_of_each`; tested: what ``fedsim test`` has left"""
+    """last: the last evaluation; best: the one with the best val/mAP; best3: paper 003's, see :func:`best_rounds`;
+    oracle: the best one of each model and test set, see :func:`best_of_each`; tested: the scores of ``fedsim test``"""
     sets: tuple[str, ...] = ()
-    """of best3: the test sets whose rank-1 chooses; none: those of BIG_SETS that have clients in the run, or else all
-    test sets that have clients"""
+    """for best3: the test sets whose rank-1 chooses; if empty: those of BIG_SETS that have clients in the run, or else
+    all test sets that have clients"""
     horizon: int = 300
-    """of best3: the last round that may be chosen"""
+    """for best3: the last round that may be chosen"""
 
     def scores(self, run: Run) -> Mapping[str, float]:
         """Return a run's scores under this rule: ``test/kind/set/metric`` -> fraction of 1; empty before it has any."""
@@ -42,14 +42,14 @@ class Rule:
             if run.tested is None:
                 raise DataError(f"{run.folder}: --rule tested needs the scores of fedsim test --ckpt_path {run.folder}")
             return dict(run.tested["metrics"])
-        found: Mapping[str, float] = (run.summary["best" if self.name == "best" else "final"] or {}).get("metrics", {})
-        return found
+        scores: Mapping[str, float] = (run.summary["best" if self.name == "best" else "final"] or {}).get("metrics", {})
+        return scores
 
     def choosing_sets(self, run: Run) -> list[str]:
         """Return the test sets by which best3 chooses among a run's rounds.
 
         Raises:
-            ConfigError: if the run has not got one that was asked for.
+            ConfigError: if the run lacks one of the requested test sets.
         """
         if missing := [name for name in self.sets if name not in run.test_sets]:
             raise ConfigError(
@@ -84,21 +84,21 @@ class Rule:
         return best_rounds({r: run.log[r] for r in rounds}, run.primary, self.choosing_sets(run))
 
     def describe(self, run: Run) -> str:
-        """Say which rounds best3 has chosen, out of how many, and by what."""
+        """Return a sentence about the rounds of best3: their number, all candidates, and the test sets that chose."""
         rounds = ", ".join(map(str, sorted(self.chosen(run))))
         return (
-            f"best3 is the mean over rounds {rounds}, which of {len(self.evaluated(run))} evaluated up to round "
-            f"{self.horizon} have the highest mean rank-1 on {', '.join(self.choosing_sets(run))}"
+            f"best3 is the mean over rounds {rounds}: of the {len(self.evaluated(run))} rounds evaluated up to round "
+            f"{self.horizon}, these have the highest mean rank-1 on {', '.join(self.choosing_sets(run))}"
         )
 
 
 def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets: Sequence[str]) -> list[int]:
-    """Return the three rounds with the highest mean rank-1 over ``sets``, the highest first; of equals the earlier one.
+    """Return the three rounds with the highest mean rank-1 over ``sets``, the highest first, then the earlier.
 
-    Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". What
-    "best" means is in the authors' code alone: the mean rank-1 over the four large data sets. The choice is made on
-    test data, so such numbers are optimistic. ``evaluations``: round -> its scores by name, of all models. The model
-    of ``kind`` chooses, by the test ``sets``.
+    Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". Only
+    the authors' code defines "best": by the mean rank-1 over the four large data sets. The choice is made on test data,
+    so such numbers are optimistic. ``evaluations``: round -> scores of all models, by name. The scores of the model of
+    ``kind`` on the test ``sets`` make the choice.
 
     >>> scores = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5}
     >>> best_rounds({r: {"test/global/viper/rank1": s} for r, s in scores.items()}, "global", ["viper"])
@@ -114,12 +114,13 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
 def best_of_each(
     log: Mapping[int, Mapping[str, float]], seen: Collection[str], unseen: Collection[str]
 ) -> dict[str, float]:
-    """Return the scores of each model on each test set in the round of its highest rank-1 there; of equals the earlier.
+    """Return the scores of each model on each test set in the round of its highest rank-1, the earliest of equals.
 
-    So the code chooses whose numbers paper 004 prints beside its own, among the local epochs of its last round; here it
-    is among the evaluated rounds. It looks at the answers: nobody could choose so who does not know them. ``log``:
-    round -> its scores by name. ``seen`` are the test sets of those who trained, ``unseen`` the others; their means are
-    taken anew.
+    The code behind the baseline numbers of paper 004 chooses in this way among the local epochs of its last round;
+    here, the choice is among the evaluated rounds. It uses the test labels, so it cannot be made in practice.
+
+    ``log``: round -> scores by name. ``seen`` are the test sets of clients that trained, ``unseen`` all others; the
+    means over both are computed from the chosen scores.
 
     >>> of = {1: {"test/local/a/rank1": 0.5, "test/local/a/mAP": 0.4}, 2: {"test/local/a/rank1": 0.2}}
     >>> best_of_each(of, ["a"], [])["test/local/a/mAP"]
@@ -142,8 +143,8 @@ def best_of_each(
 
 
 def _scores_below(scores: Mapping[str, float], prefix: str) -> dict[str, float]:
-    found = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
-    return {name: value for name, value in found.items() if "/" not in name}  # not those of single clients
+    below = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+    return {name: value for name, value in below.items() if "/" not in name}  # not those of single clients
 
 
 def mean_over_rounds(log: Mapping[int, Mapping[str, float]], rounds: Sequence[int]) -> dict[str, float]:

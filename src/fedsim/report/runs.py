@@ -1,4 +1,4 @@
-"""What ``fedsim fit`` has left in its run directories, and runs that differ in the seed only."""
+"""Run directories of ``fedsim fit``: the contents of their files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Run:
 
     @cached_property
     def log(self) -> dict[int, dict[str, float]]:
-        """Round, from 1 -> what was logged in it: training, bytes, and scores (fractions of 1) where it was evaluated.
+        """Round, from 1 -> its logged values: training, bytes, and scores (fractions of 1) if it was evaluated.
 
-        A round that a continued run did again counts once, as it was done last.
+        A round that a continued run repeats counts once, with its last values.
 
         Raises:
             DataError: if there is no log, or it cannot be read.
@@ -46,7 +46,7 @@ class Run:
                         numbers = {name: float(value) for name, value in row.items() if value}
                         rounds.setdefault(int(row["epoch"]) + 1, {}).update(numbers)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}: is no log of fedsim fit ({error}); was it edited?") from error
+                raise DataError(f"{path}: is not a log of fedsim fit ({error}); was it edited?") from error
         return dict(sorted(rounds.items()))
 
     @cached_property
@@ -57,12 +57,12 @@ class Run:
 
     @cached_property
     def queries(self) -> QueryFile | None:
-        """Scores of single queries at the last evaluation; None: the run has kept none."""
+        """Scores of single queries at the last evaluation; None if the run has no such file."""
         return read_queries(self.folder / QUERIES_FILE)
 
     @cached_property
     def tested(self) -> dict[str, Any] | None:
-        """The newest scores that ``fedsim test`` has left: checkpoint, round, metrics; None: there are none."""
+        """The newest scores of ``fedsim test``: checkpoint, round, metrics; None if there are none."""
         paths = sorted((self.folder / "tests").glob("*.json"), key=lambda path: path.stat().st_mtime)
         return read_json(paths[-1]) if paths else None
 
@@ -73,21 +73,21 @@ class Run:
 
     @property
     def unseen(self) -> set[str]:
-        """Test sets on which nobody trained."""
+        """Test sets on which no client trained."""
         return set(self.summary["unseen"])
 
     @property
     def test_sets(self) -> list[str]:
         """Names of all test sets of the last evaluation, and ``seen`` and ``unseen``, the means over them.
 
-        Of a run that scored none while it trained, those of ``fedsim test``.
+        For a run without scores from its training, those of ``fedsim test``.
         """
         keys = _test_scores(self.summary["final"]) or _test_scores(self.tested)
         return list(dict.fromkeys(key.split("/")[2] for key in keys if key.count("/") == 3))
 
     @property
     def seen(self) -> list[str]:
-        """Test sets of those who trained."""
+        """Test sets of the clients that trained."""
         return [name for name in self.test_sets if name not in (*self.unseen, "seen", "unseen")]
 
     @property
@@ -96,15 +96,15 @@ class Run:
         return any(key.endswith("/top1") for key in (self.summary["final"] or {}).get("metrics", {}))
 
     def setting(self, name: str) -> Any:
-        """Return a setting by its dotted name, classes by their last name; None where it is not set."""
-        found: Any = self.config
+        """Return a setting by its dotted name, classes by their last name; None if it is not set."""
+        value: Any = self.config
         for part in name.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found.rpartition(".")[2] if name.endswith("class_path") and isinstance(found, str) else found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value.rpartition(".")[2] if name.endswith("class_path") and isinstance(value, str) else value
 
 
 def read_run(folder: Path) -> Run:
-    """Open a run directory; raise DataError if it is none."""
+    """Open a run directory; raise DataError if the folder is not one."""
     path = folder / "summary.json"
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
@@ -116,9 +116,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: is no JSON ({error}); was it edited?") from error
+        raise DataError(f"{path}: is not JSON ({error}); was it edited?") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds no fields; was it edited?")
+        raise DataError(f"{path}: is not a JSON object; was it edited?")
     return content
 
 
@@ -128,6 +128,6 @@ def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def metrics_files(folder: Path) -> list[Path]:
-    """Return the metrics files of a run: those of resumed parts in their order, then ``metrics.csv``."""
+    """Return the metrics files of a run: those of resumed parts in order, then ``metrics.csv``."""
     parts = sorted(folder.glob("metrics-*.csv"), key=lambda path: int(path.stem.partition("-")[2]))
     return [*parts, *folder.glob("metrics.csv")]

@@ -12,7 +12,7 @@ from fedsim.report.rules import Rule
 MEANING = {
     "global": "global: the server's model",
     "local": "local: a client's own after training, before averaging",
-    "personalised": "personalised: the client's private parts with what it shares",
+    "personalised": "personalised: the client's own model (its private parameters plus the shared ones)",
     "ensemble": "ensemble: all personalised models, their features side by side",
 }
 
@@ -29,7 +29,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         folder = groups[0].runs[0].folder
         if rule.name == "best":
             raise DataError(
-                f"{folder}: --rule best needs val/mAP or val/top1, which a run with data.val: none has not; "
+                f"{folder}: --rule best needs val/mAP or val/top1, which a run with data.val: none does not have; "
                 "use --rule last"
             )
         raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
@@ -58,7 +58,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
 def tidy_lines(
     groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str], rules: Sequence[Rule]
 ) -> Iterator[list[str]]:
-    """Yield a line per number: its group, model, rule, test set and metric, mean and deviation over seeds, percent."""
+    """Yield a line per number: group, model, rule, test set and metric; mean and deviation over seeds, in percent."""
     for group, rule in ((group, rule) for group in groups for rule in rules):
         for kind in group.kinds(rule):
             for name in names:
@@ -66,19 +66,19 @@ def tidy_lines(
                     values = 100 * group.values(f"test/{kind}/{name}/{metric}", rule)
                     if len(values):
                         spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
-                        of = [group.label, kind, rule.name, name, metric]
-                        yield [*of, f"{values.mean():.6g}", spread, str(len(values))]
+                        key = [group.label, kind, rule.name, name, metric]
+                        yield [*key, f"{values.mean():.6g}", spread, str(len(values))]
 
 
 def all_sets(groups: Sequence[RunGroup]) -> list[str]:
-    """Return all test sets in their own order, then the two means."""
+    """Return all test sets in the order of the runs, then the two means."""
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.test_sets))
     means = [name for name in ("seen", "unseen") if name in names]
     return [name for name in names if name not in means] + means
 
 
 def titles_of(names: Sequence[str], unseen: Collection[str] = ()) -> dict[str, str]:
-    """Return how test sets are written; ``unseen`` ones with that word."""
+    """Return test set -> its title in tables; ``unseen`` ones are marked with that word."""
     return {
         name: f"mean {name}" if name in ("seen", "unseen") else f"{name} (unseen)" if name in unseen else name
         for name in names
@@ -86,7 +86,7 @@ def titles_of(names: Sequence[str], unseen: Collection[str] = ()) -> dict[str, s
 
 
 def shown_metrics(metric: str) -> list[str]:
-    """Return the numbers of a cell."""
+    """Return the metrics of a cell: ``metric``, then rank-1 unless ``metric`` is rank-1 or top-1."""
     return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
 
 
@@ -101,16 +101,16 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
     if rule.name == "best3":
-        yield "best3 chooses rounds by their scores on test data: optimistic, fit only to stand beside paper 003's"
+        yield "best3 chooses rounds by scores on test data: optimistic, comparable only with the numbers of paper 003"
         yield from (f"{run.folder}: {rule.describe(run)}" for group in groups for run in group.runs)
     if rule.name == "oracle":
-        yield "oracle: each model on each test set in the round that was best there; no choice that could be made"
+        yield "oracle: each model on each test set in its best round there; this choice needs the test labels"
     if rule.name == "tested":
         yield from (str((run.tested or {}).get("checkpoint")) for group in groups for run in group.runs)
 
 
 def describe(group: RunGroup) -> str:
-    """Say how many rounds and which seeds a group has."""
+    """Return a text with the rounds and the seeds of a group."""
     seeds = sorted({int(run.summary["seed"]) for run in group.runs})
     rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
     unfinished = sum(not run.summary["finished"] for run in group.runs)

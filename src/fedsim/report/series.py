@@ -18,72 +18,72 @@ Floats = NDArray[np.float64]
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 Axis = Callable[[Run], dict[int, float]]
-"""A run -> round -> where the round stands."""
+"""A run -> round -> x coordinate of the round."""
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One line, or the bars of one colour; percent."""
+    """One line, or the bars of one colour; scores in percent."""
 
     label: str
     number: int
-    """of its style"""
+    """number of its style"""
     x: Floats
     mean: Floats
-    """over seeds; NaN where there is none"""
+    """mean over seeds; NaN without a score"""
     spread: Floats
-    """standard deviation over seeds; NaN where there is one"""
+    """standard deviation over seeds; NaN for a single seed"""
     seeds: NDArray[np.int64]
-    """how many there are"""
+    """number of seeds"""
 
     @property
     def low(self) -> Floats:
-        """Mean less spread; the mean where there is one seed."""
+        """Mean minus spread; the mean for a single seed."""
         return self.mean - np.nan_to_num(self.spread)
 
     @property
     def high(self) -> Floats:
-        """Mean and spread; the mean where there is one seed."""
+        """Mean plus spread; the mean for a single seed."""
         return self.mean + np.nan_to_num(self.spread)
 
     @property
     def has_spread(self) -> bool:
-        """Whether there are several seeds somewhere."""
+        """Whether any point has several seeds."""
         return bool(np.isfinite(self.spread).any())
 
 
 def rounds_of(run: Run) -> dict[int, float]:
-    """Return each round as it is."""
+    """Return each round as its own x coordinate."""
     return {round_: float(round_) for round_ in run.log}
 
 
 def bytes_of(run: Run) -> dict[int, float]:
-    """Return how many bytes server and clients had sent by the end of each round; empty without a log of it."""
+    """Return the bytes that server and clients sent until the end of each round; empty if the log lacks them."""
     ways = [f"comm/{way}_bytes" for way in ("down", "up", "extra")]
-    total, found = 0.0, {}
+    total, bytes_by_round = 0.0, {}
     for round_, row in run.log.items():
         if ways[0] not in row:
             continue
-        # the sum since the run began is right also where the log lacks rounds
+        # the logged total is right even if the log lacks rounds
         total = row.get("comm/total_bytes", total + sum(row.get(way, 0.0) for way in ways))
-        found[round_] = total
-    return found
+        bytes_by_round[round_] = total
+    return bytes_by_round
 
 
 def seconds_of(run: Run) -> dict[int, float]:
-    """Return the simulated seconds by the end of each round; empty where clients' hardware is not simulated."""
-    total, found = 0.0, {}
+    """Return the simulated seconds until the end of each round; empty if clients' hardware is not simulated."""
+    total, seconds_by_round = 0.0, {}
     for round_, row in run.log.items():
         if "time/simulated_seconds" in row:
             total += row["time/simulated_seconds"]
-            found[round_] = total
-    return found
+            seconds_by_round[round_] = total
+    return seconds_by_round
 
 
 def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
-    """Return a line per group that has any point: the delivered model's score on a test set, over rounds or else.
+    """Return a line per group that has any point: the delivered model's score on a test set, over ``axis``.
 
-    Where a group has no such score, the line is that of its global model, and its label says so.
+    If the delivered model has no such score, the line is that of the global model, and its label contains that word.
     """
     numbers = style_numbers(groups)
     lines = []
@@ -104,41 +104,41 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
     return lines
 
 
-def _kind_of_line(group: RunGroup, score: str, known: Container[str]) -> str:
-    """Return whose line a picture shows: the delivered model's, or the global one's where only that has the score.
+def _kind_of_line(group: RunGroup, score: str, names: Container[str]) -> str:
+    """Return the kind of model of a group's line: the delivered one, or global if only that has the score.
 
-    So it is on unseen data sets where the delivered model is a client's own. ``score``: test set and metric; ``known``:
-    the names of all scores.
+    The latter is the case on unseen data sets if the delivered model is a client's own. ``score``: test set and metric;
+    ``names``: the names of all scores.
     """
     kinds = (group.runs[0].primary, "global")
-    return next((kind for kind in kinds if f"test/{kind}/{score}" in known), kinds[0])
+    return next((kind for kind in kinds if f"test/{kind}/{score}" in names), kinds[0])
 
 
 def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
-    """Return whose score a test set has at the last evaluation: the group's delivered model's, or its global one's."""
+    """Return the kind of model scored on a test set at the last evaluation: the delivered one, or else global."""
     return _kind_of_line(group, f"{name}/{metric}", {key for run in group.runs for key in Rule().scores(run)})
 
 
 def label_of_line(group: RunGroup, kind: str) -> str:
-    """Name a group; a model that is not the delivered one is named, too."""
+    """Return the label of a group; it includes the kind of a model that is not the delivered one."""
     return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
 
 
 def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, list[Series]]:
-    """Return the lines over what was sent, and over simulated seconds: name of the axis -> lines, where there are any.
+    """Return the lines over sent bytes, and over simulated seconds: name of the axis -> lines; empty ones are left out.
 
-    Methods that send nothing have one point, their last.
+    A method that sends nothing has one point, its last.
     """
-    found = {}
-    for what, axis in (("sent by server and clients", bytes_of), ("simulated seconds", seconds_of)):
+    lines_by_axis = {}
+    for title, axis in (("sent by server and clients", bytes_of), ("simulated seconds", seconds_of)):
         lines = [
             line if np.ptp(line.x) or len(line.x) == 1 else _last(line) for line in curves(groups, name, metric, axis)
         ]
         largest = max((float(line.x.max()) for line in lines), default=0.0)
         if largest > 0:
-            unit, factor = ("", 1.0) if axis is seconds_of else next(of for of in _UNITS if largest >= of[1])
-            found[f"{unit} {what}".strip()] = [replace(line, x=line.x / factor) for line in lines]
-    return found
+            unit, factor = ("", 1.0) if axis is seconds_of else next(u for u in _UNITS if largest >= u[1])
+            lines_by_axis[f"{unit} {title}".strip()] = [replace(line, x=line.x / factor) for line in lines]
+    return lines_by_axis
 
 
 def _last(line: Series) -> Series:
@@ -146,31 +146,31 @@ def _last(line: Series) -> Series:
 
 
 def bars(groups: Sequence[RunGroup], names: Sequence[str], metric: str, rule: Rule) -> list[Series]:
-    """Return a series per group and kind of model, with one number per test set, NaN where there is none.
+    """Return a series per group and kind of model, with one number per test set, NaN without a score.
 
-    Kinds with the scores of another one stand once.
+    Kinds with the scores of another kind appear once.
     """
-    found, numbers, x = [], style_numbers(groups), np.arange(len(names), dtype=np.float64)
-    for group, kind in [(of, kind) for of in groups for kind in of.distinct_kinds(rule)]:
+    columns, numbers, x = [], style_numbers(groups), np.arange(len(names), dtype=np.float64)
+    for group, kind in [(member, kind) for member in groups for kind in member.distinct_kinds(rule)]:
         values = [group.values(f"test/{kind}/{name}/{metric}", rule) for name in names]
-        if any(len(of_set) for of_set in values):
+        if any(len(of_seeds) for of_seeds in values):
             number = numbers.get((group, kind), len(numbers))
-            found.append(_series(label_of(group, kind, rule), number, x, values))
-    return found
+            columns.append(_series(label_of(group, kind, rule), number, x, values))
+    return columns
 
 
 def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
     """Return a line per group: the share of queries with a match among the first 1, 2, ... images of a test set.
 
-    Of the delivered model, at the last evaluation; of the global one, which the label says, where only that has scores.
-    Runs without scores of single queries have ranks 1, 5 and 10.
+    The scores are those of the delivered model at the last evaluation, or of the global one, named in the label, if
+    only that has scores. Runs without scores of single queries have ranks 1, 5 and 10.
     """
     numbers, lines = style_numbers(groups), []
     for group in groups:
         kind = kind_of_last(group, name, "rank1")
-        found = [(run, of_query) for run in group.runs if (of_query := queries_of(run, name, kind)) is not None]
-        if len(found) == len(group.runs) and all(len(of_query.cmc) for _, of_query in found):
-            values = list(np.array([of_query.cmc for _, of_query in found]).T)
+        queries = [of_run for run in group.runs if (of_run := queries_of(run, name, kind)) is not None]
+        if len(queries) == len(group.runs) and all(len(of_run.cmc) for of_run in queries):
+            values = list(np.array([of_run.cmc for of_run in queries]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
         else:
             of_ranks = [group.values(f"test/{kind}/{name}/rank{rank}", Rule()) for rank in (1, 5, 10)]
@@ -182,30 +182,30 @@ def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
 
 
 def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
-    """Return a model's results on single queries at the last evaluation; None: the run has not kept them.
+    """Return a model's results on single queries at the last evaluation; None if the run has no such file.
 
-    ``kind``: of the model; None: the delivered one.
+    ``kind``: kind of the model; None: the delivered one.
     """
     file = run.queries
     if file is None or file.round_ != (run.summary["final"] or {}).get("round"):
         return None
-    return file.found.get(f"{kind or run.primary}/{name}")
+    return file.results.get(f"{kind or run.primary}/{name}")
 
 
 def style_numbers(groups: Sequence[RunGroup]) -> Mapping[tuple[RunGroup, str], int]:
-    """Return the number of the style of each group's kinds of models: in all pictures the same."""
+    """Return the style number of each group and kind of model, the same in all pictures."""
     columns = [(group, kind) for group in groups for kind in group.distinct_kinds(Rule())]
     columns += [(group, kind) for group in groups for kind in (group.runs[0].primary, "global")]
     return {column: number for number, column in enumerate(dict.fromkeys(columns))}
 
 
 def label_of(group: RunGroup, kind: str, rule: Rule) -> str:
-    """Name a group's model; the kind is left out where it is the only one."""
+    """Return the label of a group's model; it contains the kind if the group has several."""
     return group.label if group.distinct_kinds(rule) == [kind] else f"{group.label}, {kind}"
 
 
 def _series(label: str, number: int, x: Floats, values: Sequence[Floats]) -> Series:
-    """From scores of single seeds, fractions of 1."""
+    """Return a series from the scores of single seeds, as fractions of 1."""
     nan = float("nan")
     mean = np.array([100 * np.mean(v) if len(v) else nan for v in values])
     spread = np.array([100 * np.std(v, ddof=1) if len(v) > 1 else nan for v in values])

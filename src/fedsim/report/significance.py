@@ -1,4 +1,4 @@
-"""Whether methods differ by more than chance: over seeds, and over the people that test sets ask for; by scipy."""
+"""Statistical tests of differences between methods: over seeds, and over the identities of queries; by scipy."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ Floats = NDArray[np.float64]
 
 _RESAMPLES = 4999
 _ALL_PAIRS = 4
-"""Groups that are all compared with each other; of more, each with the first."""
+"""Up to this number of groups, all pairs are compared; with more, each group with the first one."""
 _MEANS = ("seen", "unseen")
 
 
 class Estimate(NamedTuple):
-    """A number with what chance leaves of it; fractions of 1."""
+    """An estimate with its uncertainty; fractions of 1."""
 
     value: float
     low: float
-    """of the 95 % confidence interval"""
+    """lower end of the 95 % confidence interval"""
     high: float
     p: float
-    """chance of a difference at least this large if there is none; NaN where that is not asked or not known"""
+    """probability of a difference at least this large if there is none; NaN if not requested or unknown"""
     over: str
-    """what was drawn again"""
+    """the units of resampling, and their number"""
 
 
 def over_people(values: Floats, pids: NDArray[np.int64], test: bool = False) -> Estimate:
-    """Return the mean of queries' scores, with a bootstrap interval: people are drawn with all their queries.
+    """Return the mean of queries' scores, with a bootstrap interval over people.
 
-    Queries of one person are not independent, so intervals over single queries would be too narrow. The interval is
-    that of percentiles. ``test``: also test whether the mean is 0, by changing signs person by person.
+    A person is resampled with all their queries: these are not independent, so intervals over single queries would be
+    too narrow. The interval is made of percentiles. With ``test``, the mean is also tested against 0, by sign changes
+    per person.
 
     Args:
-        values: [Q] scores, or differences of scores, NaN where a query does not count.
+        values: [Q] scores, or differences of scores, NaN if a query does not count.
         pids: [Q] identities.
-        test: whether to give p.
+        test: whether to compute p.
     """
     from scipy import stats  # slow to import
 
-    there = np.isfinite(values)
-    _, person = np.unique(pids[there], return_inverse=True)
-    sums = np.bincount(person, weights=values[there])
+    counted = np.isfinite(values)
+    _, person = np.unique(pids[counted], return_inverse=True)
+    sums = np.bincount(person, weights=values[counted])
     counts = np.bincount(person).astype(np.float64)
     value = float(sums.sum() / counts.sum())
     over = f"{len(sums)} people, {int(counts.sum())} queries"
@@ -59,24 +60,28 @@ def over_people(values: Floats, pids: NDArray[np.int64], test: bool = False) -> 
         return Estimate(value, float("nan"), float("nan"), float("nan"), over)
 
     def mean(sums: Floats, counts: Floats, axis: int) -> Floats:
-        of_draws: Floats = sums.sum(axis=axis) / counts.sum(axis=axis)
-        return of_draws
+        of_samples: Floats = sums.sum(axis=axis) / counts.sum(axis=axis)
+        return of_samples
 
-    how = {"n_resamples": _RESAMPLES, "vectorized": True, "batch": 500}
-    drawn = stats.bootstrap((sums, counts), mean, paired=True, method="percentile", rng=_draws(), **how)
-    low, high = drawn.confidence_interval
+    options = {"n_resamples": _RESAMPLES, "vectorized": True, "batch": 500}
+    bootstrap = stats.bootstrap((sums, counts), mean, paired=True, method="percentile", rng=_generator(), **options)
+    low, high = bootstrap.confidence_interval
     p = float("nan")
     if test:
         total = counts.sum()
         signs = stats.permutation_test(
-            (sums,), lambda drawn, axis: drawn.sum(axis=axis) / total, permutation_type="samples", rng=_draws(), **how
+            (sums,),
+            lambda sample, axis: sample.sum(axis=axis) / total,
+            permutation_type="samples",
+            rng=_generator(),
+            **options,
         )
         p = float(signs.pvalue)
     return Estimate(value, float(low), float(high), p, over)
 
 
 def over_seeds(first: Floats, second: Floats) -> Estimate:
-    """Return the mean difference between two methods over seeds that both have, by Student's paired test.
+    """Return the mean difference between two methods over their common seeds, by Student's paired test.
 
     ``first`` and ``second`` are scores [seeds], two at least, in the same order.
     """
@@ -86,59 +91,63 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
     value = float(difference.mean())
     if np.ptp(difference) < 1e-12:  # no spread to compare with
         return Estimate(value, value, value, 1.0 if value == 0 else float("nan"), over)
-    found = stats.ttest_rel(first, second)
-    low, high = found.confidence_interval(0.95)
-    return Estimate(value, float(low), float(high), float(found.pvalue), over)
+    test = stats.ttest_rel(first, second)
+    low, high = test.confidence_interval(0.95)
+    return Estimate(value, float(low), float(high), float(test.pvalue), over)
 
 
 def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
     """Return a table of the delivered models' scores at the last evaluation, with intervals over people.
 
-    On unseen data sets it is the global model's of methods that deliver a client's own.
+    On unseen data sets, the score is that of the global model if the method delivers a client's own model.
     """
     lines, missing = [], dict[str, None]()
     for group in groups:
         for name in (name for name in names if name not in _MEANS):
             for metric in metrics:
-                found = _mean_queries(group, name, metric)
-                if isinstance(found, str):
-                    missing[found] = None
+                queries = _mean_queries(group, name, metric)
+                if isinstance(queries, str):
+                    missing[queries] = None
                     continue
-                of = over_people(found.scores[metric], found.pids)
-                kind = kind_of_last(group, name, metric)
-                lines.append([group.label, kind, name, metric, _percent(of.value), _span(of), of.over])
-    notes = ["95 % bootstrap interval, people drawn with all their queries; of seeds, the mean of each query", *missing]
+                estimate = over_people(queries.scores[metric], queries.pids)
+                kind, value = kind_of_last(group, name, metric), _percent(estimate.value)
+                lines.append([group.label, kind, name, metric, value, _interval(estimate), estimate.over])
+    text = "95 % bootstrap interval over people, each with all their queries; a query's score is the mean over seeds"
+    notes = [text, *missing]
     return Block(["run", "model", "data set", "score", "mean", "interval", "over"], lines, tuple(notes), num_left=4)
 
 
 def differences_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
-    """Return a table of paired tests between groups, of the models that :func:`intervals_table` has.
+    """Return a table of paired tests between groups, for the models of :func:`intervals_table`.
 
-    Where two groups have two seeds in common, Student's test over these; where both have scores of single queries, the
-    test over people, too.
+    Two groups with at least two common seeds have Student's test over these; two groups with scores of single queries
+    have the test over people, too.
     """
-    pairs = list(combinations(groups, 2)) if len(groups) <= _ALL_PAIRS else [(groups[0], of) for of in groups[1:]]
-    found = [
-        (f"{_named(first, name, metric)} - {_named(second, name, metric)}", name, metric, of)
+    pairs = list(combinations(groups, 2))
+    if len(groups) > _ALL_PAIRS:
+        pairs = [(groups[0], group) for group in groups[1:]]
+    tests = [
+        (f"{_named(first, name, metric)} - {_named(second, name, metric)}", name, metric, estimate)
         for first, second in pairs
         for name in names
         for metric in metrics
-        for of in _tests(first, second, name, metric)
+        for estimate in _tests(first, second, name, metric)
     ]
     headers = ["difference", "data set", "score", "points", "interval", "p", "p adjusted", "over"]
+    adjusted = _adjusted([estimate.p for *_, estimate in tests])
     lines = [
-        [label, name, metric, f"{100 * of.value:+.1f}", _span(of), _chance(of.p), _chance(adjusted), of.over]
-        for (label, name, metric, of), adjusted in zip(found, _adjusted([of.p for *_, of in found]), strict=True)
+        [label, name, metric, f"{100 * e.value:+.1f}", _interval(e), _chance(e.p), _chance(p), e.over]
+        for (label, name, metric, e), p in zip(tests, adjusted, strict=True)
     ]
     notes = [
-        "points of percent, 95 % interval; p: chance of a difference at least this large where there is none; "
+        "percentage points, 95 % interval; p: probability of a difference at least this large if there is none; "
         "adjusted for the number of tests (Benjamini and Hochberg)",
-        "over seeds: Student's paired test, seeds that both have; over people: signs changed person by person, "
+        "over seeds: Student's paired test on common seeds; over people: random sign changes per person, "
         "the same models on other people",
     ]
     if len(groups) < 2:
         notes = ["a test needs two methods"]
-    elif not found:
+    elif not tests:
         notes = ["a test needs two seeds that both methods have, or scores of single queries of both (queries.npz)"]
     return Block(headers, lines, tuple(notes), num_left=3)
 
@@ -148,61 +157,60 @@ def _named(group: RunGroup, name: str, metric: str) -> str:
 
 
 def _tests(first: RunGroup, second: RunGroup, name: str, metric: str) -> Iterator[Estimate]:
-    key = [f"test/{kind_of_last(group, name, metric)}/{name}/{metric}" for group in (first, second)]
+    keys = [f"test/{kind_of_last(group, name, metric)}/{name}/{metric}" for group in (first, second)]
     of_seeds = [
-        {run.summary["seed"]: scores[k] for run in group.runs if k in (scores := Rule().scores(run))}
-        for group, k in zip((first, second), key, strict=True)
+        {run.summary["seed"]: scores[key] for run in group.runs if key in (scores := Rule().scores(run))}
+        for group, key in zip((first, second), keys, strict=True)
     ]
     common = sorted(of_seeds[0].keys() & of_seeds[1].keys())
     if len(common) > 1:
-        yield over_seeds(*(np.array([of[seed] for seed in common]) for of in of_seeds))
+        yield over_seeds(*(np.array([scores[seed] for seed in common]) for scores in of_seeds))
     if name in _MEANS:
         return
-    one, other = (_mean_queries(group, name, metric) for group in (first, second))
-    if isinstance(one, str) or isinstance(other, str) or not np.array_equal(one.pids, other.pids):
-        return  # other test images: a difference has no pairs
-    difference = one.scores[metric] - other.scores[metric]
+    minuend, subtrahend = (_mean_queries(group, name, metric) for group in (first, second))
+    if isinstance(minuend, str) or isinstance(subtrahend, str) or not np.array_equal(minuend.pids, subtrahend.pids):
+        return  # the queries differ, so there are no pairs to compare
+    difference = minuend.scores[metric] - subtrahend.scores[metric]
     if np.isfinite(difference).any():
-        yield over_people(difference, one.pids, test=True)
+        yield over_people(difference, minuend.pids, test=True)
 
 
 def _mean_queries(group: RunGroup, name: str, metric: str) -> Queries | str:
-    """Return the mean over seeds of each query's score, or say why there is none."""
-    found = [queries_of(run, name, kind_of_last(group, name, metric)) for run in group.runs]
-    there = [of for of in found if of is not None and metric in of.scores]
-    if len(there) < len(found):
-        return f"{group.label}: has no scores of single queries of its last evaluation; evaluate again to have them"
-    if there[0].num_splits > 1:
-        return (
-            f"{name}: is tested on {there[0].num_splits} random splits of the same images: see mAP_std in summary.json"
-        )
-    if any(not np.array_equal(of.pids, there[0].pids) for of in there):
+    """Return the mean over seeds of each query's score, or a text with the reason why there is none."""
+    by_run = [queries_of(run, name, kind_of_last(group, name, metric)) for run in group.runs]
+    scored = [queries for queries in by_run if queries is not None and metric in queries.scores]
+    if len(scored) < len(by_run):
+        return f"{group.label}: has no scores of single queries of its last evaluation; evaluate it again to write them"
+    first = scored[0]
+    if first.num_splits > 1:
+        return f"{name}: is tested on {first.num_splits} random splits of the same images: see mAP_std in summary.json"
+    if any(not np.array_equal(queries.pids, first.pids) for queries in scored):
         return f"{group.label}: its seeds were tested on different images of {name}"
-    scores: Floats = np.mean([of.scores[metric] for of in there], axis=0)
-    return Queries({metric: scores}, there[0].pids, 1, there[0].cmc)
+    scores: Floats = np.mean([queries.scores[metric] for queries in scored], axis=0)
+    return Queries({metric: scores}, first.pids, 1, first.cmc)
 
 
 def _adjusted(chances: Sequence[float]) -> list[float]:
-    """Return p-values for as many tests as there are; NaN stays."""
+    """Return p-values adjusted for the number of tests; NaN stays NaN."""
     from scipy import stats  # slow to import
 
     values = np.array(chances, dtype=np.float64)
-    there = np.isfinite(values)
-    if there.any():
-        values[there] = stats.false_discovery_control(values[there])
+    finite = np.isfinite(values)
+    if finite.any():
+        values[finite] = stats.false_discovery_control(values[finite])
     return [float(value) for value in values]
 
 
-def _draws() -> np.random.Generator:
-    return np.random.default_rng(0)  # the same report twice has the same numbers
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(0)  # fixed, so that a repeated report has the same numbers
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _span(of: Estimate) -> str:
-    return f"{_percent(of.low)} to {_percent(of.high)}" if np.isfinite(of.low) else "-"
+def _interval(estimate: Estimate) -> str:
+    return f"{_percent(estimate.low)} to {_percent(estimate.high)}" if np.isfinite(estimate.low) else "-"
 
 
 def _chance(p: float) -> str:

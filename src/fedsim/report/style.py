@@ -1,4 +1,4 @@
-"""How many series are told apart: colours, markers, lines and hatches, each by a number."""
+"""Styles that distinguish series: colours, markers, lines and hatches, by the number of the series."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
 
 
 class Style(NamedTuple):
-    """One series in the words of matplotlib, and where they differ in plotly's."""
+    """The style of one series in matplotlib's names, and in plotly's where they differ."""
 
     colour: str
     marker: str
@@ -27,9 +27,9 @@ class Style(NamedTuple):
 
 
 def style_of(number: int) -> Style:
-    """Return the style of series 0, 1, ...: no two of the first 28 have both colour and line in common.
+    """Return the style of series 0, 1, ...: no two of the first 28 share both colour and line.
 
-    Seven colours and eight markers: neighbours differ in both, and the eighth series in its line, too.
+    There are seven colours and eight markers: neighbours differ in both. From the eighth series on, the line differs.
     """
     marker, line = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
     hatch = _HATCHES[number // len(_COLOURS) % len(_HATCHES)]
@@ -37,7 +37,7 @@ def style_of(number: int) -> Style:
 
 
 def faded(colour: str, opacity: float) -> str:
-    """Return a colour ``#rrggbb`` as CSS with an opacity.
+    """Return a colour ``#rrggbb`` as a CSS colour with an opacity.
 
     >>> faded("#0072B2", 0.2)
     'rgba(0,114,178,0.2)'

@@ -1,4 +1,4 @@
-"""``fedsim report``: a table over runs, with seeds grouped, and what else is asked of them."""
+"""``fedsim report``: a table over runs with their seeds grouped, and further tables and figures on request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from fedsim.core.errors import ConfigError
 from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
-from fedsim.report.figure import draw, draw_cmc, draw_curves, draw_tradeoff
-from fedsim.report.given import open_runs
+from fedsim.report.figure import draw_cmc, draw_curves, draw_scores, draw_tradeoff
 from fedsim.report.groups import RunGroup, group_opened
 from fedsim.report.layout import Block, Format
-from fedsim.report.left_out import left_out_block
+from fedsim.report.leave_one_out import left_out_block
 from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule, RuleName
+from fedsim.report.run_folders import open_runs
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import all_sets, score_block, shown_metrics, titles_of
 from fedsim.report.significance import differences_table, intervals_table
@@ -43,66 +43,66 @@ def report(
     participation: str | None = None,
     html: str | None = None,
 ) -> str:
-    """Return a table: a row per test set, a column per method and model; each cell ``metric / rank1`` in percent.
+    """Return a table with a row per test set and a column per method and model; cells ``metric / rank1`` in percent.
 
     Args:
         runs: run directories.
         metric: the first number of each cell; default: mAP, or top1 if all runs classify.
-        rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: paper
-            003's, beside the last evaluation: means over the three rounds with the highest mean rank-1 on test sets.
-            oracle: of each model and test set the round with its highest rank-1, beside the last evaluation. tested:
-            what fedsim test has left in the run directory, the newest.
-        sets: of best3: the test sets that choose; default: those of market1501, dukemtmc, cuhk03np and msmt17 that have
-            clients, or else all that have clients.
-        horizon: of best3: the last round that may be chosen.
-        target: also say in which round a score was reached, and after how many bytes: METRIC=PERCENT is the mean over
-            clients' test sets, SET/METRIC=PERCENT one test set.
-        fairness: also say how the scores of clients' test sets are spread.
+        rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: the rule
+            of paper 003, next to the last evaluation: means over the three rounds with the highest mean rank-1 on test
+            sets. oracle: for each model and test set the round with its highest rank-1, next to the last evaluation.
+            tested: the newest scores of fedsim test in the run directory.
+        sets: for best3: the test sets that choose the rounds; default: those of market1501, dukemtmc, cuhk03np and
+            msmt17 that have clients, or else all test sets that have clients.
+        horizon: for best3: the last round that may be chosen.
+        target: also print the first round that reaches a score, and the bytes sent until then: METRIC=PERCENT is the
+            mean over clients' test sets, SET/METRIC=PERCENT one test set.
+        fairness: also print the spread of scores over clients' test sets.
         significance: also test whether methods differ, over seeds and over people, with 95 % confidence intervals.
-        left_out: of runs that leave one data set out by data.unseen, each another one: print all rotations as one table
-            instead, a column per data set that was left out, and the mean over these.
-        unfinished: also show runs that are not finished, beside runs that are.
-        compare: print the runs beside a paper's published numbers instead: 003, or one table of it: 003/table4.
-        format: table for a terminal, markdown, latex (booktabs), or csv (a number per line); what is to be said about
-            the numbers then goes to stderr.
+        left_out: instead, print one table of runs that each leave out another data set by data.unseen: a column per
+            left-out data set, and the mean over these.
+        unfinished: also show unfinished runs if other runs are finished.
+        compare: instead, print the runs next to a paper's published numbers: 003, or one table of it: 003/table4.
+        format: table for a terminal, markdown, latex (booktabs), or csv (a number per line); with the last three, notes
+            go to stderr.
         figure: also draw curves over rounds and bars over test sets into this image file (png, pdf, svg).
-        curves: also draw the score over rounds into this image file, a picture for each test set (paper 003's figures).
+        curves: also draw the score over rounds into this image file, a picture per test set (paper 003's figures).
         cmc: also draw CMC curves into this image file.
-        tradeoff: also draw the score over what was sent, and over simulated seconds, into this image file.
-        participation: also draw who took part in which rounds, and with which backbone where these follow rewards, into
-            this image file.
-        html: also write a page with all of this into this file, which needs no network.
+        tradeoff: also draw the score over sent bytes, and over simulated seconds, into this image file.
+        participation: also draw into this image file the rounds in which each client took part, and its backbone if
+            backbones follow rewards.
+        html: also write a page with all of this into this file; the page needs no network.
 
     Raises:
         ConfigError: if an option is wrong.
-        DataError: if a directory holds no run, or runs lack what is asked for.
+        DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if horizon < 1:
-        raise ConfigError(f"--horizon: {horizon} is no round; rounds are 1, 2, ...")
+        raise ConfigError(f"--horizon: must be at least 1, got {horizon}")
     if compare is not None and format != "table":
-        raise ConfigError(f"--format: {format} is not for published numbers, which have notes; leave --compare out")
+        raise ConfigError(f"--format: {format} does not support --compare; use table, or leave --compare out")
     if html is not None:
-        from fedsim.report.html.page import write_page  # needs a library that not everybody has
-    opened, without = open_runs([Path(run) for run in runs], unfinished)
+        from fedsim.report.html.page import write_page  # needs an optional library
+    opened, omitted = open_runs([Path(run) for run in runs], unfinished)
     groups = group_opened(opened)
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon)
     if compare is not None:
-        parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None), *without]
+        parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None), *omitted]
     else:
         blocks = [(left_out_block if left_out else score_block)(groups, metric, chosen)]
         blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
-        parts = _texts(blocks, format, without)
-    wrote = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
+        parts = _texts(blocks, format, omitted)
+    written = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:
-        write_page(Path(html), groups, metric, chosen, compare, without)
-        wrote.append(f"wrote {html}")
+        write_page(Path(html), groups, metric, chosen, compare, omitted)
+        written.append(f"wrote {html}")
     if format == "table":
-        return "\n\n".join([*parts, *wrote])
-    for line in wrote:
+        return "\n\n".join([*parts, *written])
+    for line in written:
         log.info(line)
     return "\n\n".join(parts)
 
@@ -120,7 +120,7 @@ def _further_blocks(
 
 
 def _texts(blocks: Sequence[Block], format_: Format, left_out: Sequence[str]) -> list[str]:
-    """Return the tables; what is to be said of them goes to stderr where stdout is for another program."""
+    """Return the tables; their notes are logged to stderr if the format is for another program."""
     if format_ == "table":
         return [*(block.text(format_) for block in blocks), *(["\n".join(left_out)] if left_out else [])]
     for note in (*(note for block in blocks for note in block.notes if note), *left_out):
@@ -129,18 +129,18 @@ def _texts(blocks: Sequence[Block], format_: Format, left_out: Sequence[str]) ->
 
 
 def _draw(groups: Sequence[RunGroup], metric: str, rule: Rule, files: Sequence[str | None]) -> list[str]:
-    """Draw what is asked for; return a line per file."""
+    """Draw the requested figures; return a line per file."""
     names = titles_of(all_sets(groups))
     drawings: list[Callable[[Path], None]] = [
-        lambda path: draw(groups, names, metric, rule, path),
+        lambda path: draw_scores(groups, names, metric, rule, path),
         lambda path: draw_curves(groups, names, metric, path),
         lambda path: draw_cmc(groups, names, path),
         lambda path: draw_tradeoff(groups, names, metric, path),
         lambda path: draw_participation(groups, path),
     ]
-    wrote = []
+    written = []
     for file, drawing in zip(files, drawings, strict=True):
         if file is not None:
             drawing(Path(file))
-            wrote.append(f"wrote {file}")
-    return wrote
+            written.append(f"wrote {file}")
+    return written

@@ -33,7 +33,7 @@ from fedsim.generation.saved import (
     restore,
     write_quality,
 )
-from fedsim.generation.swaps import draw_pairs, measure_swaps
+from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
 
@@ -140,7 +140,7 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
     check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
     restore(folder, {"generator": module.generator, "teacher": module.teacher})
     module.eval().to(device)
-    pairs = draw_pairs(client.name, client.labels, len(images), seed=0)
+    pairs = sample_pairs(client.name, client.labels, len(images), seed=0)
     write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 

@@ -23,7 +23,7 @@ from fedsim.generation.fitting import device_of, needing_memory
 from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
 from fedsim.generation.saved import check_trained, hash_images, restore
 from fedsim.generation.sheet import check_sheet_file, join_sheets, swap_sheet, write_sheet
-from fedsim.generation.swaps import draw_pairs, make_swaps, soft_labels, swap_grid
+from fedsim.generation.swaps import make_swaps, sample_pairs, soft_labels, swap_grid
 
 SwapLabels = Literal["teacher", "appearance"]
 """Source of the label of a swapped image."""
@@ -115,7 +115,7 @@ def write(
     for client in chosen:
         pixels = data.decode(client.train.images, client.name, size)
         check_trained(root / client.name, client, size, hash_images(pixels, client.labels))
-        pairs = draw_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
+        pairs = sample_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
         with needing_memory(client.name, torch_device, "choose another --device, or a smaller --ratio"):
             generator, teacher = _load(root / client.name, client, backbone, networks, torch_device)
             swaps = make_swaps(generator, teacher, pixels, pairs)

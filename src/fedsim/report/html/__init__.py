@@ -1,1 +1,1 @@
-"""``fedsim report --html``: one page with everything that runs have left, which needs no network."""
+"""``fedsim report --html``: one page with all results of runs, which needs no network."""

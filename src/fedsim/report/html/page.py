@@ -1,4 +1,4 @@
-"""The page: what stands in it, from the runs; ``page.html`` says where, how it looks, and how it answers to clicks."""
+"""The content of the page, from the runs; ``page.html`` contains its layout, style and interaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
-from fedsim.report.comparison import tables_beside
+from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.names import differences
@@ -34,9 +34,9 @@ except ImportError as error:
     raise ConfigError("--html: needs plotly and jinja2; pip install 'fedsim[report]'") from error
 
 _SHEETS = ("data.png", "people.png", "preview.png")
-"""Names of contact sheets, in a run directory or beside it."""
+"""Names of contact sheets, in a run directory or its parent."""
 _WIDEST = 1400
-"""Pixels of a picture in the page."""
+"""Pixels: largest width of a picture in the page."""
 
 
 def write_page(
@@ -47,13 +47,13 @@ def write_page(
     Args:
         path: the file.
         groups: the runs.
-        metric: of the pictures, and the first number in the table.
-        rule: of the tables and bars.
-        compare: a paper, or one table of it, for the published numbers; None: all that have test sets of the runs.
-        left_out: lines on runs that are not shown.
+        metric: metric of the pictures, and the first number in the table.
+        rule: rule of the tables and bars.
+        compare: a paper, or one table of it, of published numbers; None: all papers that share test sets with the runs.
+        left_out: lines about runs that are not shown.
 
     Raises:
-        DataError: if the file cannot be written, or a run lacks what is asked for.
+        DataError: if the file cannot be written, or a run lacks data that the page needs.
     """
     names = all_sets(groups)
     sheets = list(_sheets(groups))
@@ -72,7 +72,7 @@ def write_page(
             ("Intervals", intervals_table(groups, names, shown_metrics(metric))),
             ("Differences between methods", differences_table(groups, names, shown_metrics(metric))),
         ],
-        "published": tables_beside(compare, groups, metric, rule),
+        "published": tables_with_runs(compare, groups, metric, rule),
         "sheets": sheets,
         "sheet_command": "" if sheets else _sheet_command(groups),
         "pictures": list(_pictures(groups)),
@@ -93,7 +93,7 @@ def write_page(
 
 
 def sort_key(cell: str) -> str:
-    """Return the number by which a cell is sorted: its first one, or nothing for words.
+    """Return the number by which a cell is sorted: its first one, or an empty text for words.
 
     >>> sort_key("41.0+-1.4 / 30.2"), sort_key("town0"), sort_key("< 0.001")
     ('41.0', '', '0.001')
@@ -106,7 +106,7 @@ def sort_key(cell: str) -> str:
 
 
 def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) -> Block:
-    """Every model on every test set, with all metrics."""
+    """Return a table of every model on every test set, with all metrics."""
     metrics = [metric for metric in METRICS if any(_has(group, metric, rule) for group in groups)]
     titles, lines = titles_of(names), []
     for group in groups:
@@ -123,26 +123,26 @@ def _has(group: RunGroup, metric: str, rule: Rule) -> bool:
 
 
 def _differences(groups: Sequence[RunGroup]) -> Block:
-    """The settings in which groups differ."""
-    found = differences([group.runs[0] for group in groups])
-    lines = [[name, *values] for name, values in found.items()]
+    """Return a table of the settings in which groups differ."""
+    settings = differences([group.runs[0] for group in groups])
+    lines = [[name, *values] for name, values in settings.items()]
     return Block(["setting", *(group.label for group in groups)], lines)
 
 
 def _versions(groups: Sequence[RunGroup]) -> Block:
-    """What ran where, and when."""
+    """Return a table of each run's software, hardware and time."""
     runs = [(group.label, run.summary) for group in groups for run in group.runs]
     packages = list(dict.fromkeys(name for _, summary in runs for name in summary.get("versions", {})))
-    others = [name for name in ("device", "ranks", "threads", "seconds", "written") if any(name in s for _, s in runs)]
+    fields = [name for name in ("device", "ranks", "threads", "seconds", "written") if any(name in s for _, s in runs)]
     lines = []
     for label, summary in runs:
         versions = summary.get("versions", {})
-        of = {name: str(summary.get(name, "-")) for name in others}
+        values = {name: str(summary.get(name, "-")) for name in fields}
         if "seconds" in summary:
-            of["seconds"] = f"{summary['seconds']:.0f}"
+            values["seconds"] = f"{summary['seconds']:.0f}"
         cells = [str(versions.get(name, "-")) for name in packages]
-        lines.append([label, str(summary["seed"]), *cells, *(of[name] for name in others)])
-    return Block(["run", "seed", *packages, *others], lines, num_left=1)
+        lines.append([label, str(summary["seed"]), *cells, *(values[name] for name in fields)])
+    return Block(["run", "seed", *packages, *fields], lines, num_left=1)
 
 
 def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
@@ -157,16 +157,18 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
 
 def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
     """Yield contact sheets, each once."""
-    folders = dict.fromkeys(of for group in groups for run in group.runs for of in (run.folder, run.folder.parent))
+    folders = dict.fromkeys(
+        folder for group in groups for run in group.runs for folder in (run.folder, run.folder.parent)
+    )
     for folder in folders:
         for file in (folder / name for name in _SHEETS if (folder / name).is_file()):
             yield str(file), _embedded(file)
 
 
 def _sheet_command(groups: Sequence[RunGroup]) -> str:
-    """Return the command that draws a contact sheet; empty where runs do not say of which data.
+    """Return the command that draws a contact sheet; empty if no run has a config.
 
-    A fit draws none by itself: it would take longer by up to half a second, and copy people's pictures unasked.
+    A fit draws no sheet by itself: that would take up to half a second, and copy people's pictures without a request.
     """
     folder = next((run.folder for group in groups for run in group.runs if run.config), None)
     if folder is None:
@@ -176,7 +178,7 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
 
 
 def _embedded(file: Path) -> str:
-    """Return a picture as a part of the page: as JPEG, a tenth of the size of PNG."""
+    """Return a picture as a part of the page, as JPEG: a tenth of the size of PNG."""
     from PIL import Image
 
     try:
@@ -192,7 +194,7 @@ def _embedded(file: Path) -> str:
 
 
 def _public(value: Any) -> Any:
-    """Settings as they may leave the machine: absolute paths are shortened to their last part."""
+    """Return settings without private paths: an absolute path is shortened to its last part."""
     if isinstance(value, Mapping):
         return {name: _public(inner) for name, inner in value.items()}
     if isinstance(value, list):

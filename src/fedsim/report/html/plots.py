@@ -1,4 +1,4 @@
-"""Pictures of the page, as plotly draws them: the same numbers as in the pictures for papers."""
+"""Pictures of the page, drawn by plotly: the same numbers as in the figures for papers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedsim.report.style import faded, style_of
 
 _MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
-"""The colour below white hatches; without overlay, there is none."""
-_DELIVERED = "Delivered models; where only the global model has scores, that one, named so."
+"""Overlay keeps the colour of a bar below its white hatches."""
+_DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
 _NAMES = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
@@ -31,12 +31,12 @@ class Plot:
     """One picture of the page, with a choice between several contents."""
 
     name: str
-    """of its element"""
+    """id of its element"""
     title: str
     text: str
-    """says what is drawn"""
+    """a description of the picture"""
     choices: Mapping[str, graph_objects.Figure]
-    """what is chosen -> the picture; the first one is shown at first"""
+    """choice -> its picture; the first one is shown at first"""
 
     @property
     def json(self) -> str:
@@ -46,7 +46,7 @@ class Plot:
 
 
 def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
-    """Return all pictures that the runs have numbers for; ``names``: test set -> how it is written."""
+    """Return all pictures that the runs have numbers for; ``names``: test set -> its title."""
     means_first = sorted(names, key=lambda name: name not in _MEANS)
     shown = _NAMES.get(metric, metric)
     plots = [
@@ -55,7 +55,7 @@ def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, 
             _by_set(means_first, names, lambda name: series.curves(groups, name, metric), "round", shown),
         ),
         Plot(
-            "bars", "Scores per data set", f"All models, rule {rule.name}; a bar that is missing is marked n/a.",
+            "bars", "Scores per data set", f"All models, rule {rule.name}; a missing bar is marked n/a.",
             {"": _bars(groups, names, metric, rule)},
         ),
         Plot(
@@ -111,43 +111,43 @@ def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rul
     figure = graph_objects.Figure(layout=_layout("", _NAMES.get(metric, metric)))
     for column in series.bars(groups, list(names), metric, rule):
         style = style_of(column.number)
-        there = np.isfinite(column.mean)
+        has_score = np.isfinite(column.mean)
         errors = {"type": "data", "array": np.nan_to_num(column.spread).tolist(), "thickness": 1, "width": 2}
-        own = {"offsetgroup": column.label, "legendgroup": column.label}
+        group = {"offsetgroup": column.label, "legendgroup": column.label}
         figure.add_bar(
-            x=list(names.values()), y=_numbers(column.mean), name=column.label, **own,
+            x=list(names.values()), y=_numbers(column.mean), name=column.label, **group,
             marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
             error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
             hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
         )  # fmt: skip
-        missing = [title for title, known in zip(names.values(), there, strict=True) if not known]
-        if missing:  # a bar that is not there has no place for a text: one of no height has
+        missing = [title for title, scored in zip(names.values(), has_score, strict=True) if not scored]
+        if missing:  # a missing bar cannot have a text, but a bar of height 0 can
             figure.add_bar(
                 x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
                 textfont={"size": 10, "color": "#555555"}, constraintext="none",
                 marker={"color": "rgba(0,0,0,0)"}, showlegend=False, hoverinfo="skip",
-                name=f"{column.label}, missing", **own,
+                name=f"{column.label}, missing", **group,
             )  # fmt: skip
     figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35})
     return figure
 
 
 def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
-    found = {}
+    figures = {}
     for label, run in _single(groups).items():
         try:
             shares = participation_of(run)
-        except DataError:  # of very many clients the log does not say it
+        except DataError:  # runs with very many clients do not log it
             continue
-        found[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": "Blues"})
-    return found
+        figures[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": "Blues"})
+    return figures
 
 
 def _rungs(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
-    found = {label: (run, rungs_of(run)) for label, run in _single(groups).items()}
+    rungs_by_run = {label: (run, rungs_of(run)) for label, run in _single(groups).items()}
     return {
         label: _heat_map(run, [_numbers(row) for row in rungs], {"zmin": 1, "colorscale": "Viridis"})
-        for label, (run, rungs) in found.items()
+        for label, (run, rungs) in rungs_by_run.items()
         if rungs is not None
     }
 
@@ -156,13 +156,13 @@ def _single(groups: Sequence[RunGroup]) -> dict[str, Run]:
     return {f"{group.label}, seed {run.summary['seed']}": run for group in groups for run in group.runs}
 
 
-def _heat_map(run: Run, values: list[list[Any]], how: Mapping[str, Any]) -> graph_objects.Figure:
-    """A row per client, and a column per block of rounds, which bears the number of its first round."""
+def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> graph_objects.Figure:
+    """Draw a row per client and a column per block of rounds, at the block's first round."""
     rounds = sorted(run.log)
     figure = graph_objects.Figure(layout=_layout("round", ""))
     figure.add_heatmap(
         z=values, y=clients_of(run), x=[rounds[block[0]] for block in blocks_of(len(rounds))], xgap=1, ygap=1,
-        colorbar={"thickness": 12}, **how,
+        colorbar={"thickness": 12}, **options,
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", title=None, ticksuffix=" ")
     figure.update_xaxes(tickformat="d", tick0=rounds[0], dtick=max(1, len(rounds) // 8))
@@ -171,7 +171,7 @@ def _heat_map(run: Run, values: list[list[Any]], how: Mapping[str, Any]) -> grap
 
 
 def _layout(unit: str, metric: str) -> dict[str, Any]:
-    """What all pictures share; the page adds sizes, which depend on its width."""
+    """Return the common layout of all pictures; the page adds sizes, which depend on its width."""
     grid = {"gridcolor": "#e5e5e5", "zerolinecolor": "#999999", "automargin": True}
     return {
         "template": "none",

@@ -1,4 +1,4 @@
-"""The runs that a report is about: what can be read, once each, and a line on each folder that is left out."""
+"""Opens the run directories of a report, each run once, with a line about each folder that is left out."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fedsim.report.runs import Run, metrics_files, read_run
 
 
 def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
-    """Open run directories; return the runs, and a line for each folder that adds nothing.
+    """Open run directories; return the runs, and a line for each folder that is left out.
 
-    Left out are runs without scores, runs that are not finished beside others that are (``unfinished`` keeps them), and
-    second runs of the same settings and seed: a repetition of a run is the same run, not another sample.
+    Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
+    repeated runs with the same settings and seed: a repetition is the same run, not another sample.
 
     Raises:
         ConfigError: if no folder is given.
-        DataError: if a folder is no run at all, or nothing is left.
+        DataError: if a folder is not a run directory, or no run is left.
     """
     if not folders:
         raise ConfigError("runs: give at least one run directory")
     runs, lines, seen = list[Run](), list[str](), set[Path]()
     for folder in folders:
         if folder.resolve() in seen:
-            lines.append(f"left out: {folder} is given twice; one run")
+            lines.append(f"left out: {folder} is given twice; it counts once")
         elif is_begun(folder):
             lines.append(f"left out: {folder} has not finished its first round")
         else:
@@ -41,12 +41,12 @@ def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[R
     kept = _once(scored, lines)
     if not kept:
         text = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
-        raise DataError(text if len(folders) == 1 else f"{text}; the others have none either")
+        raise DataError(text if len(folders) == 1 else f"{text}; the other runs have none either")
     return kept, lines
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder is of a run that has no results yet, or died before it had any."""
+    """Whether a folder belongs to a run that has no results yet, or ended before its first ones."""
     has_begun = (folder / "config.yaml").is_file() or bool(metrics_files(folder))
     return has_begun and not (folder / "summary.json").is_file()
 
@@ -57,15 +57,17 @@ def _has_scores(run: Run) -> bool:
 
 def _not_finished(run: Run) -> str:
     rounds = run.summary["rounds"]
-    return f"left out: {run.folder} is not finished, it has {rounds} rounds so far; --unfinished shows it all the same"
+    return f"left out: {run.folder} is not finished, it has {rounds} rounds so far; --unfinished includes it"
 
 
 def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
-    """The first run of each configuration and seed, or the first finished one; add a line on each other one."""
+    """Return the first run of each configuration and seed, finished ones first; add a line about each repetition."""
     kept: dict[tuple[str, int], Run] = {}
     for run in sorted(runs, key=lambda run: not run.summary["finished"]):
         first = kept.setdefault((run.summary["fingerprint"], run.summary["seed"]), run)
         if first is not run:
             seed = run.summary["seed"]
-            lines.append(f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; one run")
+            lines.append(
+                f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
+            )
     return [run for run in runs if run in kept.values()]

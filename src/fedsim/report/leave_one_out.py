@@ -1,4 +1,4 @@
-"""``fedsim report --left_out``: leave-one-data-set-out, all rotations in one table."""
+"""``fedsim report --left_out``: leave-one-data-set-out, with all rotations in one table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SETTING = "data.unseen"
 
 
 def left_out_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
-    """Return a row per method and kind of model, a column per data set that was left out, and the mean over these.
+    """Return a row per method and kind of model, with a column per left-out data set and the mean over these.
 
-    Cells are scores on the data set that nobody trained on, ``metric / rank-1`` in percent; ``-`` where a rotation is
-    missing, and then there is no mean.
+    Cells are scores on the data set that no client trained on, ``metric / rank-1`` in percent; ``-`` if a rotation is
+    missing. Without one of the rotations, there is no mean.
 
     Raises:
-        ConfigError: if a run leaves out no data set by ``data.unseen``, or several.
+        ConfigError: unless each run leaves out exactly one data set by ``data.unseen``.
     """
     methods = _rotations(groups)
     names = sorted({name for rotations in methods for name in rotations})
@@ -39,7 +39,7 @@ def left_out_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
     first = groups[0]
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in shown)
     notes = [
-        f"{numbers} in percent on the data set that nobody trained on; mean over the data sets",
+        f"{numbers} in percent on the data set that no client trained on; mean over the data sets",
         *(MEANING[kind] for kind in dict.fromkeys(kinds)),
         f"each cell: {describe(first)}" if len({describe(group) for group in groups}) == 1 else "",
     ]
@@ -47,16 +47,18 @@ def left_out_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
 
 
 def _rotations(groups: Sequence[RunGroup]) -> list[dict[str, RunGroup]]:
-    """Put runs together that differ in the data set that is left out: its name -> the runs without it."""
-    found: dict[str, dict[str, RunGroup]] = {}
+    """Return each method's rotations: name of the left-out data set -> the runs without it."""
+    methods: dict[str, dict[str, RunGroup]] = {}
     for group in groups:
         run = group.runs[0]
         unseen = run.setting(_SETTING)
         if not isinstance(unseen, list) or len(unseen) != 1:
-            raise ConfigError(f"--left_out: {run.folder} does not leave one data set out by {_SETTING}; leave it out")
-        rest = {name: value for name, value in settings_of(run).items() if name != _SETTING}
-        found.setdefault(repr(sorted(rest.items())), {})[str(unseen[0])] = group
-    return list(found.values())
+            raise ConfigError(
+                f"--left_out: {run.folder} does not leave out exactly one data set by {_SETTING}; omit this run"
+            )
+        shared = {name: value for name, value in settings_of(run).items() if name != _SETTING}
+        methods.setdefault(repr(sorted(shared.items())), {})[str(unseen[0])] = group
+    return list(methods.values())
 
 
 def _cell(group: RunGroup | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
@@ -68,7 +70,7 @@ def _mean(rotations: Mapping[str, RunGroup], kind: str, names: Sequence[str], sh
     texts = []
     for metric in shown:
         values = [rotations[name].values(f"test/{kind}/{name}/{metric}", rule) for name in names if name in rotations]
-        if len(values) < len(names) or not all(len(of_set) for of_set in values):
+        if len(values) < len(names) or not all(len(of_seeds) for of_seeds in values):
             return "-"
-        texts.append(f"{100 * np.mean([of_set.mean() for of_set in values]):.1f}")
+        texts.append(f"{100 * np.mean([of_seeds.mean() for of_seeds in values]):.1f}")
     return " / ".join(texts)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.report.given import open_runs
 from fedsim.report.names import differences
+from fedsim.report.run_folders import open_runs
 from fedsim.report.runs import read_run
 from run_dirs import scores_of, with_mean, write_run
 from small import refuse
@@ -30,10 +30,10 @@ def test_the_same_seed_twice_is_one_run(tmp_path, capsys):
     first, copy, other = (write(tmp_path / name, seed) for name, seed in (("first", 0), ("copy", 0), ("other", 1)))
     text = shown(capsys, first, copy).out
     assert "+-" not in text
-    assert f"left out: {copy} has the settings and the seed 0 of {first}; one run" in text.splitlines()
+    assert f"left out: {copy} has the settings and the seed 0 of {first}; both count as one run" in text.splitlines()
     text = shown(capsys, first, first / ".").out
     assert "+-" not in text
-    assert f"left out: {first} is given twice; one run" in text
+    assert f"left out: {first} is given twice; it counts once" in text
     text = shown(capsys, first, copy, other).out
     assert text.count("left out") == 1
     assert "2 seeds" in text
@@ -47,7 +47,7 @@ def test_the_finished_one_of_two_equal_runs_is_shown(tmp_path):
 def test_a_run_that_is_not_finished_is_left_out_beside_others(tmp_path, capsys):
     done, going = write(tmp_path / "done"), write(tmp_path / "going", seed=1, rank1=0.9, finished=False)
     text = shown(capsys, done, going).out
-    assert f"left out: {going} is not finished, it has 1 rounds so far; --unfinished shows it all the same" in text
+    assert f"left out: {going} is not finished, it has 1 rounds so far; --unfinished includes it" in text
     assert "+-" not in text
     text = shown(capsys, done, going, "--unfinished").out
     assert "+-" in text
@@ -67,7 +67,7 @@ def test_a_run_without_results_does_not_refuse_the_others(tmp_path, capsys):
     assert "wait for its first evaluation" in refuse(capsys, "report", begun, empty)
     assert "holds no summary.json" in refuse(capsys, "report", done, tmp_path / "nowhere")
     (done / "summary.json").write_text("[]")
-    assert "summary.json: holds no fields" in refuse(capsys, "report", done)
+    assert "summary.json: is not a JSON object" in refuse(capsys, "report", done)
 
 
 def config(method="FedPav", **settings):
@@ -117,7 +117,7 @@ def test_scores_of_fedsim_test_are_a_rule(tmp_path, capsys):
     assert next(line.split() for line in text.splitlines() if line.startswith("a ")) == ["a", "77.0"]
     assert "checkpoint best.ckpt: round 7" in text
     (run / "tests" / "best.json").write_text("{")
-    assert "is no JSON" in refuse(capsys, "report", run, "--rule", "tested")
+    assert "is not JSON" in refuse(capsys, "report", run, "--rule", "tested")
 
 
 def test_a_page_without_its_library_is_one_line(tmp_path, capsys, monkeypatch):

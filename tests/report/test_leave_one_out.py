@@ -68,6 +68,6 @@ def test_other_runs_are_refused(drawn, tmp_path, capsys):
     _, folders = drawn
     other = write_run(tmp_path / "other", {1: scores_of({"viper": 0.5})}, config={"data": {"unseen": None}})
     line = refuse(capsys, "report", folders[0], other, "--left_out", "true")
-    assert "other does not leave one data set out by data.unseen" in line
-    with pytest.raises(ConfigError, match="leave one data set out"):
+    assert "other does not leave out exactly one data set by data.unseen" in line
+    with pytest.raises(ConfigError, match="leave out exactly one data set"):
         report([str(other)], left_out=True)
