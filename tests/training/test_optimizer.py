@@ -91,7 +91,9 @@ def test_a_kept_state_makes_rounds_one_training(name):
 
 
 def test_only_known_optimizers_can_go_on():
-    with pytest.raises(ConfigError, match=r"model\.client\.optimizer_state: keep works only for SGD, .*; set it to reset"):
+    with pytest.raises(
+        ConfigError, match=r"model\.client\.optimizer_state: keep works only for SGD, .*; set it to reset"
+    ):
         train(torch.optim.Adagrad, True, state="keep")
 
 

@@ -27,7 +27,8 @@ class Neighbours:
 Search = Callable[[Tensor, Tensor, int], Neighbours]
 """(queries [n, D], gallery [m, D], k <= m) -> the k nearest of each query; rows have unit length, on one device.
 
-The search may be approximate. ``scale="farthest"`` also asks for the nearest of -x, where an index may be less exact.
+The search may be approximate. ``scale="farthest"`` also searches for the nearest of -x, where an index may be less
+exact.
 """
 
 

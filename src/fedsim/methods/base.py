@@ -254,7 +254,7 @@ class HoldsModels(ABC):
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:
-    """Return the server's message to the clients of an architecture: the model, and what the method declares."""
+    """Return the server's message to the clients of an architecture: the model, and the declared tensors."""
     payload = method.payload(server, arch, server.round)
     names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
     return server.send(arch, names, with_public="public_images" in method.requires)

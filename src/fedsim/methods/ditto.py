@@ -16,7 +16,7 @@ Deviations and silences:
 - The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
   client. So a round takes twice as long; the log counts only the first half.
 - A client that has not taken part yet is scored with the global model.
-- lambda = 0 is local training beside FedAvg; the paper tunes lambda for each data set.
+- lambda = 0 is local training, independent of FedAvg; the paper tunes lambda for each data set.
 """
 
 from __future__ import annotations

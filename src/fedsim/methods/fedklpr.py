@@ -27,14 +27,14 @@ Deviations and silences:
   measured on the first 32 training images, before pruning.
 - alpha and beta are not printed: a half each. While no client has pruned, PRAW is 0 / 0: then KLAW is the weight, and
   ``praw`` alone is uniform.
-- The paper does not say that magnitudes of all shared convolutions and linear layers are compared together. Here they
-  are; of each layer ``floor`` of the weights stay. A pruned element stays pruned.
+- The paper does not say whether magnitudes of all shared convolutions and linear layers are compared together. Here
+  they are, and each layer keeps at least the share ``floor`` of its weights. A pruned element stays pruned.
 - "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes as many tenths of 9 % of all
-  prunable weights as CRR lets it. All ten are tried first, then the number is halved; one after another would look at
-  the model up to ten times. Without CRR a round prunes its whole step.
+  prunable weights as CRR allows. All ten are tried first, then the number is halved; one tenth after another would
+  need up to ten measurements. Without CRR a round prunes its whole step.
 - CRR's thresholds are not printed. Stage 1, once a round: accuracy at least 0.5, and within 0.05 of the mean of the
   client's two rounds before. Stage 2: a loss of less than 0.01 against the model before its first trial.
-- In this family of code "training accuracy" is rank-1 on the test set, which clients do not see. Here it is rank-1
+- In this family of code "training accuracy" is rank-1 on the test set, which clients do not have. Here it is rank-1
   among the training images, with clusters as identities; docs/pruning.md compares the other choices.
 - Training images are soon learnt, so A_target delays pruning only for a short time. Hence ``prune_from``: the rate
   drops in the sixth round, and a client that begins to prune there, nine points a round, sends slightly less than any

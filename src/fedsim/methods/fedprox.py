@@ -9,7 +9,7 @@ T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. MLSys 2020. ar
 
 Deviations and silences:
 
-- The term acts on shared parameters: not on running statistics, nor on what stays with the client.
+- The term acts on shared parameters: not on running statistics or private parameters.
 - Its gradient, mu (w - w^t), is added to the gradient after back-propagation: the same mathematics, at less cost. It is
   added once per step, and counts when gradients are clipped.
 - The paper samples clients with probability n_k / n and averages them uniformly; here weights follow ``weighting``.

@@ -20,9 +20,9 @@ Deviations and silences:
   global``. Its default is after local training, by those of the trained model. A client that is not selected does
   not merge.
 - The code's first round has 20 local epochs at rate 0.1, from the 17th on 0.01, the others one at 0.01:
-  ``model.client.long_round`` and ``schedule``. ``dynamic`` ends them early, but for those of the first round: after an
-  epoch with a batch whose images all are nearest to their clusters, or with which the epoch's share of such images so
-  far exceeds 0.95. With one local epoch, as after the first round, it does nothing.
+  ``model.client.long_round`` and ``schedule``. After the first round, ``dynamic`` ends them early: after
+  an epoch in which all images of a batch were nearest to their clusters, or in which the share of such images exceeded
+  0.95 after a batch. With one local epoch it has no effect.
 - The code's memory compares the output of an embedding layer of 2048 with dropout 0.5; the config has a bnneck.
 - alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
 """

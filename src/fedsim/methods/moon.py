@@ -37,7 +37,7 @@ from fedsim.training.messages import Upload
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
-    """Averaging of clients whose features stay near the global model's, and leave their own previous ones."""
+    """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""

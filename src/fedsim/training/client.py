@@ -98,7 +98,7 @@ class Client(LightningModule):
         self.round = 0
         """the current one, from 0"""
         self.progress = (0, 0, 0)
-        """of the last session; see :class:`ClientSession`"""
+        """of the last session; see :attr:`ClientSession.progress`"""
 
     def start(self, kept: Mapping[str, Tensor]) -> None:
         """Store the private state before the first round; ``kept`` are tensors of the method, see :meth:`keep`."""
@@ -268,9 +268,8 @@ class Client(LightningModule):
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
-        loss, correct, images, values = self.session.metrics.read(
-            [*bounds, *more]
-        )  # the session's only wait for the device
+        # the session's only wait for the device
+        loss, correct, images, values = self.session.metrics.read([*bounds, *more])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._not_finite("loss or weights")

@@ -63,7 +63,7 @@ class FlatModel:
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
-        # without initial weights: a replica is made in the middle of a session, whose random streams it must not move
+        # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
         counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
@@ -89,7 +89,7 @@ class FlatModel:
 
     @property
     def private(self) -> Tensor:
-        """All that belongs to the seated client alone, [num_private + own head]: a view."""
+        """The part that belongs to the seated client, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
 
     @property

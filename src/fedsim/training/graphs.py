@@ -43,7 +43,7 @@ class HasSteps(Protocol):
 
 
 def why_plain(settings: LocalTraining, num_images: int, device: torch.device) -> str | None:
-    """Return why a client with so many images on ``device`` keeps plain steps; None: its steps can be captured."""
+    """Return why a client with ``num_images`` images keeps plain steps on ``device``; None: it can capture them."""
     if device.type != "cuda":
         return "only GPUs have graphs"
     if settings.clusters:

@@ -39,7 +39,7 @@ class RunningMetrics:
                 return
             number = self._micro_batches.current.number
             assert number not in self._numbers[-1:], (
-                "a micro-batch is counted twice: let the method require whole_batches"
+                "a micro-batch is counted twice: the method must require whole_batches"
             )
             self._numbers.append(number)
         self._losses.append(loss)

@@ -20,7 +20,7 @@ class Server(nn.Module):
 
     It begins with the weights of the resident ``models``, by architecture. ``archs`` has the architecture of every
     client, ``augmentation`` is that of training images, and ``seed`` the run's. ``num_public``, the number of public
-    images, is known before they are decoded.
+    images, is set before they are decoded.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class LocalTraining:
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     micro_batch: int | None = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
-    needed. Normalisation layers and losses look at one micro-batch. null: a batch is one micro-batch"""
+    needed. Normalisation layers and losses see one micro-batch at a time. null: a batch is one micro-batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
@@ -127,7 +127,7 @@ class LocalTraining:
     """train on maps whose channels lie side by side in memory, the fastest order for convolutions on GPUs, above all in
     bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
     compile: bool = False
-    """let torch.compile translate the backbone for whole batches (docs/gpus.md): the first one takes about a minute,
+    """compile the backbone for whole batches with torch.compile (docs/gpus.md): the first one takes about a minute,
     for each architecture. Results differ in the last bits. Not together with ``graph``"""
     graph: bool = False
     """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
@@ -246,7 +246,7 @@ class LocalTraining:
             )
         if self.clusters and size != batch:
             raise ConfigError(
-                f"{entry} cuts batches, but clusters move with each whole batch; set it to {batch or 'null'}"
+                f"{entry} cuts batches, but training on clusters needs whole batches; set it to {batch or 'null'}"
             )
 
 
@@ -254,7 +254,7 @@ class LocalTraining:
 class ClientOverride:
     """Settings of one client that differ from the others'; null keeps the common value.
 
-    The fields without a text mean the same as in :class:`LocalTraining`.
+    Fields without a description have the meaning of those in :class:`LocalTraining`.
     """
 
     backbone: Backbone | nn.Module | None = None
