@@ -30,7 +30,7 @@ WRONG_SETTINGS = [
     (["--model.nonsense=1"], "model.nonsense", "--help"),
     (["--model.bn_stats=often"], "model.bn_stats", "'mean', 'first', 'pooled', 'local', 'recalibrate'"),
     (["--model.bn_stats=recalibrate"], "model.bn_stats", "data.public"),
-    (["--model.client.batch_size=1"], "model.client.batch_size", "what batch normalisation needs"),
+    (["--model.client.batch_size=1"], "model.client.batch_size", "the smallest batch for batch normalisation"),
     (["--model.client.batch_size=null", "--model.client.sampler=identity"], "model.client.batch_size", "multiple"),
     (
         ["--data.max_identities=1", "--data.max_images=1", "--data.val=none"],

@@ -150,7 +150,7 @@ REASONS = {
     "accumulate": ({}, {"accumulate": 2}, "town1", "accumulate makes batches without a step"),
     "micro_batch": ({"micro_batch": 4}, {}, "all clients", "micro_batch cuts its batches"),
     "cluster": ({}, {"cluster": ClusterOverride()}, "town1", "clusters change with each local epoch"),
-    "optimizer": ({"optimizer": torch.optim.Adagrad}, {}, "all clients", "Adagrad may remember things on the host"),
+    "optimizer": ({"optimizer": torch.optim.Adagrad}, {}, "all clients", "Adagrad may keep state on the host"),
 }  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def test_settings():
     model, _ = assembled(FedUReID(), clients=own)
     merges = [client.training_settings.bottom_up.merge for client in model.parts.clients.values()]
     assert merges == [0.3, 0.01, 0.3]
-    with pytest.raises(ConfigError, match=r"^model\.client\.bottom_up: takes the place of cluster"):
+    with pytest.raises(ConfigError, match=r"^model\.client\.bottom_up: cluster is set, too"):
         make_model(FedUReID(), client=LocalTraining(bottom_up=BottomUp(), cluster=Clustering()))
     for name, value in (("merge", 1.5), ("size_penalty", -1.0), ("momentum", 2.0), ("temperature", 0.0)):
         with pytest.raises(ConfigError, match=rf"^model\.client\.bottom_up\.{name}: "):

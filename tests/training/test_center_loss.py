@@ -141,7 +141,7 @@ def test_mistakes_are_named(options, line):
 
 
 def test_alone_it_teaches_nothing():
-    with pytest.raises(ConfigError, match="center loss alone draws all features to one point"):
+    with pytest.raises(ConfigError, match="center loss alone pulls all features to one point"):
         Objective(cross_entropy=0.0, center=CenterLoss())
 
 

@@ -73,7 +73,7 @@ def test_channels_that_lie_last_change_no_result(monkeypatch):
     ("settings", "line"),
     [
         ({"compile": True, "graph": True}, "c.compile: a step is either compiled or a graph; set compile or graph to"),
-        ({"compile": True, "batch_size": None}, "c.compile: batches of one size are compiled; set batch_size, or"),
+        ({"compile": True, "batch_size": None}, "c.compile: needs batches of one size; set batch_size, or"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(settings, line):

@@ -80,7 +80,7 @@ def test_a_kept_state_makes_rounds_one_training(name):
     reference, state = OPTIMIZERS[name](theirs.parameters()), {}
     for session in range(3):
         optimizer.reset(session)
-        optimizer.resume(state)
+        optimizer.continue_from(state)
         for _ in range(2):
             for mine, their in zip(layer.parameters(), theirs.parameters(), strict=True):
                 mine.grad, their.grad = mine.detach().clone(), their.detach().clone()
@@ -91,7 +91,9 @@ def test_a_kept_state_makes_rounds_one_training(name):
 
 
 def test_only_known_optimizers_can_go_on():
-    with pytest.raises(ConfigError, match=r"model\.client\.optimizer_state: keep knows SGD, .*; set it to reset"):
+    with pytest.raises(
+        ConfigError, match=r"model\.client\.optimizer_state: keep works only for SGD, .*; set it to reset"
+    ):
         train(torch.optim.Adagrad, True, state="keep")
 
 

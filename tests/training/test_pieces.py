@@ -202,7 +202,7 @@ def still(params):
         (FedPav(), {"micro_batch": 0}, "micro_batch: 0"),
         (FedPav(), {"micro_batch": 1}, "micro-batches of 1 leave one image of a batch of 8 alone"),
         (FedPav(), {"batch_size": 9, "micro_batch": 4}, "micro-batches of 4 leave one image of a batch of 9 alone"),
-        (FedPav(), {"sampler": "identity", "micro_batch": 6}, "use a multiple of num_instances"),
+        (FedPav(), {"sampler": "identity", "micro_batch": 6}, "is not a multiple of num_instances"),
         (PFedMe(), {"micro_batch": 4}, "PFedMe needs whole batches"),
         (FedCAPR(), {"micro_batch": 4, "cluster": Clustering()}, "micro_batch: 4 cuts batches"),
     ],

@@ -62,7 +62,7 @@ def assemble(
         model.prepare(settings.values())
     server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
     server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
-    alone = len(federated.clients) == 1 or not how.method.shared_groups
+    trains_alone = len(federated.clients) == 1 or not how.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
     micro_batches = {c.name: settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
     rank_share = make_rank_share(costs, micro_batches, rank, world_size, machine, how.client_store, device, largest)
@@ -70,7 +70,7 @@ def assemble(
     clients = {
         mine.name: Client(
             data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            model=models[archs[mine.name]], store=rank_share.states, seed=how.seed, alone=alone,
+            model=models[archs[mine.name]], store=rank_share.states, seed=how.seed, trains_alone=trains_alone,
         ).to(device)
         for mine in federated.clients if mine.name in near
     }  # fmt: skip

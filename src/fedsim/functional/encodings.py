@@ -43,25 +43,25 @@ def index_bytes(num_elements: int, num_nonzero: int) -> int:
     return (4 + _VALUE) * num_nonzero
 
 
-def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, known: bool = False) -> int:
+def sparse_bytes(num_elements: int, num_nonzero: int, encoding: Encoding, has_mask: bool = False) -> int:
     """Return the bytes of a payload in an encoding; ``min`` is the shortest of the three others.
 
-    ``known``: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
+    ``has_mask``: the receiver already has the mask; only values are counted, ``4 nnz``, except with ``dense``.
 
     >>> [sparse_bytes(64, 3, encoding) for encoding in ("dense", "bitmap", "index", "min")]
     [256, 20, 24, 20]
-    >>> sparse_bytes(64, 3, "min", known=True)
+    >>> sparse_bytes(64, 3, "min", has_mask=True)
     12
     """
     dense = dense_bytes(num_elements)
     if encoding == "dense":
         return dense
     lengths = {"bitmap": bitmap_bytes(num_elements, num_nonzero), "index": index_bytes(num_elements, num_nonzero)}
-    if known:
+    if has_mask:
         return dense_bytes(num_nonzero)
     return min(dense, *lengths.values()) if encoding == "min" else lengths[encoding]
 
 
 def _check(num_elements: int, num_nonzero: int) -> None:
     if not 0 <= num_nonzero <= num_elements:
-        raise ValueError(f"{num_nonzero} of {num_elements} elements cannot be other than zero")
+        raise ValueError(f"num_nonzero: {num_nonzero} is not between 0 and num_elements ({num_elements})")

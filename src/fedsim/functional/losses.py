@@ -17,7 +17,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) 
     tensor(0.3466)
     """
     spread = smoothing / targets.shape[1] * targets.sum(1, keepdim=True)
-    return F.cross_entropy(logits, (1 - smoothing) * targets + spread)  # its own smoothing takes all sums for 1
+    return F.cross_entropy(logits, (1 - smoothing) * targets + spread)  # label_smoothing would assume sums of 1
 
 
 def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, squared: bool = False) -> Tensor:
@@ -37,11 +37,11 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     distance = (features[:, None, :] - features[None, :, :]).square().sum(-1)
     if not squared:
         distance = distance.clamp_min(1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
-    same = labels[:, None] == labels[None, :]
+    is_same = labels[:, None] == labels[None, :]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    positive = distance.masked_fill(~same | itself, -torch.inf).amax(1)
-    negative = distance.masked_fill(same, torch.inf).amin(1)
-    valid = (same & ~itself).any(1) & (~same).any(1)
+    positive = distance.masked_fill(~is_same | itself, -torch.inf).amax(1)
+    negative = distance.masked_fill(is_same, torch.inf).amin(1)
+    valid = (is_same & ~itself).any(1) & (~is_same).any(1)
     # without a positive or negative the gap is -inf, which relu turns into 0 without gradient
     return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)
 
@@ -69,24 +69,24 @@ def moved_centers(centers: Tensor, features: Tensor, labels: Tensor, rate: float
     """
     with torch.no_grad():
         identities = torch.arange(len(centers), device=labels.device)
-        own = (labels == identities[:, None]).to(centers.dtype)  # sums by a product are deterministic on GPUs, too
-        count = own.sum(1, keepdim=True)
-        return centers - rate * (count * centers - own @ features.to(centers.dtype)) / (1 + count)
+        members = (labels == identities[:, None]).to(centers.dtype)  # sums by a product are deterministic on GPUs, too
+        count = members.sum(1, keepdim=True)
+        return centers - rate * (count * centers - members @ features.to(centers.dtype)) / (1 + count)
 
 
-def mean_cosine_distance(logits: Tensor, others: Tensor) -> Tensor:
+def mean_cosine_distance(logits: Tensor, other_logits: Tensor) -> Tensor:
     """Mean of ``1 - cos(f, f')`` over two batches of logits [B, Z], in [0, 2] (paper 003, Algorithm 3, lines 23-28).
 
     >>> mean_cosine_distance(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     tensor(0.5000)
     """
-    return (1 - F.cosine_similarity(logits, others, dim=1)).mean().clamp_min(0.0)
+    return (1 - F.cosine_similarity(logits, other_logits, dim=1)).mean().clamp_min(0.0)
 
 
 def mean_of_chosen(values: Tensor, chosen: Tensor) -> Tensor:
     """Mean of those ``values`` [B] that are ``chosen`` [B] bool, a scalar; at least one must be.
 
-    On GPUs the others enter the sum as zeros, which may round otherwise: to pick values, the host would have to wait.
+    On GPUs the others enter the sum as zeros, which may round differently: the host would have to wait for a choice.
 
     >>> mean_of_chosen(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([True, False, True]))
     tensor(2.)
@@ -105,7 +105,8 @@ def model_contrastive(features: Tensor, of_global: Tensor, of_previous: Tensor, 
     >>> model_contrastive(x, x, x, temperature=0.5)
     tensor(0.6931)
     """
-    similarities = torch.stack([F.cosine_similarity(features, other, dim=1) for other in (of_global, of_previous)], 1)
+    references = (of_global, of_previous)
+    similarities = torch.stack([F.cosine_similarity(features, reference, dim=1) for reference in references], 1)
     first = torch.zeros(len(features), dtype=torch.long, device=features.device)
     return F.cross_entropy(similarities / temperature, first)
 

@@ -27,7 +27,8 @@ class Neighbours:
 Search = Callable[[Tensor, Tensor, int], Neighbours]
 """(queries [n, D], gallery [m, D], k <= m) -> the k nearest of each query; rows have unit length, on one device.
 
-The search may be approximate. ``scale="farthest"`` also asks for the nearest of -x, where an index may be less exact.
+The search may be approximate. ``scale="farthest"`` also searches for the nearest of -x, where an index may be less
+exact.
 """
 
 
@@ -58,7 +59,7 @@ def top_of_block(similarity: Tensor, k: int) -> tuple[Ints, NDArray[np.float32]]
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     index = index.gather(1, order)
-    # topk's choice among images as similar as the last one is undefined
+    # topk does not define its choice among images that are as similar as the last one
     crowded = ((similarity >= values[:, -1:]).sum(1) > k).nonzero().flatten()
     for row in crowded.tolist():
         values[row], index[row] = (part[:k] for part in similarity[row].sort(descending=True, stable=True))

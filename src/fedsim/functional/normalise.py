@@ -22,7 +22,7 @@ def normalise_images(images: Tensor) -> Tensor:
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1], once per device: each copy to a GPU makes it wait."""
+    """Return ``1 / (255 std)`` and ``-mean / std`` [1, 3, 1, 1], once per device: a copy to a GPU makes it wait."""
     mean, std = (torch.tensor(x, dtype=torch.float64).view(1, 3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
 
@@ -31,7 +31,7 @@ def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
 def renormalisation(mean: Colour, std: Colour, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return scale and offset [1, 3, 1, 1] from ImageNet's normalisation to that by another mean and deviation.
 
-    Functions of a device and no buffers of a model, which would be sent to the server. Rounded once, from float64.
+    They are no buffers of a model, which would be sent to the server. They are rounded once, from float64.
 
     >>> scale, offset = renormalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), torch.device("cpu"))
     >>> scale.flatten(), offset.flatten()  # pixels from -1 to 1

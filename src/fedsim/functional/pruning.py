@@ -1,8 +1,8 @@
 """Magnitude pruning of a vector of n weights.
 
 A mask is bool [n], False for pruned elements. Only elements of ``layers``, slices of the vector, can be pruned; all
-others are True. Masks are explicit: a weight of 0 is not pruned by that. Of equal magnitudes the first one counts as
-smaller, on every device.
+others are True. Masks are explicit: a weight of 0 is not pruned by its value. Of equal magnitudes the first one counts
+as smaller, on every device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pruned_fraction(mask: Tensor, layers: Sequence[slice]) -> float:
 
 
 def remaining(mask: Tensor, layers: Sequence[slice]) -> list[int]:
-    """Return how many elements of each layer are left; the host waits for the device once.
+    """Return the number of elements that are left in each layer; the host waits for the device once.
 
     >>> remaining(torch.tensor([True, False, True, True, True]), [slice(0, 2), slice(3, 5)])
     [1, 2]
@@ -57,7 +57,7 @@ def count_remaining(mask: Tensor, layers: Sequence[slice]) -> Tensor:
 
 
 def share_pruned(left: Sequence[int], layers: Sequence[slice]) -> float:
-    """Return :func:`pruned_fraction` from the elements that are left of each layer."""
+    """Return :func:`pruned_fraction` from the numbers of elements that are left in each layer."""
     total = sum(layer.stop - layer.start for layer in layers)
     return (total - sum(left)) / total if total else 0.0
 
@@ -97,7 +97,7 @@ def deeper_global_mask(
 ) -> Tensor | None:
     """Return :func:`global_magnitude_mask`, or None if no element more is pruned; the host does not wait.
 
-    ``left`` are the elements that are left of each layer, :func:`remaining`.
+    ``left`` are the numbers of elements that are left in each layer, see :func:`remaining`.
     """
     total = sum(layer.stop - layer.start for layer in layers)
     sizes = [layer.stop - layer.start for layer in layers]
@@ -119,8 +119,8 @@ def layerwise_magnitude_mask(
 ) -> Tensor:
     """Prune ``ceil(share a)`` of the a remaining elements of each layer, never the last one; return a new mask.
 
-    See :func:`global_magnitude_mask` for the arguments. ``left`` is :func:`remaining`, without which the host waits for
-    the device once.
+    See :func:`global_magnitude_mask` for the arguments. ``left`` is the result of :func:`remaining`; without it the
+    host waits for the device once.
 
     >>> weights = torch.tensor([0.1, 0.2, -0.3, 5.0, 4.0])
     >>> layerwise_magnitude_mask(weights, torch.ones(5).bool(), [slice(0, 3), slice(3, 5)], 0.5)
@@ -156,7 +156,7 @@ def differ(a: Tensor, b: Tensor, layers: Sequence[slice], share: float) -> Tenso
 def first_above(share: float, total: int) -> int:
     """Return the smallest count whose share of ``total`` is larger than ``share``; ``total`` + 1 if none is.
 
-    A device can compare a count with it as the host compares the shares, to the last bit.
+    So a device can compare counts, with the same result as the host's comparison of shares.
 
     >>> first_above(0.2, 10), first_above(0.0, 10), first_above(1.0, 10)
     (3, 1, 11)
@@ -196,7 +196,7 @@ def _magnitudes(weights: Tensor, among: Tensor) -> Tensor:
 
 
 def _smallest(values: Tensor, count: int) -> Tensor:
-    """Return where the ``count`` smallest of ``values`` are, bool; of equal ones the first."""
+    """Return a mask, bool, of the ``count`` smallest of ``values``; the first ones of equal values."""
     if count <= 0:
         return torch.zeros_like(values, dtype=torch.bool)
     threshold = _last_of_smallest(values, count)
@@ -211,7 +211,7 @@ def _last_of_smallest(values: Tensor, count: int) -> Tensor:
     zeros = len(values) - int(values.count_nonzero())
     if count <= zeros:
         return values.new_zeros(())
-    if zeros:  # a partition takes ten times as long near many equal ones
+    if zeros:  # a partition with many equal values takes ten times as long
         values = values[values != 0]
-    # half of the time of topk
+    # takes half of the time of topk
     return torch.from_numpy(np.partition(values.detach().numpy(), count - zeros - 1))[count - zeros - 1]

@@ -68,8 +68,8 @@ def encode(
         ValueError: if the search does not return [n, k] rows of the gallery.
 
     >>> def search(query: Tensor, gallery: Tensor, k: int) -> Neighbours:
-    ...     found = (query @ gallery.T).sort(descending=True, stable=True)
-    ...     return Neighbours(found.indices[:, :k].numpy(), found.values[:, :k].numpy())
+    ...     result = (query @ gallery.T).sort(descending=True, stable=True)
+    ...     return Neighbours(result.indices[:, :k].numpy(), result.values[:, :k].numpy())
     >>> encode(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), search, k1=1, k2=1).toarray()
     array([[0.5, 0.5, 0. ],
            [0.5, 0.5, 0. ],
@@ -94,8 +94,8 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
         part = slice(start, min(start + block, len(rows)))
         distance = np.ones((part.stop - start, len(columns)), dtype=np.float32)
         for out, row in zip(distance, rows[part], strict=True):
-            near, values = overlap.near(row)
-            out[near] = values
+            images, values = overlap.neighbours(row)
+            out[images] = values
         yield part, distance
 
 
@@ -107,8 +107,8 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     Images without common neighbours have distance 1; raise ConfigError unless eps is in (0, 1).
 
     >>> v = sparse.csr_array(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32))
-    >>> near = sparse_jaccard(v, eps=0.7)
-    >>> near.indices.tolist(), near.data.round(2)
+    >>> graph = sparse_jaccard(v, eps=0.7)
+    >>> graph.indices.tolist(), graph.data.round(2)
     ([0, 1, 0, 1, 2], array([0.  , 0.67, 0.67, 0.  , 0.  ], dtype=float32))
     """
     if not 0 < eps < 1:
@@ -117,9 +117,9 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     overlap = _Overlap(encodings, np.arange(num))
     indices, values, ends = [], [], np.zeros(num + 1, dtype=np.int64)
     for row in range(num):
-        near, distance = overlap.near(row)
+        images, distance = overlap.neighbours(row)
         keep = distance <= eps
-        indices.append(near[keep].astype(np.int32))
+        indices.append(images[keep].astype(np.int32))
         values.append(distance[keep])
         ends[row + 1] = ends[row] + len(indices[-1])
     return _csr(np.concatenate(values), np.concatenate(indices), ends, num)
@@ -140,13 +140,13 @@ def encode_units(
     if scale == "farthest":  # the farthest image is the nearest one of the opposite point
         opposite = search_checked(search, -features, features, 1).similarity[:, 0]
         farthest = np.maximum(2 + 2 * opposite, _TINY)
-    others = k1 if rules == "reranking" else k1 - 1
+    size = k1 + 1 if rules == "reranking" else k1  # of N(p, k1), with the image itself
     half = round(k1 / 2)
-    near = _own_first(search_checked(search, features, features, min(others + 1, num)).index)
-    sets = _expand_sets(_reciprocal(near[:, : others + 1]), _reciprocal(near[:, : half + 1]), rules == "clustering")
+    index = _own_first(search_checked(search, features, features, min(size, num)).index)
+    sets = _expand_sets(_reciprocal(index[:, :size]), _reciprocal(index[:, : half + 1]), rules == "clustering")
     encodings = _weigh(sets, features, farthest)
     if k2 > 1:
-        mean = _graph(near[:, :k2])
+        mean = _graph(index[:, :k2])
         mean.data /= min(k2, num)
         encodings = mean @ encodings  # Eq. (11)
         encodings.sort_indices()  # so that sums have a fixed order
@@ -160,26 +160,26 @@ def unit(features: Tensor) -> Tensor:
 
 def search_checked(search: Search, query: Tensor, gallery: Tensor, k: int) -> Neighbours:
     """Search, and refuse positions that make the sparse products read outside their memory (FAISS pads with -1)."""
-    found = search(query, gallery, k)
-    if found.index.shape != (len(query), k) or found.similarity.shape != (len(query), k):
-        raise ValueError(f"the search returned {found.index.shape} neighbours, not {(len(query), k)}")
-    if len(query) and not 0 <= found.index.min() <= found.index.max() < len(gallery):
+    result = search(query, gallery, k)
+    if result.index.shape != (len(query), k) or result.similarity.shape != (len(query), k):
+        raise ValueError(f"the search returned {result.index.shape} neighbours, not {(len(query), k)}")
+    if len(query) and not 0 <= result.index.min() <= result.index.max() < len(gallery):
         raise ValueError("the search returned neighbours that are not in the gallery")
-    return found
+    return result
 
 
 def _own_first(index: Ints) -> Ints:
-    """Move each row's own number to its front; if it is missing (duplicates), it replaces the last one.
+    """Move each row's number to the front of the row; if it is missing (duplicates), it replaces the last entry.
 
     >>> _own_first(np.array([[0, 1], [0, 1], [0, 1]])).tolist()
     [[0, 1], [1, 0], [2, 0]]
     """
     num, k = index.shape
-    own = np.arange(num)[:, None]
-    is_own = index == own
+    numbers = np.arange(num)[:, None]
+    is_own = index == numbers
     place = np.where(is_own.any(axis=1), is_own.argmax(axis=1), k - 1)
-    others = index[np.arange(k) != place[:, None]].reshape(num, k - 1)
-    return np.concatenate([own, others], axis=1)
+    neighbours = index[np.arange(k) != place[:, None]].reshape(num, k - 1)
+    return np.concatenate([numbers, neighbours], axis=1)
 
 
 def _csr(data: Floats, indices: NDArray[Any], indptr: NDArray[Any], num: int) -> Csr:
@@ -232,8 +232,8 @@ def _pair_distances(features: Tensor, left: NDArray[Any], right: NDArray[Any]) -
     cosine = np.empty(len(left), dtype=np.float32)
     for start in range(0, len(left), step):
         part = slice(start, start + step)
-        one, two = (features[torch.as_tensor(side[part], device=features.device)] for side in (left, right))
-        cosine[part] = (one * two).sum(dim=1).cpu().numpy()
+        x, y = (features[torch.as_tensor(side[part], device=features.device)] for side in (left, right))
+        cosine[part] = (x * y).sum(dim=1).cpu().numpy()
     return squared_distance(cosine)
 
 
@@ -251,17 +251,17 @@ class _Overlap:
         self.sums = np.asarray(encodings.sum(axis=1, dtype=np.float64))
         self.column_sums = self.sums[columns]
 
-    def near(self, row: int) -> tuple[NDArray[np.intp], Floats]:
+    def neighbours(self, row: int) -> tuple[NDArray[np.intp], Floats]:
         """Return the columns [m] that share an entry with one image, and their distances [m]; all others have 1."""
-        own = slice(self.encodings.indptr[row], self.encodings.indptr[row + 1])
-        entries = self.encodings.indices[own]
+        span = slice(self.encodings.indptr[row], self.encodings.indptr[row + 1])
+        entries = self.encodings.indices[span]
         begin = self.inverted.indptr[entries]
         count = self.inverted.indptr[entries + 1] - begin
         # positions of all images under all entries: begin[0], begin[0] + 1, ..., begin[1], ...
         skipped = begin - (np.cumsum(count) - count)
-        where = np.repeat(skipped, count) + np.arange(count.sum())
-        common = np.minimum(self.inverted.data[where], np.repeat(self.encodings.data[own], count))
-        minima = np.bincount(self.inverted.indices[where], common, minlength=len(self.column_sums))  # Eq. (8)
-        near = np.flatnonzero(minima)
-        maxima = self.sums[row] + self.column_sums[near] - minima[near]  # Eq. (9): max(a, b) = a + b - min(a, b)
-        return near, np.maximum(1 - minima[near] / maxima, 0).astype(np.float32)  # Eq. (10)
+        positions = np.repeat(skipped, count) + np.arange(count.sum())
+        common = np.minimum(self.inverted.data[positions], np.repeat(self.encodings.data[span], count))
+        minima = np.bincount(self.inverted.indices[positions], common, minlength=len(self.column_sums))  # Eq. (8)
+        images = np.flatnonzero(minima)
+        maxima = self.sums[row] + self.column_sums[images] - minima[images]  # Eq. (9): max(a, b) = a + b - min(a, b)
+        return images, np.maximum(1 - minima[images] / maxima, 0).astype(np.float32)  # Eq. (10)

@@ -19,7 +19,7 @@ _WINDOW = 2  # earlier accuracies that the last one is compared with
 def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: float = 0.02) -> bool:
     """Stage 1: ``acc_t >= A_target`` and ``|acc_t - mean(acc_{t-1}, acc_{t-2})| <= delta_1``.
 
-    ``accuracies`` are those from the first to acc_t; with fewer than three the answer is False. ``target`` is
+    ``accuracies`` are those from the first to acc_t; with fewer than three the result is False. ``target`` is
     $A_{target}$, ``plateau`` $delta_1$.
 
     >>> has_recovered([0.60, 0.60, 0.61]), has_recovered([0.40, 0.60, 0.61]), has_recovered([0.6, 0.6])
@@ -34,7 +34,7 @@ def has_recovered(accuracies: Sequence[float], target: float = 0.5, plateau: flo
 def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> bool:
     """Prune ``weights`` [n] of the live model in place by a mask [n]; restore them, to the bit, unless they are good.
 
-    ``is_good`` judges the pruned model. Returns its answer: whether the weights are pruned now.
+    ``is_good`` judges the pruned model. Returns its result: whether the weights are pruned now.
     """
     before = weights.clone()
     zero_pruned_(weights, trial)
@@ -45,12 +45,12 @@ def try_mask(weights: Tensor, trial: Tensor, is_good: Callable[[], bool]) -> boo
 
 
 class Trials(NamedTuple):
-    """What became of a round's pruning."""
+    """The result of a round's pruning."""
 
     mask: Tensor
-    """[n] bool, of the weights now"""
+    """[n] bool, mask of the weights after the round"""
     stage: int
-    """1: the accuracy has not recovered; 2: nothing that was tried was good enough; 3: pruned, or nothing to prune"""
+    """1: the accuracy has not recovered; 2: no tried mask was good enough; 3: pruned, or nothing to prune"""
     trials: int
     """masks that were tried"""
 
@@ -70,16 +70,16 @@ def prune_in_trials(
     """Prune a recovered model (stage 1) as far as its accuracy stays good (stage 2).
 
     A mask passes stage 2 if ``acc_before - acc_after < delta_2``, the ``tolerance``; acc_before is the accuracy before
-    the first trial, the last of ``history``. See :func:`has_recovered` for that, ``target`` and ``plateau``.
+    the first trial, the last of ``history``. See :func:`has_recovered` for ``history``, ``target`` and ``plateau``.
 
-    The whole step is tried first. If it does not pass, the number of ``trials``-ths that do is found by halving, as if
-    what is pruned further were never better: most rounds cost one look at the model, and none more than
-    ``2 + log2(trials)``.
+    The whole step is tried first. If it does not pass, the largest number of ``trials``-ths that passes is found by
+    halving, under the assumption that more pruning is never better. Most rounds measure the accuracy once, and no round
+    more than ``2 + log2(trials)`` times.
 
     The ``weights`` [n] of the live model, which ``accuracy`` measures, change in place; their ``mask`` is [n] bool.
-    ``propose``: share of the step, in (0, 1] -> mask to try, None if that is too little to be a whole element.
+    ``propose``: share of the step, in (0, 1] -> mask to try, None if the share is less than a whole element.
 
-    The host waits for the device once for each look at the model: its accuracy decides on the next one.
+    The host waits for the device once for each accuracy, which decides on the next mask.
     """
     if not has_recovered(history, target, plateau):
         return Trials(mask, 1, 0)

@@ -12,7 +12,7 @@ from fedsim.functional.similarity import Similarity
 
 
 class Retrieved(NamedTuple):
-    """How well images find their own group; both 0 if there was nothing to find."""
+    """Scores of images that search for their group; both are 0 without queries."""
 
     mAP: float  # noqa: N815 - its name everywhere
     """mean average precision"""
@@ -21,14 +21,14 @@ class Retrieved(NamedTuple):
 
 
 def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieved:
-    """Let every image search for the others of its group among all.
+    """Rank all images for each image, and score the ranks of the other images of its group.
 
-    As on test sets, images of the query's group in the query's camera do not count. Of a group in a single camera only
+    As on test sets, images of the query's group in the query's camera do not count. In a group of a single camera only
     the query does not count. Queries are the images of groups of at least two.
 
     Args:
         features: [n, D], of any length.
-        groups: [n] int64 on the CPU, -1: of none, and then neither query nor found.
+        groups: [n] int64 on the CPU, -1: no group; such an image is neither query nor in the gallery.
         cameras: [n] int64 on the CPU.
 
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.7]])
@@ -50,12 +50,12 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
     first, precision = [], []
     for rows, similarity in Similarity(features[queries], features):
         at = queries[rows, None]
-        same = groups[at] == groups
-        left_out = same & (places[at] == places)
+        in_group = groups[at] == groups
+        left_out = in_group & (places[at] == places)
         order = similarity.masked_fill_(left_out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-        found = (same & ~left_out).gather(1, order)
-        hits = found.double()
+        matches = (in_group & ~left_out).gather(1, order)
+        hits = matches.double()
         first.append(hits[:, 0])
         # counts: a cumulated sum of floats has no deterministic form on GPUs
-        precision.append((found.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1))
+        precision.append((matches.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1))
     return Retrieved(*torch.stack([torch.cat(precision).mean(), torch.cat(first).mean()]).tolist())

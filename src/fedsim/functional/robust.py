@@ -1,4 +1,4 @@
-"""Medians, trimmed means and scores of the vectors that K clients have sent, some of which may be bad."""
+"""Medians, trimmed means and scores of the vectors of K clients, some of which may be bad."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def coordinate_median(vectors: Tensor) -> Tensor:
-    """Return the median of each coordinate of [K, n] float32: [n]; of an even K the mean of the middle two values.
+    """Return the median of each coordinate of [K, n] float32: [n]; for an even K the mean of the middle two values.
 
     >>> import torch
     >>> coordinate_median(torch.tensor([[1.0, 9.0], [2.0, -9.0], [100.0, 0.0]]))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 def normalise(raw: Mapping[str, float]) -> dict[str, float]:
     """Divide weights by their sum; if all are zero, return uniform ones, so that no round is lost.
 
-    Weights of clients are at least 0. Raise ValueError if one or the sum is negative or not finite.
+    Weights of clients are at least 0. Raise ValueError if a weight or the sum is negative or not finite.
 
     >>> normalise({"a": 1, "b": 3})
     {'a': 0.25, 'b': 0.75}

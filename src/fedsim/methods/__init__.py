@@ -1,4 +1,4 @@
-"""Federated methods: one file each, nothing but hooks."""
+"""Federated methods: one file of hooks for each."""
 
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedatt import FedAtt

@@ -1,9 +1,9 @@
-"""A federated method: a handful of hooks in the order of the round.
+"""A federated method: a few hooks in the order of the round.
 
 The defaults are the plain FedAvg round: a method's file holds only the changes of its paper, in this order. Methods do
 not inherit from one another. They hold settings only: tensors that live between rounds belong to the client (its
-private state) or to the server. A hook that only calls its base changes nothing; all else that the round must know is
-declared, by a property or, where it is constant, by a class attribute.
+private state) or to the server. A hook that only calls its base changes nothing. Everything else that the round depends
+on is declared, by a property or, where it is constant, by a class attribute.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Signal = Literal["client", "tensor"]
 
 @dataclass(frozen=True)
 class Payload:
-    """The tensors that are sent beside the model of an architecture in one round; the ledger counts them."""
+    """The tensors that are sent with the model of an architecture in one round; the ledger counts them."""
 
     down: tuple[str, ...] = ()
     """names of the server's tensors (``server.keep``) that every client gets; it finds them in
     ``client.received.extras``"""
     known: tuple[str, ...] = ()
-    """names of such tensors that clients have since the first round: found at the same place, but not counted"""
+    """names of such tensors that clients have had since the first round: also in ``extras``, but not counted"""
     up: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """names and shapes of ``Upload.extras``"""
     mask: str | None = None
     """name of the server's mask, bool [num_shared_parameters], if the server prunes for all: downloads are reduced to
-    it, and clients find it like the others. None: the server does not prune"""
+    it, and clients get it in ``extras``, too. None: the server does not prune"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Method(ABC):
     """One round, hook by hook.
 
     Hooks on the client get the live :class:`~fedsim.training.client.Client`. ``client.received`` is the server's
-    message, and all that a hook may know of the server: the global model from the start of the round and the declared
+    message, and all of the server that a hook may use: the global model from the start of the round and the declared
     :attr:`Payload`. ``client.keep(name, tensor)`` keeps tensors between rounds (an expert, a control variate, the
     previous model), ``server.keep(arch, name, tensor)`` does so on the server; checkpoints contain both.
     """
@@ -98,26 +98,26 @@ class Method(ABC):
     def delivers(self) -> Delivered:
         """The kind of model by whose scores checkpoints are selected.
 
-        ``global``: the server's. ``personalised``: the clients' own. ``ensemble``: the clients' own at home, and on
-        unseen data sets all of them together (``evaluation.ensemble``).
+        ``global``: the server's. ``personalised``: the clients' own. ``ensemble``: the clients' own on their data sets,
+        and all of them together on unseen data sets (``evaluation.ensemble``).
         """
         return "global"
 
     @property
     def has_own_models(self) -> bool:
-        """Whether :meth:`personalise` may load another model than the global one: it is scored by itself then."""
+        """Whether :meth:`personalise` may load another model than the global one; that model is then scored, too."""
         return self.delivers != "global"
 
     @property
     def requires(self) -> frozenset[Need]:
         """Conditions without which the method cannot run.
 
-        ``identities``: clients know who is on their images. ``public_images``: ``data.public``. ``speeds``: of devices,
-        in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``:
-        the server sees single uploads; :meth:`aggregate` puts them together. ``whole_batches``: a batch must not be cut
-        into micro-batches (``micro_batch``), because the method looks at all of it, or steps more than once.
-        ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or
-        batches are not gone through by ``client.train_on``.
+        ``identities``: clients have identity labels. ``public_images``: ``data.public``. ``speeds``: of devices, in
+        ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``: the
+        server gets single uploads, and :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into
+        micro-batches (``micro_batch``), because the method uses all of it at once, or steps more than once.
+        ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or the
+        method does not train by ``client.train_on``.
         """
         return frozenset()
 
@@ -132,7 +132,7 @@ class Method(ABC):
         return 0
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
-        """Return the tensors that are sent beside the model in round ``round_``, from 0."""
+        """Return the tensors that are sent with the model in round ``round_``, from 0."""
         return Payload()
 
     def initial_state(self, model: FlatModel) -> InitialState:
@@ -140,7 +140,7 @@ class Method(ABC):
         return InitialState()
 
     def server_tensors(self, server: Server, arch: str) -> Mapping[str, Tensor]:
-        """Return private tensors of the model, by name, that the server knows by now: for unseen data sets."""
+        """Return tensors outside shared_groups, by name, that the server can supply when it scores unseen data."""
         return {}
 
     # -- on the client -------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Method(ABC):
         return client.training_step(batch)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step the optimizer: ``client.step`` can change the gradient before, and says whether weights moved."""
+        """Step the optimizer: ``client.step`` can change the gradient first, and returns whether weights moved."""
         client.step(loss)
 
     def upload(self, client: Client) -> Upload:
@@ -181,15 +181,15 @@ class Method(ABC):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Return the mean [num_shared] float32 on the CPU of single uploads, of methods that require ``uploads``.
 
-        Every rank computes it, so that nothing random may enter.
+        Every rank computes it, so it must not depend on the rank's random numbers.
         """
         raise NotImplementedError
 
     def server_step(self, server: Server) -> None:  # noqa: B027 - optional
         """Change the new global model, for example distil on public data.
 
-        Runs on rank 0; the others receive the result. ``server.models`` are models to load vectors into,
-        ``server.answers`` came beside the uploads, ``server.keep`` remembers tensors.
+        It runs on rank 0; the other ranks receive the result. ``server.models`` are models to load vectors into,
+        ``server.answers`` are the clients' reports and extras, and ``server.keep`` keeps tensors.
         """
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class PartSharing(BodySharing):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightingChoice:
-    """A setting of methods that weigh clients by their images or alike."""
+    """A setting of methods that weigh clients by their numbers of images, or equally."""
 
     weighting: Weighting = "size"
     """$n_k / n$; ``uniform`` is $1 / K$"""
@@ -241,20 +241,20 @@ class WeightingChoice:
 
 
 Replicas = Mapping[str, Literal["trained", "frozen"]]
-"""role of a model beside the rank's own, see :meth:`FlatModel.replica` -> whether it trains"""
+"""role of a further model on the rank, see :meth:`FlatModel.replica` -> whether it trains"""
 
 
 class HoldsModels(ABC):
-    """Of methods that hold models beside the rank's own: ``fedsim describe`` counts their memory."""
+    """Base of methods that hold further models on the rank: ``fedsim describe`` counts their memory."""
 
     @property
     @abstractmethod
     def replicas(self) -> Replicas:
-        """These models."""
+        """The further models."""
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:
-    """Return the server's message to the clients of an architecture: the model, and what the method declares."""
+    """Return the server's message to the clients of an architecture: the model, and the declared tensors."""
     payload = method.payload(server, arch, server.round)
     names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
     return server.send(arch, names, with_public="public_images" in method.requires)
@@ -267,5 +267,5 @@ def run_epoch(method: Method, client: Client, epoch: int) -> None:
 
 
 def has_server_step(method: Method, round_: int) -> bool:
-    """Return whether the server works by itself after round ``round_``, from 0."""
+    """Return whether :meth:`Method.server_step` runs after round ``round_``, from 0."""
     return method.server_every > 0 and (round_ + 1) % method.server_every == 0

@@ -14,9 +14,9 @@ Deviations and silences:
 - v_k is a whole model with its own running statistics and head. The pull towards w^t acts on shared parameters. v_k
   begins as the first model that the client receives, with its first head.
 - The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
-  client. So a round takes twice as long; the log counts the first half.
+  client. So a round takes twice as long; the log counts only the first half.
 - A client that has not taken part yet is scored with the global model.
-- lambda = 0 is local training beside FedAvg; the paper tunes lambda for each data set.
+- lambda = 0 is local training, independent of FedAvg; the paper tunes lambda for each data set.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _PersonalSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(BodySharing, WeightingChoice, Method):
-    """Averaging, and beside it a personal model of each client that is held near the global one."""
+    """Averaging, and a personal model of each client that is held near the global one."""
 
     delivers = "personalised"
 

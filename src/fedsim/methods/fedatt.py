@@ -10,12 +10,12 @@ S. Ji, S. Pan, G. Long, X. Li, J. Jiang, Z. Huang. IJCNN 2019. arXiv:1812.07108.
 
 Deviations and silences:
 
-- Clients that are farther away get more weight: that is what the equations and the authors' code say.
+- Clients that are farther away get more weight, as in the equations and the authors' code.
 - The norm is that of the flattened tensor. The code's "ord 2" is a spectral norm for matrices, and fails on the four
   dimensions of a convolution.
 - Running statistics, which language models do not have, get the plain mean: ``theta + 1.2 (mean - theta)`` of
   variances can be negative.
-- The paper adds noise to the update; paper 001, which compares with FedAtt, does not, and neither does this.
+- The paper adds noise to the update. Paper 001, which compares with FedAtt, adds none, and there is none here.
 - Paper 001, Table 2, shares everything with a head of the largest label space (``share_head: true``).
 """
 
@@ -49,14 +49,14 @@ class FedAtt(BodySharing, Method):
         not_negative("model.method", epsilon=self.epsilon)
 
     def upload(self, client: Client) -> Upload:
-        """Return the model, and how far each tensor has moved: the Euclidean norm."""
+        """Return the model, and the Euclidean norm of each tensor's change."""
         flat = client.model.flat
         change = client.received.vector.double() - flat.shared
         norms = torch.stack([change[entry.span].norm() for entry in flat.shared_parameters])
         return Upload(flat.shared, signals={"change": Measured(norms, list)})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
-        """Return the attention and epsilon; running statistics are averaged alike.
+        """Return the attention and epsilon; running statistics get the plain mean.
 
         With weights that sum to 1, the paper's update is a step of size epsilon towards the weighted mean.
         """

@@ -9,7 +9,8 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas. AISTATS 2017.
 | train           | ClientUpdate: E epochs of mini-batches of size B                  |
 | upload, weights | w_{t+1} <- sum_k (n_k / m_t) w_k, m_t = sum of n_k over S_t       |
 
-Every hook but the weights is the default of :class:`~fedsim.methods.base.Method`: this file only says what is shared.
+Every hook but the weights is the default of :class:`~fedsim.methods.base.Method`: this file only declares the groups
+that are shared.
 
 In re-identification label spaces differ. The papers' "FedAVG" either shares the whole network with a head of the
 largest label space (paper 001, Table 2: ``share_head: true``), where row z then means another person for each client,

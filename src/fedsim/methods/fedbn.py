@@ -9,11 +9,11 @@ X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. ICLR 2021. arXiv:2102.07623.
 
 Deviations and silences:
 
-- What is a normalisation layer is decided by the module's class. The authors' code looks for "bn" in names, which would
-  miss ResNet's four ``downsample.1`` layers. It keeps affine parameters and running statistics both private, as here.
+- Normalisation layers are found by the module's class. The authors' code searches names for "bn", which would miss
+  ResNet's four ``downsample.1`` layers. It keeps both affine parameters and running statistics private, as here.
 - The paper's clients share one label space, hence also the last layer. With ``share_head: false`` ("FedBN+D", the
   specific networks of paper 000) all that follows the backbone is private; with ``share_head: true`` heads have the
-  size of the largest label space, and of the neck all but its normalisation is shared.
+  size of the largest label space, and the neck is shared, too, without its normalisation.
 - The server has no complete model: unseen domains are scored by the clients' own models, and scores averaged.
 """
 

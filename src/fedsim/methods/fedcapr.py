@@ -1,7 +1,7 @@
 """FedCAPR: federated camera-aware unsupervised person re-identification.
 
-CVPR Workshops 2025; the baseline that paper 004 (FedKLPR) continues. Its text was not at hand: this follows its public
-code (github.com/maho666/FedCAPR) and what paper 004 says about it.
+CVPR Workshops 2025; the baseline that paper 004 (FedKLPR) continues. Its text was not available: this file follows its
+public code (github.com/maho666/FedCAPR) and the description in paper 004.
 
 | hook         | code                                                                                    |
 |--------------|-----------------------------------------------------------------------------------------|
@@ -11,7 +11,7 @@ code (github.com/maho666/FedCAPR) and what paper 004 says about it.
 | weights      | m_k / sum over j of m_j                                                                 |
 
 Clients cluster their images with ``model.client.cluster``, which any method can: this one adds the regulariser and the
-weights. On clients that know identities it adds them to the supervised loss.
+weights. On clients with identities the regulariser is added to the supervised loss.
 
 Deviations and silences:
 
@@ -19,9 +19,9 @@ Deviations and silences:
   ``reg_last_camera_only``. Here all count.
 - The code rounds weights down to thousandths; a round of small changes then divides 0 by 0: ``quantise``. Here nothing
   is rounded, and if all weights are 0 they are uniform.
-- The code's clients also upload the centroids of their clusters, which nobody uses. Here they do not.
+- The code's clients also upload the centroids of their clusters, which are never used. Here they do not.
 - The code trains 50 local epochs in the last of 20 rounds (``model.client.long_round``), and reports the best epoch of
-  the local model by test rank-1. ``fedsim report --rule oracle`` chooses so among evaluated rounds, not local epochs.
+  the local model by test rank-1. ``fedsim report --rule oracle`` chooses in this way, but among evaluated rounds.
 - The published code has L_cam and the replication of images switched off; the paper lists both as contributions. It is
   unknown which setting the printed numbers have.
 - FedUCA (MMSP 2022; no public code) is FedAvg with ``model.client.cluster`` and CAP's weights of the losses.
@@ -48,7 +48,7 @@ from fedsim.training.messages import Measured, Report, Upload
 
 @dataclass(frozen=True, kw_only=True)
 class FedCAPR(HoldsModels, Method):
-    """Averaging of clients whose features stay near the received model's, by how far they have moved."""
+    """Averaging of clients whose features stay near the received model's, weighted by the change of features."""
 
     shared_groups = BODY  # there is no head
     measures: ClassVar[Mapping[str, Signal]] = {"cdw": "client"}
@@ -68,7 +68,7 @@ class FedCAPR(HoldsModels, Method):
         at_least("model.method", 1, ", the first round", reg_from=self.reg_from)
 
     def train(self, client: Client) -> None:
-        """Train, beside the received model."""
+        """Keep a copy of the received model as the reference, and train."""
         remember_received(client)
         super().train(client)
 
@@ -87,7 +87,7 @@ class FedCAPR(HoldsModels, Method):
         return loss + self.regulariser * mean_cosine_distance(features, reference)
 
     def upload(self, client: Client) -> Upload:
-        """Return the model and m_k: how far training has turned the features of the first images."""
+        """Return the model and m_k, the change of the features of the first images by training."""
         change = mean_cosine_distance(*first_features(client))
         return Upload(client.model.shared, signals={"cdw": Measured(change)})
 

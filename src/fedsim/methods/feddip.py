@@ -18,11 +18,11 @@ lambda_t rises from 0 to ``lam`` in ``lam_steps`` equal steps over T rounds.
 Deviations and silences:
 
 - t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, the last
-  one s_{T-1}. A round from which nobody returns leaves the mask for R more rounds. This matches the bytes and the
+  one s_{T-1}. A round from which no client returns keeps the mask for R more rounds. This matches the bytes and the
   69.99 % in Tables III and IV of paper 004.
 - Pruned weights begin each round at 0 and train densely: they come back if they have grown by the next mask.
 - Prunable are shared convolutions and linear layers. With s_0 > 0 the first mask prunes the smallest initial weights of
-  all layers together; the authors draw it, with a share for each layer (ERK).
+  all layers together; the authors sample it, with a share for each layer (ERK).
 - The penalty acts on prunable weights of the masked model, at which the gradient is taken.
 - A client's own head, norms and biases train as always.
 - The paper's clients take SGD with rate 0.1, factor 0.998 per round, and weight decay 5e-4.
@@ -50,7 +50,7 @@ _DENSE = "dense"
 
 @dataclass(frozen=True, kw_only=True)
 class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
-    """Averaging of dense models that are trained where the server's mask lets them; the server prunes more and more."""
+    """Averaging of dense models that are trained at the server's mask; the server prunes more and more."""
 
     server_every = 1
     replicas: ClassVar[Replicas] = {_DENSE: "frozen"}
@@ -84,7 +84,7 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
         return InitialState(server={"mask": self._make_mask(model, model.shared, self.initial)})
 
     def train(self, client: Client) -> None:
-        """Begin with omega_G * m, of which a second model keeps the dense weights."""
+        """Begin with omega_G * m, and copy it into the second model of dense weights."""
         _dense(client).copy_(self._mask(client))
         super().train(client)
 
@@ -98,7 +98,7 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
         return loss + lam * torch.stack([torch.linalg.vector_norm(parameters[name]) for name in names]).sum()
 
     def take_step(self, client: Client, loss: Tensor) -> None:
-        """Let the step start from omega_n; keep that, and go on with omega_n * m."""
+        """Step from omega_n, keep the result as omega_n, and continue with omega_n * m."""
 
         def start() -> None:
             _trained(client).copy_(_dense(client))
@@ -116,7 +116,7 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
         return Upload(torch.cat([_dense(client), statistics]))
 
     def server_step(self, server: Server) -> None:
-        """Renew m, if it is time to, and prune omega_G."""
+        """Renew m every R rounds, and prune omega_G."""
         for arch, model in server.models.items():
             theta = server.vector(arch)
             if server.round % self.reconfig_interval == 0:

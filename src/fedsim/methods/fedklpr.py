@@ -14,7 +14,7 @@ Paper 004 of fedsim's list; version 1 of a paper that has been revised since.
 | upload        | theta_k and M_k: pruned elements are left out of the mean                    ("SAS")      |
 | personalise   | theta_g * M_k                                                                             |
 
-L_capr is the loss of ``model.client.cluster``; clients that know identities have the supervised loss instead. Every row
+L_capr is the loss of ``model.client.cluster``; clients with identities have the supervised loss instead. Every row
 of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` and ``crr``.
 
 Deviations and silences:
@@ -25,27 +25,27 @@ Deviations and silences:
   model. ``reverse`` swaps them. The term begins with the second round, as in FedCAPR's code.
 - A larger change gives a larger weight, by Eqs. (10) and (11); the list of contributions says the opposite. kl_k is
   measured on the first 32 training images, before pruning.
-- alpha and beta are not printed: a half each. While nobody has pruned, PRAW is 0 / 0: then KLAW is the weight, and
+- alpha and beta are not printed: a half each. While no client has pruned, PRAW is 0 / 0: then KLAW is the weight, and
   ``praw`` alone is uniform.
-- The paper does not say that magnitudes of all shared convolutions and linear layers are compared together. Here they
-  are; of each layer ``floor`` of the weights stay. A pruned element stays pruned.
+- The paper does not say whether magnitudes of all shared convolutions and linear layers are compared together. Here
+  they are, and each layer keeps at least the share ``floor`` of its weights. A pruned element stays pruned.
 - "Up to 9% of model parameters per round" and "10 evaluation epochs": a round prunes as many tenths of 9 % of all
-  prunable weights as CRR lets it. All ten are tried first, then the number is halved; one after another would look at
-  the model up to ten times. Without CRR a round prunes its whole step.
-- CRR's thresholds are lost in print. Stage 1, once a round: accuracy at least 0.5, and within 0.05 of the mean of the
+  prunable weights as CRR allows. All ten are tried first, then the number is halved; one tenth after another would
+  need up to ten measurements. Without CRR a round prunes its whole step.
+- CRR's thresholds are not printed. Stage 1, once a round: accuracy at least 0.5, and within 0.05 of the mean of the
   client's two rounds before. Stage 2: a loss of less than 0.01 against the model before its first trial.
-- In this family of code "training accuracy" is rank-1 on the test set, which clients do not see. Here it is rank-1
-  among the training images, with clusters for people; docs/pruning.md compares the other choices.
-- These images are soon known, so that A_target holds nobody back for long. Hence ``prune_from``: in the sixth round
-  the rate drops, and whoever begins to prune there, nine points a round, sends just less than any client of Tables III
-  and IV (2.12 and 1.91 GiB against 2.16 and 2.08).
+- In this family of code "training accuracy" is rank-1 on the test set, which clients do not have. Here it is rank-1
+  among the training images, with clusters as identities; docs/pruning.md compares the other choices.
+- Training images are soon learnt, so A_target delays pruning only for a short time. Hence ``prune_from``: the rate
+  drops in the sixth round, and a client that begins to prune there, nine points a round, sends slightly less than any
+  client of Tables III and IV (2.12 and 1.91 GiB against 2.16 and 2.08).
 - The target holds exactly, as in Tables III and IV. Rows of Table VII end at 72 %, eight steps of nine: ``cap: false``.
 - A rejected trial restores weights and mask to the bit.
 - Elements that all clients have pruned keep their global value; without SAS they become 0. Running statistics are
   averaged and never masked.
 
-Measured in docs/results.md: accuracy against bytes beside FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients without
-identities (``benchmarks/fedklpr.py``).
+Measured in docs/results.md: accuracy against bytes, compared with FedCAPR, LotteryFL, SubFedAvg and FedDIP on clients
+without identities (``benchmarks/fedklpr.py``).
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ _HISTORY = 3
 _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
 """weighting -> signal of the change of features; the other weightings need none"""
 _CRR = ("crr_accuracy", "crr_stage", "crr_trials")
-"""signals about CRR, for logs only; a stage of 0: before ``prune_from``, the others are :attr:`Trials.stage`"""
+"""signals about CRR, for logs only; the stage is 0 before ``prune_from``, then :attr:`Trials.stage`"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedKLPR(HoldsModels, Method):
-    """Averaging of clients that prune themselves, by how their features have changed and how much they have pruned."""
+    """Averaging of clients that prune, weighted by the change of their features and their pruned share."""
 
     delivers = "personalised"
     shared_groups = BODY  # with clusters there is no head
@@ -128,7 +128,7 @@ class FedKLPR(HoldsModels, Method):
     prune_from: int = 6
     """the first round in which clients may prune, from 1"""
     trials: int = 10
-    """parts of a round's step ("evaluation epochs"), of which it prunes as many as it may"""
+    """parts of a round's step ("evaluation epochs"); a round prunes as many of them as CRR allows"""
     floor: float = 0.05
     """share of each layer that is never pruned"""
     min_accuracy: float = 0.5
@@ -144,25 +144,25 @@ class FedKLPR(HoldsModels, Method):
     """number of random images to measure a head's accuracy on; null: all"""
 
     def __post_init__(self) -> None:
-        where = "model.method"
-        not_negative(where, lam=self.lam, plateau=self.plateau, tolerance=self.tolerance)
-        at_least(where, 1, reg_from=self.reg_from, prune_from=self.prune_from, trials=self.trials)
-        positive(where, temperature=self.temperature)
-        within(where, "[0, 1]", alpha=self.alpha, floor=self.floor, min_accuracy=self.min_accuracy)
+        section = "model.method"
+        not_negative(section, lam=self.lam, plateau=self.plateau, tolerance=self.tolerance)
+        at_least(section, 1, reg_from=self.reg_from, prune_from=self.prune_from, trials=self.trials)
+        positive(section, temperature=self.temperature)
+        within(section, "[0, 1]", alpha=self.alpha, floor=self.floor, min_accuracy=self.min_accuracy)
         if self.weighting in ("klpwa", "praw") and not self.prune:
-            raise ConfigError(f"{where}.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
+            raise ConfigError(f"{section}.weighting: {self.weighting} weighs by pruning; set prune, or take klaw")
         if self.accuracy_images is not None and self.accuracy != "classifier":
-            raise ConfigError(f"{where}.accuracy_images: {self.accuracy} takes all images; set accuracy: classifier")
+            raise ConfigError(f"{section}.accuracy_images: {self.accuracy} takes all images; set accuracy: classifier")
         check_pruning(self.target, self.step, self.accuracy_images)
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Clients prune."""
+        """Masks, if clients prune."""
         return frozenset({"masks"} if self.prune else ())
 
     @property
     def measures(self) -> Mapping[str, Signal]:
-        """kl_k, the cosine distance or PR_k, whatever is used, and what CRR does."""
+        """The change of features if weights depend on it, PR_k if clients prune, and the numbers of CRR."""
         change = (_CHANGES[self.weighting],) if self.weighting in _CHANGES else ()
         pruning = ("pruned", *(_CRR if self.crr else ())) if self.prune else ()
         return dict.fromkeys((*change, *pruning), "client")
@@ -178,7 +178,7 @@ class FedKLPR(HoldsModels, Method):
             zero_pruned(client)
 
     def train(self, client: Client) -> None:
-        """Train, beside the received model."""
+        """Keep a copy of the received model as the reference, and train."""
         remember_received(client)
         super().train(client)
 
@@ -219,7 +219,7 @@ class FedKLPR(HoldsModels, Method):
         return upload_masked(client, signals, zeros_count=not self.sas)
 
     def _change(self, client: Client) -> Tensor:
-        """Return kl_k, or FedCAPR's m_k: how the features of the first images have changed."""
+        """Return kl_k, or FedCAPR's m_k: the change of the features of the first images."""
         before, after = first_features(client)
         if self.weighting == "cdw":
             return mean_cosine_distance(before, after)
@@ -237,18 +237,18 @@ class FedKLPR(HoldsModels, Method):
         measure = partial(own_accuracy, client, self.accuracy_images, self.accuracy)
         history = [*client.kept.get("accuracies", torch.empty(0)).tolist(), measure()][-_HISTORY:]
         client.keep("accuracies", torch.tensor(history, dtype=torch.float64))
-        found = Trials(mask, stage=0, trials=0)
+        result = Trials(mask, stage=0, trials=0)
         if is_time:
             propose = partial(self._next_mask, client, mask, remaining(mask, prunable_layers(client.model)))
-            found = prune_in_trials(
+            result = prune_in_trials(
                 client.model.shared[: len(mask)], mask, propose, measure, history,
                 trials=self.trials, target=self.min_accuracy, plateau=self.plateau, tolerance=self.tolerance,
             )  # fmt: skip
-        client.keep("mask", found.mask)
-        return dict(zip(_CRR, (history[-1], float(found.stage), float(found.trials)), strict=True))
+        client.keep("mask", result.mask)
+        return dict(zip(_CRR, (history[-1], float(result.stage), float(result.trials)), strict=True))
 
     def _next_mask(self, client: Client, mask: Tensor, left: Sequence[int], share: float) -> Tensor | None:
-        """Return a mask, pruned further by a share of what this round may prune; None: by no whole element.
+        """Return the mask pruned further by a share of this round's step; None if the share is no whole element.
 
         ``left`` are the elements that the mask leaves of each layer.
         """

@@ -9,7 +9,7 @@ J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. arXiv:2007.07481.
 | weights           | x <- x - tau_eff sum over i of p_i d_i, with tau_eff = sum over i of p_i norm of a_i   |
 
 With w_i = p_i / norm of a_i and W the sum of these, that update is ``x + tau_eff W (mean - x)``, where the mean has the
-weights w_i / W. With equally many steps of all clients it is FedAvg, bit for bit.
+weights w_i / W. If all clients take equally many steps, it is FedAvg, bit for bit.
 
 Deviations and silences:
 
@@ -37,7 +37,7 @@ class FedNova(BodySharing, Method):
     measures: ClassVar[Mapping[str, Signal]] = {"normaliser": "client"}
 
     def train(self, client: Client) -> None:
-        """Check that a_i will be known, and train."""
+        """Check that the norm of a_i can be computed, and train."""
         client.optimizer.check_counts("FedNova")
         super().train(client)
 
@@ -50,7 +50,7 @@ class FedNova(BodySharing, Method):
         norms = {client: report.signals["normaliser"] for client, report in reports.items()}
         work = {client: norm / max(norms.values()) for client, norm in norms.items()}  # so that equal ones become 1
         sizes = {client: report.num_images for client, report in reports.items()}
-        own = normalise({client: n / work[client] for client, n in sizes.items()})
+        shares = normalise({client: n / work[client] for client, n in sizes.items()})
         effective = sum(n * work[client] for client, n in sizes.items())
         step_size = effective * sum(n / work[client] for client, n in sizes.items()) / sum(sizes.values()) ** 2
-        return Weights(size_weights(sizes), {client: [weight] for client, weight in own.items()}, step_size)
+        return Weights(size_weights(sizes), {client: [weight] for client, weight in shares.items()}, step_size)

@@ -35,12 +35,12 @@ Deviations and silences:
   Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper). The student is in
   training mode. The paper distils in every round, the code in every 10th (``every: 10``).
 - The authors run the code with ``--kd --regularization``: teachers' features have unit length, the student's do not
-  (``target_norm: teacher``). Means over D of squares are theirs; of two unit vectors such a mean is 1 / D of a squared
-  distance, less than weight decay moves at D = 512, so that ``both`` sums over D.
+  (``target_norm: teacher``). Their loss is a mean of squares over D. Of two unit vectors this mean is 1 / D of their
+  squared distance, which at D = 512 changes weights less than weight decay does: so ``both`` sums over D.
 - The code leaves the teachers in training mode (``teacher_mode: train``): dropout, and statistics of each batch. Here
-  they are in evaluation mode by default, so that l_k is the feature that an evaluation sees.
-- All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's, contains the
-  people of CUHK01, one of its clients: unlabelled, but not unseen.
+  they are in evaluation mode by default, so that l_k is the feature that an evaluation uses.
+- All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's public data
+  set, contains the people of CUHK01, one of its clients: unlabelled, but not unseen.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
 
 _CDW_FLOOR = 1e-8
-"""Distances that sum to less say nothing."""
+"""Smallest sum of distances that gives weights; below it weights are uniform."""
 _SMALLEST_BATCH = 2
-"""Batch normalisation cannot train on one image: neither teachers nor student see a last batch of one."""
+"""Batch normalisation cannot train on one image: teachers and student skip a last batch of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +90,16 @@ class Distillation:
     teacher_mode: Literal["eval", "train"] = "eval"
     """mode of the clients' models: as in an evaluation, or as in the code"""
     view: Literal["eval", "seeded_train"] = "eval"
-    """public images as they are, or augmented as in training, alike for clients and server"""
+    """public images as they are, or augmented as in training, equally for clients and server"""
 
     def __post_init__(self) -> None:
-        where = "model.method.distillation"
-        at_least(where, 1, every=self.every, epochs=self.epochs)
-        at_least(where, 2, batch_size=self.batch_size)
-        positive(where, lr=self.lr)
+        section = "model.method.distillation"
+        at_least(section, 1, every=self.every, epochs=self.epochs)
+        at_least(section, 2, batch_size=self.batch_size)
+        positive(section, lr=self.lr)
 
     def batches(self, public: PublicImages, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the round's public images: (index [b], images [b, 3, H, W])."""
+        """Yield the round's public images: (index [b], images [b, 3, H, W])."""
         return public.batches(round_, self.batch_size, self.view == "seeded_train")
 
 
@@ -135,7 +135,7 @@ class FedPav(HoldsModels, Method):
 
     @property
     def server_every(self) -> int:
-        """The server distils."""
+        """Rounds between two distillations; 0: none."""
         return 0 if self.distillation is None else self.distillation.every
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
@@ -145,12 +145,12 @@ class FedPav(HoldsModels, Method):
         return Payload(up={"features": (server.num_public, server.models[arch].network.num_features)})
 
     def _change(self, client: Client) -> Tensor:
-        """Return m_k: how far training has turned the logits of a batch (Algorithm 3, lines 22-28)."""
+        """Return m_k, the change of the logits of a batch by training (Algorithm 3, lines 22-28)."""
         received = (client.received.vector, client.private_state()["state"])
         trained = (client.model.shared, client.model.private)
         replica = _measured(client, "cdw", self.cdw_mode)
         augment = client.generator("cdw augment", device=client.device) if self.cdw_mode == "train" else None
-        images = client.images.draw(client.batch_size, client.generator("cdw images"), augment)
+        images = client.images.sample(client.batch_size, client.generator("cdw images"), augment)
         logits = []
         for shared, private in (received, trained):
             replica.shared.copy_(shared)
@@ -160,19 +160,19 @@ class FedPav(HoldsModels, Method):
         return mean_cosine_distance(*logits)
 
     def upload(self, client: Client) -> Upload:
-        """Return the model, its change if that is the weight, and in rounds that distil l_k (Algorithm 2, line 25)."""
+        """Return the model, m_k if that is the weight, and l_k in rounds that distil (Algorithm 2, line 25)."""
         signals = {"cdw": Measured(self._change(client))} if self.weighting == "cdw" else {}
-        how, public = self.distillation, client.received.public
-        if how is None or public is None or not has_server_step(self, client.round):
+        distillation, public = self.distillation, client.received.public
+        if distillation is None or public is None or not has_server_step(self, client.round):
             return Upload(client.model.shared, signals=signals)
-        teacher = _measured(client, "teacher", how.teacher_mode)
+        teacher = _measured(client, "teacher", distillation.teacher_mode)
         teacher.whole.copy_(client.model.whole)
         features = torch.zeros(len(public), teacher.network.num_features, device=client.device)
-        for index, images in how.batches(public, client.round):
+        for index, images in distillation.batches(public, client.round):
             if len(index) >= _SMALLEST_BATCH:
                 with torch.no_grad():
                     features[send(index, client.device)] = teacher.network(images).neck
-        extras = {"features": features if how.target_norm == "none" else F.normalize(features)}
+        extras = {"features": features if distillation.target_norm == "none" else F.normalize(features)}
         return Upload(client.model.shared, extras, signals)
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
@@ -190,28 +190,28 @@ class FedPav(HoldsModels, Method):
 
 
 def _measured(client: Client, role: str, mode: Literal["eval", "train"]) -> FlatModel:
-    """Return a second model in a mode, for weights to be loaded: running statistics move in it, and nowhere else."""
+    """Return a second model in ``mode``, to load weights into: only its own running statistics change."""
     replica = client.model.replica(role)
     replica.network.train(mode == "train")
     replica.network.set_generator(client.generator(f"{role} dropout", device=client.device))
     return replica
 
 
-def _fine_tune(server: Server, arch: str, targets: Tensor, how: Distillation) -> None:
+def _fine_tune(server: Server, arch: str, targets: Tensor, distillation: Distillation) -> None:
     """Train an architecture's global model on ``targets`` [n, D], the mean features of the public images."""
     flat, public = server.models[arch], server.public
     assert public is not None
     network, shared = flat.network.train(), flat.shared
     shared.copy_(server.vector(arch))
     network.set_generator(torch_generator(server.seed, server.round, "distillation dropout", device=flat.device))
-    optimizer = SGD(network.parameters(), lr=how.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    for _ in range(how.epochs):
-        for index, images in how.batches(public, server.round):
+    optimizer = SGD(network.parameters(), lr=distillation.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    for _ in range(distillation.epochs):
+        for index, images in distillation.batches(public, server.round):
             if len(index) < _SMALLEST_BATCH:
                 continue
             optimizer.zero_grad()
             goal = targets[send(index, targets.device)]
-            distillation_loss(network(images).neck, goal, how.target_norm == "both").backward()
+            distillation_loss(network(images).neck, goal, distillation.target_norm == "both").backward()
             optimizer.step()
     optimizer.zero_grad()
     server.vector(arch).copy_(shared)

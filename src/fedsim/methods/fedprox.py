@@ -9,12 +9,12 @@ T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. MLSys 2020. ar
 
 Deviations and silences:
 
-- The term acts on shared parameters: not on running statistics, nor on what stays with the client.
+- The term acts on shared parameters: not on running statistics or private parameters.
 - Its gradient, mu (w - w^t), is added to the gradient after back-propagation: the same mathematics, at less cost. It is
   added once per step, and counts when gradients are clipped.
-- The paper samples clients with probability n_k / n and averages them alike; here weights follow ``weighting``.
+- The paper samples clients with probability n_k / n and averages them uniformly; here weights follow ``weighting``.
 - No mu suits all data: the authors tune it in {0.001, 0.01, 0.1, 1}. Paper 000, which compares with "FedProx+D", does
-  not say which it took.
+  not print its value.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ G. Wu, S. Gong. AAAI 2021. arXiv:2006.04150.
 | train           | Eqs. (3), (9), (11)-(13): L^C + L^E + L^R on two views of each batch                      |
 | upload          | the embedding network, omega^f; kept for the next expert                                  |
 | (selection)     | N_S: ceil(S N) of the clients, ``model.selection: RandomFraction``                        |
-| upload          | N_S as the text has it, ``aggregated``: drawn after all clients have trained              |
+| upload          | N_S as the text has it, ``aggregated``: sampled after all clients have trained            |
 | weights         | Eq. (8), last line: theta_{k+1} <- (1 / ceil(S N)) sum over m in N_S of omega_m           |
 |                 | Eq. (14), noise on the mean: ``model.privacy``                                             |
 
@@ -28,18 +28,18 @@ Deviations and silences:
   server's.
 - The teacher Q gets no gradient from L^R (the authors' code), which is the mean over the batch. So each model has its
   own optimizer; with SGD a joint one would do the same. ``grad_clip`` bounds each on its own. Label smoothing and
-  triplet, which the paper has not, enter L^C and L^E.
+  triplet, which the paper does not have, enter L^C and L^E.
 - t_max is 1 "local step" in the paper and an epoch in its code: ``local_epochs``. ``local_steps`` counts steps.
 - Eq. (8), first line, sums gradients: this is the last line's mean for plain SGD only. With momentum it is the mean.
-- In the text all clients train and some are aggregated (``aggregated``); the code draws before training, which saves
-  work. Of equal S the server's model differs only by how fresh heads and experts are. With ``aggregated``,
+- In the text all clients train and some are aggregated (``aggregated``); the code samples before training, which saves
+  work. With equal S the server's models differ only by the age of heads and experts. With ``aggregated``,
   ``bn_stats: first`` may take the statistics of a client that is not aggregated.
 - The mapping network has a ReLU in the text, a LeakyReLU in the code: ``model.neck.activation``.
 - The code is another algorithm. Its client model starts from half of the received model and half of its own last one
   (``start_mix: 0.5``), its expert from the received one (``expert_from: global``); both see the same images
-  (``views: same``). It also sends all mapping networks to everybody, though only their owners use them: here they stay
-  at home.
-- Table 6 only says "local data for training and a global model as the expert". The exported model has no mapping
+  (``views: same``). It also sends all mapping networks to all clients, though each uses only its own: here they stay
+  with their clients.
+- Table 6 only prints "local data for training and a global model as the expert". The exported model has no mapping
   network, and those of the clients fit their own backbones. So before its first round every client trains one on the
   frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
   the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
@@ -72,7 +72,7 @@ _EXPERT = "expert"
 
 @dataclass(frozen=True, kw_only=True)
 class FedReID(PartSharing, HoldsModels, Method):
-    """Averaging of backbones, each of which is trained beside a local expert and towards its soft labels."""
+    """Averaging of backbones, each of which is trained with a local expert, towards its soft labels."""
 
     expert: bool = True
     """whether clients have an expert (Figure 4 d), which costs a second local training"""
@@ -107,11 +107,11 @@ class FedReID(PartSharing, HoldsModels, Method):
 
     @property
     def measures(self) -> Mapping[str, Signal]:
-        """The lot, if the server draws after training."""
+        """The client's random number, if the server samples clients after training."""
         return {"lot": "client"} if self.aggregated < 1 else {}
 
     def train(self, client: Client) -> None:
-        """Train the local client model, and beside it the local expert."""
+        """Train the local client model and the local expert."""
         main = client.model
         received = client.received.vector
         previous = client.kept.get("embedding", received)
@@ -140,7 +140,7 @@ class FedReID(PartSharing, HoldsModels, Method):
         return output.logits.detach()
 
     def upload(self, client: Client) -> Upload:
-        """Return the embedding network and the client's lot; keep the network for the next time if it is needed."""
+        """Return the embedding network and a random number; keep the network for the next time if it is needed."""
         if self.start_mix < 1 or (self.expert and self.expert_from == "previous"):
             client.keep("embedding", client.model.shared)
         if self.aggregated == 1:

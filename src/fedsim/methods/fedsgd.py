@@ -13,9 +13,9 @@ Deviations and silences:
 - McMahan et al. take g_k over all local images (B = infinity, E = 1): ``model.client.batch_size: null``, or as many
   batches as there are in ``accumulate``, where memory is short and batch normalisation may see fewer images. By
   default g_k is that of a batch.
-- Paper 001 calls FedSGD what trains one local epoch with all clients in each round ("S = 1, t_max = 1"): ``steps:
-  null`` with ``weighting: uniform``. On re-ID that is FedAvg with S = 1: its Table 2 prints the same numbers for both.
-- The optimizer is the client's, new in each round: for a single step, momentum means nothing.
+- Paper 001's FedSGD trains one local epoch with all clients in each round ("S = 1, t_max = 1"): ``steps: null`` with
+  ``weighting: uniform``. On re-ID that is FedAvg with S = 1: its Table 2 prints the same numbers for both.
+- The optimizer is the client's, new in each round: for a single step, momentum has no effect.
 """
 
 from __future__ import annotations

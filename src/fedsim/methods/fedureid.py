@@ -1,7 +1,7 @@
 """Joint Optimization in Edge-Cloud Continuum for Federated Unsupervised Person Re-identification (FedUReID).
 
-W. Zhuang, Y. Wen, S. Zhang. ACM Multimedia 2021; a baseline of paper 004. Its text was not at hand: this follows its
-public code (EasyFL's application ``fedureid``) and what paper 004 says about it.
+W. Zhuang, Y. Wen, S. Zhang. ACM Multimedia 2021; a baseline of paper 004. Its text was not available: this file follows
+its public code (EasyFL's application ``fedureid``) and the description in paper 004.
 
 | hook     | code                                                                                        |
 |----------|---------------------------------------------------------------------------------------------|
@@ -17,12 +17,12 @@ which takes the number of identities from the labels; here it is a constant of t
 Deviations and silences:
 
 - Clusters merge before local training, by the features of the received model, as in the code with ``--relabel
-  global``. Its default is after local training, by those of the trained model. A client that is not called does not
-  merge.
+  global``. Its default is after local training, by those of the trained model. A client that is not selected does
+  not merge.
 - The code's first round has 20 local epochs at rate 0.1, from the 17th on 0.01, the others one at 0.01:
-  ``model.client.long_round`` and ``schedule``. ``dynamic`` ends them early, but for those of the first round: after an
-  epoch with a batch whose images all are nearest to their clusters, or with which the epoch's share of such images so
-  far exceeds 0.95. With one local epoch, as after the first round, it does nothing.
+  ``model.client.long_round`` and ``schedule``. After the first round, ``dynamic`` ends them early: after
+  an epoch in which all images of a batch were nearest to their clusters, or in which the share of such images exceeded
+  0.95 after a batch. With one local epoch it has no effect.
 - The code's memory compares the output of an embedding layer of 2048 with dropout 0.5; the config has a bnneck.
 - alpha is in no public code: ``update`` is 0, the plain download, unless it is set.
 """
@@ -40,7 +40,7 @@ from fedsim.training.messages import Upload
 
 @dataclass(frozen=True, kw_only=True)
 class FedUReID(Method):
-    """Averaging of clients that begin with a mixture of two models, and end when they know their clusters."""
+    """Averaging of clients that begin with a mixture of two models, and end when they predict their clusters well."""
 
     shared_groups = BODY  # the memory is no part of the model
     has_own_models = True
@@ -48,7 +48,7 @@ class FedUReID(Method):
     dynamic: bool = True
     """whether local training may end early, after the first round; waits for the device once in an epoch"""
     precision: float = 0.95
-    """share of the epoch's images, nearest to their own clusters, after which no further epoch comes"""
+    """share of an epoch's images that are nearest to their own clusters, above which local training ends"""
     update: float = 0.0
     """alpha, weight of the client's own last model"""
 
@@ -62,18 +62,18 @@ class FedUReID(Method):
             client.model.shared.lerp_(client.kept["previous"], self.update)
 
     def train(self, client: Client) -> None:
-        """Train to the end of an epoch in which the clusters were known, at most for all local epochs."""
+        """Train to the end of an epoch in which the clusters are predicted well, at most for all local epochs."""
         for epoch in range(client.local_epochs):
             done = 0
             for batch in client.batches(epoch):
                 client.train_on(batch, self)
                 done += 1
             is_last = epoch == client.local_epochs - 1
-            if self.dynamic and client.round > 0 and done and not is_last and self._are_known(client, done):
+            if self.dynamic and client.round > 0 and done and not is_last and self._predicts_clusters(client, done):
                 return
 
-    def _are_known(self, client: Client, batches: int) -> bool:
-        """Whether an epoch of so many batches had one without an error, or a large share of right guesses by then."""
+    def _predicts_clusters(self, client: Client, batches: int) -> bool:
+        """Whether one of an epoch's ``batches`` had no wrong guess, or too few wrong ones up to it in the epoch."""
         right = images = 0
         for hits, size in client.session.metrics.hits(batches):
             right, images = right + hits, images + size

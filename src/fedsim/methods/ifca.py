@@ -13,14 +13,14 @@ A. Ghosh, J. Chung, D. Yin, K. Ramchandran. NeurIPS 2020. arXiv:2006.04088.
 
 Deviations and silences:
 
-- theta_1 is the server's vector; the others are kept beside it, and every client downloads all k of them. A server
-  optimizer acts on theta_1 alone. Unseen data sets are scored by theta_1, or by all clients' models together
+- theta_1 is the server's vector; the others are kept with it, and every client downloads all k of them. A server
+  optimizer acts on theta_1 only. Unseen data sets are scored by theta_1, or by all clients' models together
   (``evaluation.ensemble``): the paper has no new clients.
 - F_i is the supervised loss in evaluation mode, on images without augmentation and with the client's own head. In the
   first round that head is random, and so is the estimate.
-- The paper starts from k random models. A pretrained backbone starts all clusters alike, so theta_2 .. theta_k are
-  theta_1 with Gaussian noise: ``spread`` times the standard deviation of each tensor.
-- The paper's step for neural networks that share their first layers is ``share_neck`` and ``share_head``'s business.
+- The paper starts from k random models. With a pretrained backbone all clusters would start from the same model, so
+  theta_2 .. theta_k are theta_1 with Gaussian noise: ``spread`` times the standard deviation of each tensor.
+- For the paper's neural networks that share their first layers, set ``share_neck`` and ``share_head``.
 - ``bn_stats`` must be mean, local or recalibrate.
 """
 
@@ -57,25 +57,25 @@ class IFCA(PartSharing, WeightingChoice, Method):
     choice_images: int | None = None
     """random images on which a client compares the models; null: all of its images"""
     weighting: Weighting = "uniform"
-    """weights within a cluster: all alike as in the paper, or ``size``: $n_k / n$"""
+    """weights within a cluster: equal as in the paper, or ``size``: $n_k / n$"""
 
     def __post_init__(self) -> None:
-        where = "model.method"
-        at_least(where, 1, clusters=self.clusters, choice_images=self.choice_images)
-        positive(where, spread=self.spread)
+        section = "model.method"
+        at_least(section, 1, clusters=self.clusters, choice_images=self.choice_images)
+        positive(section, spread=self.spread)
 
     @property
-    def _others(self) -> list[str]:
+    def _names(self) -> list[str]:
         """Names of theta_2 .. theta_k among the server's tensors."""
         return [f"cluster{j}" for j in range(1, self.clusters)]
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Return theta_2 .. theta_k."""
-        return Payload(down=tuple(self._others))
+        return Payload(down=tuple(self._names))
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return theta_2 .. theta_k: theta_1 with noise on its parameters."""
-        return InitialState(server={name: self._perturbed(model, j) for j, name in enumerate(self._others, start=1)})
+        return InitialState(server={name: self._perturbed(model, j) for j, name in enumerate(self._names, start=1)})
 
     def _perturbed(self, model: FlatModel, number: int) -> Tensor:
         generator = torch.Generator().manual_seed(model.checksum + number)  # of the initial weights, so of the seed
@@ -89,14 +89,14 @@ class IFCA(PartSharing, WeightingChoice, Method):
     def download(self, client: Client) -> None:
         """Load the model that fits the client's data best."""
         models = self._models(client)
-        choice = torch.stack([self._loss_of(client, theta) for theta in models]).argmin()  # of equal ones the first
+        choice = torch.stack([self._loss_of(client, theta) for theta in models]).argmin()  # the first of equal ones
         client.keep("cluster", choice)
         client.model.shared.copy_(models[0])
-        for j, theta in enumerate(models[1:], start=1):  # the host does not know the choice yet, and need not wait
+        for j, theta in enumerate(models[1:], start=1):  # on the device: the host does not wait for the choice
             client.model.shared.copy_(torch.where(choice == j, theta, client.model.shared))
 
     def _models(self, client: Client) -> list[Tensor]:
-        return [client.received.vector, *(client.received.extras[name] for name in self._others)]
+        return [client.received.vector, *(client.received.extras[name] for name in self._names)]
 
     @torch.no_grad()
     def _loss_of(self, client: Client, theta: Tensor) -> Tensor:
@@ -119,18 +119,18 @@ class IFCA(PartSharing, WeightingChoice, Method):
         """Renew all theta_j; return theta_1."""
         shares = self.weights(reports).clients
         weights = torch.zeros(self.clusters, len(uploads.clients), dtype=torch.float64)
-        for row, name in enumerate(uploads.clients):
-            weights[int(reports[name].signals["cluster"]), row] = shares[name]
-        thetas = [server.vector(arch), *(server.kept[arch][name] for name in self._others)]
+        for column, name in enumerate(uploads.clients):
+            weights[int(reports[name].signals["cluster"]), column] = shares[name]
+        thetas = [server.vector(arch), *(server.kept[arch][name] for name in self._names)]
         thetas = [theta.cpu().clone() for theta in thetas]
         for span, piece in uploads.pieces():
-            for theta, own in zip(thetas, weights, strict=True):
-                if own.sum() > 0:
-                    theta[span] = (own / own.sum()) @ piece.double()
-        for name, theta in zip(self._others, thetas[1:], strict=True):
+            for theta, row in zip(thetas, weights, strict=True):
+                if row.sum() > 0:
+                    theta[span] = (row / row.sum()) @ piece.double()
+        for name, theta in zip(self._names, thetas[1:], strict=True):
             server.keep(arch, name, theta)
         return thetas[0]
 
     def personalise(self, client: Client) -> None:
-        """Load the model of the client's cluster; of one that has not taken part, theta_1."""
+        """Load the model of the client's cluster; theta_1 if the client has not taken part yet."""
         client.model.shared.copy_(self._models(client)[int(client.kept.get("cluster", 0))])

@@ -13,7 +13,7 @@ A. Li, J. Sun, B. Wang, L. Duan, S. Li, Y. Chen, H. Li. SEC 2021. arXiv:2008.033
 | personalise         | theta_g * M_k                                                                          |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-Layer by layer, the p smallest of the weights that are left go, before the client trains.
+In each layer the share p of the remaining weights with the smallest magnitudes is pruned, before the client trains.
 
 Deviations and silences:
 
@@ -24,7 +24,7 @@ Deviations and silences:
   included. Norms, biases and the client's head are never pruned.
 - A rewound client goes back to theta_0 in all shared parameters, but keeps running statistics and head. With pretrained
   weights a rewind throws away all that the federation has learnt, on this client.
-- The last step prunes just enough to reach the target. Of each layer one weight stays at least.
+- The last step prunes just enough to reach the target. At least one weight of each layer stays.
 - Masks hold after each step; the code sets gradients of weights below 1e-6 to zero, which momentum and weight decay
   of other optimizers undo.
 """
@@ -47,7 +47,7 @@ from fedsim.training.server import Server
 
 @dataclass(frozen=True, kw_only=True)
 class LotteryFL(OwnMask, BodySharing, Method):
-    """Averaging of lottery tickets: each client prunes its model, and trains what is left of the first one anew."""
+    """Averaging of lottery tickets: each client prunes its model, and trains the rest from its first weights again."""
 
     target: float = 0.7
     """$1 - r_{target}$, share of the prunable weights that is pruned in the end"""
@@ -63,7 +63,7 @@ class LotteryFL(OwnMask, BodySharing, Method):
         within("model.method", "[0, 1]", start_accuracy=self.start_accuracy)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
-        """Clients keep theta_0, the first model that they have got."""
+        """Clients keep theta_0, the first model that they received."""
         return Payload(known=("initial",))
 
     def initial_state(self, model: FlatModel) -> InitialState:
@@ -71,17 +71,17 @@ class LotteryFL(OwnMask, BodySharing, Method):
         return InitialState({"mask": full_mask(model)}, {"initial": model.shared[: model.flat.num_shared_parameters]})
 
     def train(self, client: Client) -> None:
-        """Prune, if it is time to, and train."""
+        """Prune, if the accuracy allows it, and train."""
         mask, before = self._next_mask(client), client.kept["mask"]
         if mask is not before:
             weights = client.model.shared[: len(mask)]
             weights.copy_(torch.where((mask != before).any(), client.received.extras["initial"], weights))
             client.keep("mask", mask)
-            zero_pruned(client)  # theta_0 * M_k; of the mask from before it is that already
+            zero_pruned(client)  # theta_0 * M_k; with an unchanged mask the model is masked already
         super().train(client)
 
     def _next_mask(self, client: Client) -> Tensor:
-        """Return M_k, pruned further if the client may: the device decides it, the host goes on."""
+        """Return M_k, pruned further if the accuracy allows it: the device decides, and the host does not wait."""
         layers, mask = prunable_layers(client.model), client.kept["mask"]
         left = remaining(mask, layers)
         pruned = share_pruned(left, layers)

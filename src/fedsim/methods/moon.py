@@ -15,8 +15,9 @@ Deviations and silences:
 
 - z is the backbone's pooled feature. The paper adds a projection head (two layers, 256 outputs) between backbone and
   classifier; in re-ID the neck stands there.
-- The references run in evaluation mode, as in the authors' code, and without gradient, which that does not switch off.
-- In a client's first round there is no previous model, and the term is 0. Later it is that of its last own round.
+- The references run in evaluation mode, as in the authors' code, and without gradients, which that code computes.
+- In a client's first round there is no previous model, and the term is 0. Later the previous model is that of the
+  client's last round.
 - The paper tunes mu in {0.1, 1, 5, 10} and takes tau = 0.5. Paper 000, which compares with "MOON+D", gives neither.
 """
 
@@ -36,7 +37,7 @@ from fedsim.training.messages import Upload
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
-    """Averaging of clients whose features stay near the global model's, and leave their own previous ones."""
+    """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""

@@ -40,7 +40,7 @@ class PFedMe(BodySharing, Method):
     """Averaging of the centres around which clients have their personal models."""
 
     delivers = "personalised"
-    requires = frozenset({"whole_batches", "plain_steps"})  # it solves a problem for each
+    requires = frozenset({"whole_batches", "plain_steps"})  # each batch has a problem of its own
 
     lam: float = 15.0
     """$\\lambda$, weight of the pull of personal models towards their centre"""
@@ -56,7 +56,7 @@ class PFedMe(BodySharing, Method):
         at_least("model.method", 1, inner_steps=self.inner_steps)
 
     def train(self, client: Client) -> None:
-        """Train theta_i and w_i; in the end keep the one and leave the other to be uploaded."""
+        """Train theta_i and w_i; then keep theta_i, and leave w_i in the model for the upload."""
         if client.training_settings.accumulate != 1:
             raise ConfigError("model.client.accumulate: PFedMe solves a problem for each batch; set it to 1")
         flat = client.model.flat

@@ -77,7 +77,7 @@ def check_pruning(target: float, step: float, accuracy_images: int | None) -> No
 def prunable_entries(model: FlatModel) -> list[Entry]:
     """Return the shared weights of convolutions and linear layers, by module type, in the order of the buffer.
 
-    Names and numbers of dimensions do not tell: in ConvNeXt 93 % of the weights belong to linear layers, and its
+    Names and numbers of dimensions are no criterion: in ConvNeXt 93 % of the weights belong to linear layers, and its
     three-dimensional ``layer_scale`` does not. Self-attention's projections of queries, keys and values are linear
     layers, too. Norms, biases, embeddings of classes and positions, and private heads are never pruned.
     """
@@ -92,7 +92,7 @@ def prunable_entries(model: FlatModel) -> list[Entry]:
 
 
 def prunable_layers(model: FlatModel) -> list[slice]:
-    """Return where :func:`prunable_entries` lie in the vector of shared parameters."""
+    """Return the places of :func:`prunable_entries` in the vector of shared parameters."""
     return [entry.span for entry in prunable_entries(model)]
 
 
@@ -114,7 +114,7 @@ def upload_masked(client: Client, signals: Signals | None = None, zeros_count: b
 
 
 Measure = Literal["mAP", "rank1", "centroids", "classifier"]
-"""How a client measures its model on its training images, without augmentation; see :func:`own_accuracy`"""
+"""Accuracy of a client's model on its training images, without augmentation; see :func:`own_accuracy`"""
 
 
 @torch.no_grad()
@@ -123,12 +123,12 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
 
     ``mAP`` and ``rank1``: each image searches for its group among the others, see
     :func:`~fedsim.functional.retrieval.leave_one_out`. ``centroids``: the share nearest to a centroid of their own
-    group, of which there is one in each camera. ``classifier``: the share that the head classifies right, of
-    ``num_images`` random images, drawn anew in each round; None: of all. Of clusters it is the share nearest to a proxy
+    group, of which there is one in each camera. ``classifier``: the share that the head classifies correctly, of
+    ``num_images`` random images, sampled in each round; None: of all. For clusters it is the share nearest to a proxy
     of their own, as the last batch has left the proxies.
 
-    Groups are people, or clusters: those of the current local epoch, found for it before the first. Images outside
-    clusters do not count. None for ``measure`` is ``classifier`` of clients that know identities, else ``rank1``.
+    Groups are people, or clusters: those of the current local epoch, or new ones before the first epoch. Images outside
+    clusters do not count. None for ``measure`` is ``classifier`` for clients with identities, else ``rank1``.
     """
     clusters = client.training_settings.clusters
     measure = measure or ("rank1" if clusters else "classifier")
@@ -154,7 +154,7 @@ def exceeds(client: Client, num_images: int | None, accuracy: float) -> Tensor:
 
 
 def _head_hits(client: Client, num_images: int | None) -> tuple[Tensor, int]:
-    """Return how many images the head classifies right, on the device, and how many there are."""
+    """Return the number of images that the head classifies correctly, on the device, and the number of images."""
     total = client.data.num_images
     order = torch.arange(total)
     if num_images is not None and num_images < total:

@@ -1,4 +1,4 @@
-"""The received model beside the model in training: the reference of regularisers and weights."""
+"""A copy of the received model, kept during training: the reference of regularisers and weights."""
 
 from __future__ import annotations
 

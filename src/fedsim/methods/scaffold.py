@@ -15,11 +15,11 @@ Deviations and silences:
 
 - Controls belong to shared parameters: running statistics get the plain mean, private groups train without.
 - Option II takes (x - y_i) / (K eta_l) for the mean gradient, which is right for plain SGD. With momentum m, K steps
-  count gradients up to K / (1 - m) times, and so long controls diverge. K is replaced by the sum of these counts, norm
-  of a_i in FedNova (Wang et al., NeurIPS 2020): K for plain SGD. The mean is then one that weighs early gradients more.
+  count gradients up to K / (1 - m) times, and controls of that size diverge. K is replaced by the sum of these counts,
+  norm of a_i in FedNova (Wang et al., NeurIPS 2020): K for plain SGD. The mean then weighs early gradients more.
 - Weight decay counts as a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch.
   Where the backbone's rate differs from that of neck and head, each has its own eta_l.
-- Means are plain, as in Algorithm 1, which assumes clients that count alike.
+- Means are plain, as in Algorithm 1, which assumes that all clients count equally.
 - With several architectures, c, S and N are those of each.
 """
 
@@ -61,7 +61,7 @@ class Scaffold(BodySharing, Method):
         return InitialState(server={"control": torch.zeros(model.flat.num_shared_parameters)})
 
     def train(self, client: Client) -> None:
-        """Check that the way is made of gradients, and train."""
+        """Check that the steps are sums of gradients, and train."""
         client.optimizer.check_counts("Scaffold")
         super().train(client)
 
@@ -71,7 +71,7 @@ class Scaffold(BodySharing, Method):
         client.step(loss, lambda: client.optimizer.add_to_gradients(correction))
 
     def upload(self, client: Client) -> Upload:
-        """Renew c_i, and return the model and how c_i has changed (lines 12-14)."""
+        """Renew c_i, and return the model and the change of c_i (lines 12-14)."""
         x = client.received.vector[: client.model.flat.num_shared_parameters]
         old, c = _own_control(client), client.received.extras["control"]
         new = old - c + client.optimizer.mean_gradient(x)

@@ -10,7 +10,7 @@ S. Sun, G. Wu, S. Gong. BMVC 2021.
 | upload          | SelectAgg, lines 18-22: normalisation layers of lg, the others of ls                     |
 | weights         | line 6: w_{t+1} <- (1 / K) sum over k of w_l^k                                           |
 | personalise     | line 8: w_ls^k, after line 7                                                             |
-|                 | Table 6, ``unseen``: what scores unseen domains where the server has no normalisation    |
+|                 | Table 6, ``unseen``: models for unseen domains where the server has no normalisation     |
 | upload          | ``avg``: "average local specific normalisation layers at the end of model training"      |
 | server_tensors  | ``avg``, ``imagenet``: the server's other layers with these, or with the initial ones    |
 
@@ -22,24 +22,25 @@ Deviations and silences:
   Onehead_FedBN_AN_dual. It saves the last round, and drops the rates to a tenth in rounds 40 and 80.
 - ls and lg are whole models of the same start; each has a neck and a head, which never leave the client. lg's head
   begins as a copy of ls's (the authors' code).
-- The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and lg's
-  draws from torch's global stream are undone: ls has the same bits with and without lg; Table 4 prints equal numbers.
+- The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and
+  torch's global stream is restored after lg: ls has the same bits with and without lg; Table 4 prints equal numbers.
   The log counts ls.
-- A normalisation layer is affine parameters and running statistics, decided by the module's class, also in ResNet's
+- A normalisation layer is affine parameters and running statistics, found by the module's class, also in ResNet's
   shortcuts. The attention of attentive normalisation is part of the layer. SE's and CBAM's modules (Table 5) are
-  averaged, as in the authors' code, which knows normalisation layers by "bn" in their names; ``attn_local: true`` has
-  them as normalisation layers.
+  averaged, as in the authors' code, which searches names for "bn"; ``attn_local: true`` treats them as normalisation
+  layers.
 - Algorithm 1 returns ls after SelectUpdate, with the server's newest convolutions, and the authors' code scores it
   there: ``personal: after``. With
   ``before_aggregation`` it is the trained model; the client then keeps a whole backbone.
-- In the paper all clients take part. A client that does not keeps its normalisation layers, at first the initial ones.
+- In the paper all clients take part in each round. Here a client that does not take part keeps its normalisation
+  layers, at first the initial ones.
 - ``avg`` is the plain mean over the clients of a round, every ``avg_every`` rounds; before the first mean, unseen
   domains are scored by the clients' own models. Server optimizer and ``bn_stats`` do not act on it.
 - Necks are private, so the server has a model only for ``evaluation.layer: pool``, which the paper uses. On ``neck``
   features, unseen domains are scored by the clients' own models, or by all together (``concat``).
 - Table 4's "Baseline" and "+AN" are FedAvg with private necks.
 
-Measured in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and the cost of SKA beside FedAvg
+Measured in docs/results.md: Tables 4 and 6 at small scale (``benchmarks/ska.py``), and the cost of SKA against FedAvg
 with private necks (``benchmarks/ska_cost.py``): a second local training and a second model in memory, no more bytes.
 """
 
@@ -77,7 +78,7 @@ _LG = "generalised"
 
 @dataclass(frozen=True, kw_only=True)
 class SKA(HoldsModels, Method):
-    """Averages backbones with normalisation layers of each client, and a second model that is trained beside them."""
+    """Averaging of backbones; clients keep their normalisation layers, and train a second model for the server's."""
 
     dual: bool = True
     """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
@@ -92,14 +93,14 @@ class SKA(HoldsModels, Method):
     """rounds between two means of ``unseen: avg``; each costs an upload. The paper has one, at the end"""
 
     def __post_init__(self) -> None:
-        """Check that somebody scores unseen domains."""
+        """Check that a model can score unseen domains."""
         if not self.dual and self.unseen == "dual":
             raise ConfigError(
                 "model.method.unseen: without dual the server has no normalisation layers; "
                 "set it to avg, concat or imagenet"
             )
         if self.dual and self.unseen != "dual":
-            raise ConfigError(f"model.method.unseen: {self.unseen} is for dual: false; leave it out")
+            raise ConfigError(f"model.method.unseen: {self.unseen} needs dual: false; leave it out")
         at_least("model.method", 1, avg_every=self.avg_every)
 
     @property
@@ -109,7 +110,7 @@ class SKA(HoldsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Identities for lg: a memory of clusters is of the features of one model. Its random stream is put back."""
+        """Identities, since a memory of clusters is of one model's features. Lg's step restores a random stream."""
         return frozenset({"identities", "plain_steps"} if self.dual else ())
 
     @property
@@ -119,7 +120,7 @@ class SKA(HoldsModels, Method):
 
     @property
     def shared_groups(self) -> frozenset[Group]:
-        """The backbone; without lg, only what is no normalisation layer."""
+        """The backbone; without lg, the backbone without normalisation layers."""
         return BACKBONE if self.dual else BACKBONE - self.specific_groups
 
     @property
@@ -129,7 +130,7 @@ class SKA(HoldsModels, Method):
 
     @property
     def server_every(self) -> int:
-        """The server keeps means of normalisation layers."""
+        """Rounds between two means of normalisation layers on the server; 0: none."""
         return self.avg_every if self.unseen == "avg" else 0
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
@@ -140,7 +141,7 @@ class SKA(HoldsModels, Method):
         return Payload(up={"norms": (sum(part.numel() for part in self._norms(model, model.flat.buffer)),)})
 
     def initial_state(self, model: FlatModel) -> InitialState:
-        """Return the normalisation layers of ls, where those that come from the server are lg's."""
+        """Return the normalisation layers of ls, if those from the server belong to lg."""
         return InitialState({"norms": _join(self._norms(model, model.flat.buffer))} if self.dual else {})
 
     def download(self, client: Client) -> None:
@@ -155,8 +156,8 @@ class SKA(HoldsModels, Method):
         ls = client.model
         ls.shared.copy_(client.received.vector)  # line 30
         if self.dual:
-            own = self._norms(ls, ls.flat.buffer)
-            for part, values in zip(own, client.kept["norms"].split([part.numel() for part in own]), strict=True):
+            norms = self._norms(ls, ls.flat.buffer)
+            for part, values in zip(norms, client.kept["norms"].split([part.numel() for part in norms]), strict=True):
                 part.copy_(values)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
@@ -170,7 +171,7 @@ class SKA(HoldsModels, Method):
         return client.training_step(batch)  # line 13
 
     def upload(self, client: Client) -> Upload:
-        """Return w_l (SelectAgg), and keep what is not in it."""
+        """Return w_l (SelectAgg), and keep the tensors that are not in it."""
         ls = client.model
         norms = _join(self._norms(ls, ls.flat.buffer))
         if self.personal == "before_aggregation":
@@ -181,8 +182,8 @@ class SKA(HoldsModels, Method):
         client.keep("norms", norms)
         client.keep(_LG, lg.private)
         vector = ls.shared.clone()  # line 22
-        for mine, its in zip(self._norms(ls, vector), self._norms(lg, lg.shared), strict=True):
-            mine.copy_(its)  # line 20
+        for part, norm in zip(self._norms(ls, vector), self._norms(lg, lg.shared), strict=True):
+            part.copy_(norm)  # line 20
         return Upload(vector)
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
@@ -214,9 +215,9 @@ class SKA(HoldsModels, Method):
             client.model.shared.copy_(client.kept["backbone"])
 
     def _norms(self, model: FlatModel, vector: Tensor) -> list[Tensor]:
-        """Return views of the normalisation layers in ``vector``, of the flat buffer's layout and maybe shorter."""
-        own = [entry for entry in model.flat.entries if model.groups[entry.name] in self.specific_groups]
-        return [vector[entry.span] for entry in own if entry.span.stop <= len(vector)]
+        """Return views of the normalisation layers in ``vector``, the flat buffer or its beginning."""
+        entries = [entry for entry in model.flat.entries if model.groups[entry.name] in self.specific_groups]
+        return [vector[entry.span] for entry in entries if entry.span.stop <= len(vector)]
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ S. Vahidian, M. Morafah, B. Lin. ICDCS Workshops 2021. arXiv:2105.00562. The uns
 | personalise     | theta_g * m_k                                                                              |
 
 Hooks that are not here come from :class:`~fedsim.methods.pruned.OwnMask`.
-Layer by layer, both masks take the r smallest of the weights that are left.
+In each layer, both masks prune the share r of the remaining weights with the smallest magnitudes.
 
 Deviations and silences:
 
@@ -21,9 +21,9 @@ Deviations and silences:
 - Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
   norms included. Norms, biases and the client's head are never pruned.
 - The distance is the share of prunable weights in which the masks differ.
-- As in the code (``src/client/client_u.py`` of MMorafah/Sub-FedAvg): with less than ``r`` of all weights missing, it
-  prunes what is missing, but at most 5 % of what is left; the distance is of masks of the whole r all the same. From
-  nothing to 70 % that takes 14 steps. Of each layer one weight stays at least.
+- As in the code (``src/client/client_u.py`` of MMorafah/Sub-FedAvg): if less than ``r`` of all weights is missing from
+  the target, a client prunes the missing share, but at most 5 % of the remaining weights; the distance still compares
+  masks of the whole r. From nothing to 70 % that takes 14 steps. At least one weight of each layer stays.
 - Masks hold after each step; the code masks gradients, which is the same only for SGD without momentum and decay.
 """
 
@@ -93,6 +93,6 @@ class SubFedAvg(OwnMask, BodySharing, Method):
         client.keep("mask", torch.where(prunes, last, client.kept["mask"]))
 
     def _next_mask(self, client: Client, left: Sequence[int], share: float) -> Tensor:
-        """Return what pruning a share of the weights that m_k leaves, ``left`` of each layer, would make of m_k now."""
+        """Return m_k, pruned further now by a share of the weights that it leaves, ``left`` in each layer."""
         mask, layers = client.kept["mask"], prunable_layers(client.model)
         return layerwise_magnitude_mask(client.model.shared[: len(mask)], mask, layers, share, left)

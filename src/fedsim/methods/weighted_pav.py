@@ -18,16 +18,16 @@ Deviations and silences:
 - w_i and w_g are "model weights": here all trainable shared parameters, without running statistics. w_g is the received
   model. The distance is that of parameters; paper 003's Cosine Distance Weight (``FedPav``, ``weighting: cdw``)
   compares logits of a batch.
-- Eqs. (6), (10) and (13) give more weight to a larger change, as paper 003 does; the prose says the opposite. The
-  equations stand; ``invert`` is the prose, by w_i proportional to 1 / m_i: the cosines themselves are all close to 1,
-  and would weigh uniformly.
+- Eqs. (6), (10) and (13) give more weight to a larger change, as paper 003 does; the prose says the opposite. This
+  file follows the equations. ``invert`` follows the prose, with w_i proportional to 1 / m_i: the cosines themselves are
+  all close to 1, and would weigh uniformly.
 - Distances are 1e-5 and less: they are computed in float64, from differences. If all vanish, weights are uniform.
 - Models of several architectures cannot be averaged with one another; the paper does not mention this. The sum of
   Eq. (10) is over the selected clients of an architecture. If there is none, its global model stays.
 - "Client-specific parts remain unchanged": the classifier, and the embedding before it, whose input differs between
   architectures. ``share_neck`` averages the embedding within an architecture.
-- The server "acting as the teacher model in the knowledge distillation process" is named once, without a loss: not
-  built.
+- The server "acting as the teacher model in the knowledge distillation process" is named once, without a loss: it is
+  not implemented.
 - Eq. (2), w_i = p_i h_i / sum of p_j h_j, is only in the problem statement; p_i is "based on local model performance
   metrics (e.g., loss, accuracy)", h_i "quantifies the client's hardware performance". ``weighting: performance`` is our
   reading: p_i is the accuracy on the round's training batches, h_i the ``images_per_second`` of ``model.hardware``.
@@ -60,7 +60,7 @@ class WeightedPav(Method):
     """average the embedding, too"""
 
     def __post_init__(self) -> None:
-        """Check that the settings go together."""
+        """Check that the settings are compatible."""
         if self.invert and self.weighting != "cdw_param":
             raise ConfigError("model.method.invert: belongs to weighting: cdw_param; leave it out")
 
@@ -76,7 +76,7 @@ class WeightedPav(Method):
 
     @property
     def shared_groups(self) -> frozenset[Group]:
-        """The backbone, and what is shared of the neck."""
+        """The backbone, and the neck if it is shared."""
         return body_groups(self.share_neck, share_head=False)
 
     def upload(self, client: Client) -> Upload:

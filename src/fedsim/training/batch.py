@@ -1,4 +1,4 @@
-"""A client's training images, batches of them on the device, and the losses of these."""
+"""A client's training images, their batches on the device, and the loss of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     views: tuple[Tensor, ...] = ()
     """further views of the same images, augmented independently, each like ``images``"""
     targets: Tensor | None = None
-    """[B, num_classes] float32, soft labels of sums in (0, 1]; None: ``labels``, one-hot"""
+    """[B, num_classes] float32, soft labels, each with a sum in (0, 1]; None: the one-hot ``labels``"""
 
 
 class ScoredBatch(NamedTuple):
@@ -38,13 +38,13 @@ class ScoredBatch(NamedTuple):
     guesses: Tensor
     """[B] int64, identity of the largest logit, or cluster of the most similar proxy"""
     truth: Tensor
-    """[B] int64, the own identity or cluster"""
+    """[B] int64, identity or cluster of each image"""
     parts: tuple[Tensor, ...] = ()
     """scalars, the terms of the loss that ``Objective.parts`` names"""
 
 
 class ClientImages:
-    """A client's training images, and the generated ones that join them; their batches go to ``device``."""
+    """A client's training images, and generated ones if it has some; their batches go to ``device``."""
 
     pixels: Pixels
     """n images; from :meth:`open` on"""
@@ -58,24 +58,24 @@ class ClientImages:
         self.mixture: Mixture | None = None
         """generated images, if there are any; from :meth:`open` on"""
 
-    def open(self, opened: Callable[[Images, str, torch.device], Pixels]) -> None:
-        """Open the images, by ``opened``: see FederatedDataModule.open_train."""
+    def open(self, open_images: Callable[[Images, str, torch.device], Pixels]) -> None:
+        """Open the images with ``open_images``, see FederatedDataModule.open_train."""
         data = self.data
-        self.pixels = opened(data.train.images, data.name, self.device)
+        self.pixels = open_images(data.train.images, data.name, self.device)
         if data.generated is not None:
-            pixels = opened(data.generated.images, f"{data.name}, generated", self.device)
+            pixels = open_images(data.generated.images, f"{data.name}, generated", self.device)
             self.mixture = Mixture(data.generated, pixels, data.num_classes)
 
     def plain_batches(self, index: Tensor, size: int) -> Iterator[Batch]:
-        """Yield the images at ``index`` [m] int64 as they are, ``size`` at a time; no random stream moves."""
+        """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
             yield Batch(normalise_images(images), send(self.labels[part], self.device))
 
-    def draw(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
+    def sample(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
         """Return ``count`` random images [B, 3, H, W], or all if there are fewer.
 
-        ``order`` chooses them, and ``augment`` is the stream of their augmentation; None: they are not augmented.
+        The stream ``order`` chooses them. ``augment`` is the stream of their augmentation; None: no augmentation.
         """
         [images] = self.pixels.batches([torch.randperm(len(self.labels), generator=order)[:count]])
         return normalise_images(images) if augment is None else self.augmentation(images, augment)

@@ -20,7 +20,7 @@ CENTERS = "centers"
 
 
 class KeepsCenters(Protocol):
-    """The view that centers have of their client."""
+    """The part of a client that the centers need."""
 
     objective: Objective
     num_classes: int
@@ -35,9 +35,9 @@ class KeepsCenters(Protocol):
 def score_with_centers(
     client: KeepsCenters, settings: CenterLoss, output: Output, batch: Batch, counts: bool
 ) -> ScoredBatch:
-    """Return the supervised loss of a batch; where it ``counts``, the centers then move.
+    """Return the supervised loss of a batch, and then move the centers if the batch ``counts``.
 
-    So they follow the model whose loss is logged.
+    So the centers follow the model whose loss is logged.
     """
     features = output.features.layer(settings.features)
     centers = centers_of(client, features)

@@ -34,13 +34,13 @@ from fedsim.training.settings import LocalTraining
 __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 _MOMENTS = "optimizer"
-"""the beginning of the names of kept tensors that are an optimizer's"""
+"""prefix of the names of kept tensors that belong to an optimizer"""
 _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
 
 
 class Trains(Protocol):
-    """How a client trains on a batch: the two hooks of a method that do so."""
+    """The two hooks of a method that train a client on a batch."""
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar with gradient."""
@@ -52,8 +52,9 @@ class Trains(Protocol):
 class Client(LightningModule):
     """A participant of the federation.
 
-    The rank's model of the architecture holds one client after another. Between sessions, the private tensors wait in a
-    store.
+    It owns what lasts from round to round: data, settings, and the private tensors, which are in a store between
+    sessions. Clients of an architecture are loaded into the rank's model one after another; the state of one round
+    belongs to a :class:`ClientSession`.
 
     Args:
         data: images and labels, not decoded.
@@ -63,7 +64,7 @@ class Client(LightningModule):
         model: of the client's architecture, on this rank.
         store: of private states.
         seed: of the run.
-        alone: whether nothing of it is averaged with others' models.
+        trains_alone: whether no part of its model is averaged with other clients' models.
     """
 
     received: Download
@@ -81,15 +82,15 @@ class Client(LightningModule):
         model: FlatModel,
         store: ClientStore,
         seed: int,
-        alone: bool,
+        trains_alone: bool,
     ) -> None:
         super().__init__()
         self.client_name, self.num_classes = data.name, data.num_classes
         self.data, self.training_settings, self.objective = data, training, objective
         self.model, self.store, self.seed = model, store, seed
         self.images = ClientImages(data, augmentation, model.device)
-        """its training images with labels and cameras: in batches without augmentation, or some drawn at random"""
-        self._keeps_optimizers = training.keeps_state(alone)
+        """its training images with labels and cameras: batches without augmentation, and random samples"""
+        self._keeps_optimizers = training.keeps_state(trains_alone)
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
         self.kept: dict[str, Tensor] = {}
@@ -97,10 +98,10 @@ class Client(LightningModule):
         self.round = 0
         """the current one, from 0"""
         self.progress = (0, 0, 0)
-        """of the last session; see :class:`ClientSession`"""
+        """of the last session; see :attr:`ClientSession.progress`"""
 
     def start(self, kept: Mapping[str, Tensor]) -> None:
-        """Store the private state of a client that has not trained; ``kept`` are the method's, see :meth:`keep`."""
+        """Store the private state before the first round; ``kept`` are tensors of the method, see :meth:`keep`."""
         generator = torch_generator(self.seed, self.client_name, "head")
         self.store_private(self.model.initial_state(self.num_classes, generator), kept)
 
@@ -125,9 +126,9 @@ class Client(LightningModule):
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
         )  # fmt: skip
         self.load()
-        seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for foreign modules' noise
+        seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users
         self.optimizer = self._make_ready(self.model)
-        self.session.relieve_host(self.model, f"client {self.client_name}, round {round_ + 1},")
+        self.session.use_prefetch_and_graphs(self.model, f"client {self.client_name}, round {round_ + 1},")
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this session, with its own dropout stream.
@@ -151,11 +152,11 @@ class Client(LightningModule):
         optimizer.reset(self.round)
         if self._keeps_optimizers:
             prefix = f"{_MOMENTS}{role}."
-            optimizer.resume({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
+            optimizer.continue_from({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
         return optimizer
 
     def _seed_micro_batch(self, number: int) -> None:
-        """Give every layer that draws random numbers a stream of its own for a micro-batch."""
+        """Give every random layer its own stream for a micro-batch."""
         assert self.session.micro_batches is not None
         seed_global_stream(derive_seed(self.seed, self.round, self.client_name, "modules", number))
         for role, model in self.session.micro_batches.models.items():
@@ -163,26 +164,26 @@ class Client(LightningModule):
                 model.network.set_generator(self.generator(f"dropout{role} {number}", device=self.device))
 
     def _keep_moments(self) -> None:
-        """Keep what the optimizers of this session remember."""
+        """Keep the state of this session's optimizers."""
         for prefix, optimizer in self.session.optimizers.items():
             self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
-        """Yield the batches of local epoch ``epoch``, from 0, as far as the client gets with its share of work.
+        """Yield the batches of local epoch ``epoch``, from 0: fewer if the client does only a share of the work.
 
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
         return self.session.batches(epoch, self.local_epochs, self.limit_batches, views)
 
-    def train_on(self, batch: Batch, by: Trains) -> None:
-        """Train on a batch: ``by``, usually the method, has the loss and takes the step.
+    def train_on(self, batch: Batch, hooks: Trains) -> None:
+        """Train on a batch: ``hooks``, usually the method, compute the loss and take the step.
 
-        With ``model.client.graph`` the step may be a recorded one, see :mod:`fedsim.training.graphs`.
+        With ``model.client.graph`` the step may be replayed, see :mod:`fedsim.training.graphs`.
         """
         if self.session.replay is None:
-            by.take_step(self, by.loss(self, batch))
+            hooks.take_step(self, hooks.loss(self, batch))
         else:
-            self.session.replay.take(batch, by, lambda batch: by.take_step(self, by.loss(self, batch)))
+            self.session.replay.take(batch, hooks, lambda batch: hooks.take_step(self, hooks.loss(self, batch)))
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -214,9 +215,9 @@ class Client(LightningModule):
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
-        A step takes the mean gradient of its images, however many batches it has, and micro-batches.
+        A step takes the mean gradient over its images, whatever its number of batches and micro-batches.
         ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
-        client's own, which reports progress. Returns whether it stepped.
+        client's own, and then progress is reported. Returns whether the optimizer stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
         _, done, total = self.session.progress
@@ -238,13 +239,13 @@ class Client(LightningModule):
         return steps
 
     def _report(self, listener: Callable[[BatchReport], None], loss: Tensor) -> None:
-        """Tell a listener how far the session is; ``loss`` is that of the last batch."""
+        """Report the progress of the session to a listener; ``loss`` is that of the last batch."""
         epoch, done, total = self.session.progress
         share = (epoch + done / max(total, 1)) / self.local_epochs
         listener(BatchReport(self.client_name, done, total, share, loss))
 
     def end_training(self) -> None:
-        """Settle the last batch; raise NoClustersError if the session had no labels to train on."""
+        """Finish the last batch; raise NoClustersError if the session had no labels to train on."""
         if self.session.micro_batches is not None:
             self.session.micro_batches.settle()
         self.session.source.check()
@@ -252,10 +253,10 @@ class Client(LightningModule):
     def end_round(
         self, contribution: Sequence[Tensor], limit: float, signals: Signals = MappingProxyType({})
     ) -> Outcome:
-        """Check the results of the session, and store the private state; of several ranks, the first does so.
+        """Check the results of the session, and store the private state; in a rank group only the first rank stores it.
 
-        The client will add ``contribution``, tensors on the device, to the sums; they may not hold values beyond
-        ``limit``. The results have its ``signals``, read along.
+        ``contribution`` are the tensors on the device that the client will add to the sums; no value may exceed
+        ``limit``. The ``signals`` are read in the same wait for the device, and returned with the results.
 
         Raises:
             BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed. The stored state
@@ -267,9 +268,8 @@ class Client(LightningModule):
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
-        loss, correct, images, values = self.session.metrics.read(
-            [*bounds, *more]
-        )  # the session's only wait for the device
+        # the session's only wait for the device
+        loss, correct, images, values = self.session.metrics.read([*bounds, *more])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._not_finite("loss or weights")
@@ -278,15 +278,15 @@ class Client(LightningModule):
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
         if (inexact := self.session.inexact) is not None:
             raise self._bad_update(inexact, "the weight of the loss", "model.client.micro_batch to null")
-        found = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
-        self._check_signals(found)
+        numbers = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
+        self._check_signals(numbers)
         if self.session.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {
             **self.session.source.facts,
             **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
         }
-        return Outcome(loss, correct, images, time.perf_counter() - self.session.started, facts, found)
+        return Outcome(loss, correct, images, time.perf_counter() - self.session.started, facts, numbers)
 
     def _on_device(self, signals: Signals) -> list[Tensor]:
         """Return the scalars, float64, of all measured signals."""
@@ -295,19 +295,19 @@ class Client(LightningModule):
         return [value for values in tensors for value in values.flatten().unbind()]
 
     def _check_signals(self, signals: Mapping[str, float | Sequence[float]]) -> None:
-        """Raise BadUpdateError for a number that is not finite; one of a tensor has the tensor's name."""
+        """Raise BadUpdateError for a number that is not finite; the message names the signal, or the tensor."""
         for name, signal in signals.items():
             if isinstance(signal, int | float):
                 named = [(name, signal)]
             else:
                 entries = self.model.flat.shared_parameters
                 named = [(entry.name, value) for entry, value in zip(entries, signal, strict=True)]
-            for what, value in named:
+            for subject, value in named:
                 if not math.isfinite(value):
-                    raise BadUpdateError(f"client {self.client_name}, round {self.round + 1}: its {what} is {value}")
+                    raise BadUpdateError(f"client {self.client_name}, round {self.round + 1}: its {subject} is {value}")
 
     def leave(self) -> None:
-        """Free the memory of the session, whether it counts or not."""
+        """Free the memory of the session, whether or not its results count."""
         self.unload()
         for optimizer in self.session.optimizers.values():
             optimizer.release()  # its moments would occupy the device until the client's next round
@@ -325,17 +325,17 @@ class Client(LightningModule):
             f"({str(error).partition('.')[0]})"
         )
 
-    def _not_finite(self, what: str) -> BadUpdateError:
-        return self._bad_update(f"{what} are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
+    def _not_finite(self, subject: str) -> BadUpdateError:
+        return self._bad_update(f"{subject} are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
 
-    def _bad_update(self, what: str, lower: str, set_: str) -> BadUpdateError:
+    def _bad_update(self, problem: str, lower: str, set_: str) -> BadUpdateError:
         """Return an error that names the remedies for an update that cannot count."""
         return BadUpdateError(
-            f"client {self.client_name}, round {self.round + 1}: {what}; lower {lower}, set {set_}, "
+            f"client {self.client_name}, round {self.round + 1}: {problem}; lower {lower}, set {set_}, "
             "or leave such updates out with model.on_bad_update: skip_client"
         )
 
-    # -- what survives between rounds ----------------------------------------------------------------------------------
+    # -- state between rounds ------------------------------------------------------------------------------------------
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Keep a copy of ``tensor`` between rounds and in checkpoints.
@@ -344,7 +344,9 @@ class Client(LightningModule):
             ValueError: if name or type of the tensor cannot be stored.
         """
         if "/" in name or tensor.dtype not in STORABLE:
-            raise ValueError(f"{name}, {tensor.dtype}: give a name without a slash, and one of {list(STORABLE)}")
+            raise ValueError(
+                f"{name}, {tensor.dtype}: give a name without a slash, and one of the types {list(STORABLE)}"
+            )
         self.kept[name] = tensor.detach().clone()
 
     def load(self) -> None:
@@ -352,11 +354,11 @@ class Client(LightningModule):
         stored = self.private_state()
         self.model.seat(self.num_classes)
         self.model.private.copy_(stored.pop("state"), non_blocking=True)
-        # copies: methods may work in place, and the session may not count
+        # copies: methods may change them in place, and the session may be discarded
         self.kept = {n.removeprefix(_KEPT): t.to(self.device, non_blocking=True, copy=True) for n, t in stored.items()}
 
     def unload(self) -> None:
-        """Forget the kept tensors and the server's message."""
+        """Drop the kept tensors and the server's message."""
         self.kept = {}
         self.__dict__.pop("received", None)
 
@@ -365,7 +367,7 @@ class Client(LightningModule):
         return self.private_state()[_KEPT + name]
 
     def store_private(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Store private groups with the own head [num_private + own head], and kept tensors; older ones are gone."""
+        """Store private groups with the own head [num_private + own head], and kept tensors, in place of older ones."""
         self.store.write(self.client_name, {"state": state, **{_KEPT + name: tensor for name, tensor in kept.items()}})
 
     def private_state(self) -> dict[str, Tensor]:
@@ -378,17 +380,17 @@ class Client(LightningModule):
 
     @property
     def private(self) -> Tensor:
-        """The private groups of the model [num_private], without the own head, as they wait in the store."""
+        """The stored private groups of the model [num_private], without the own head."""
         return self.private_state()["state"][: self.model.initial_private.numel()]
 
     @property
     def head(self) -> Head | None:
-        """The own head as it waits in the store; None where heads are shared."""
+        """The stored own head; None where heads are shared."""
         if not self.model.has_own_heads:
             return None
         return self.model.head_of(self.private_state()["state"], self.num_classes)
 
-    # -- micro-batches -------------------------------------------------------------------------------------------------
+    # -- the current round ---------------------------------------------------------------------------------------------
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""
@@ -404,9 +406,9 @@ class Client(LightningModule):
         """E in this round."""
         return self.training_settings.epochs_in(self.round)
 
-    def plain_features(self, how: Extraction = PLAIN) -> Tensor:
+    def plain_features(self, extraction: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
-        features = extract_features(self.model.network, self.images.pixels, how, self.device)
+        features = extract_features(self.model.network, self.images.pixels, extraction, self.device)
         self.model.network.train()
         if not features.isfinite().all():
             raise self._not_finite("features")

@@ -19,11 +19,11 @@ class Extraction(Protocol):
 
     @property
     def layer(self) -> Literal["neck", "pool"]:
-        """Which feature."""
+        """The layer whose features are extracted."""
 
     @property
     def flip(self) -> bool:
-        """Whether that of the mirror image is added."""
+        """Whether the features of the mirror image are added."""
 
     @property
     def batch_size(self) -> int:
@@ -38,9 +38,9 @@ class _Plain:
 
 
 PLAIN: Extraction = _Plain()
-"""The neck's feature of the image as it is."""
+"""The neck's features, without the mirror image."""
 POOLED: Extraction = _Plain(layer="pool")
-"""The backbone's, pooled."""
+"""The backbone's pooled features, without the mirror image."""
 
 
 def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> slice:
@@ -73,8 +73,8 @@ def run_batches(
     """Run a network on a list of images, in float32.
 
     Batch boundaries depend only on the number of images: the last bits of matrix products vary with the number of rows.
-    ``network`` maps normalised images [B, 3, H, W] to [B, D], D being ``width``, in evaluation mode. Outputs of mirror
-    images are added if the settings say so. Returns float32 [n, D] on ``device``, where the network is.
+    ``network`` maps normalised images [B, 3, H, W] to [B, D], D being ``width``, in evaluation mode. With
+    ``settings.flip``, outputs of mirror images are added. Returns float32 [n, D] on ``device``, that of the network.
     """
     features = torch.empty(len(images), width, device=device)
     with torch.autocast(device.type, enabled=False):

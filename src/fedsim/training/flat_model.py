@@ -41,10 +41,10 @@ class Output(NamedTuple):
 
 
 class FlatModel:
-    """A rank's model, its flat buffer, the place of its guests' identity heads, and their optimizers.
+    """A rank's model, its flat buffer with room for a client's identity head, and the clients' optimizers.
 
-    The buffer is [shared | private | own head]: loading a client is one copy into each of two parts, and its upload is
-    one slice. Shared heads belong to the model; then there is no own head.
+    The buffer holds [shared | private | own head]: loading a client is one copy into each of two parts, and its upload
+    is one slice. Shared heads belong to the model; then there is no own head.
 
     The ``network`` is on its device. ``shared`` are the names of the tensors that are sent, ``groups`` the group of
     each tensor, and ``max_classes`` the identities of the largest label space among the clients.
@@ -57,15 +57,15 @@ class FlatModel:
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
-        """names of the tensors that are alike on all clients, and not in the buffer"""
+        """names of the tensors that are equal on all clients, and not in the buffer"""
         self.flat = FlatParameters(
             network, shared.__contains__, self._head_room(max_classes), frozenset(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
-        """[num_private] what every client starts from"""
-        # without initial weights: a replica is made in the middle of a session, whose random streams it must not move
+        """[num_private] the start of every client"""
+        # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
-        """the identity head: the shared one, or that of the client that was seated last"""
+        """the identity head: the shared one, or that of the seated client"""
         counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
         self._counters = [(counter, counter.clone()) for counter in counters]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
@@ -75,7 +75,7 @@ class FlatModel:
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
-        """Give the own head the size of a client's label space; its values are whatever lies in the buffer."""
+        """Give the own head the size of a client's label space; its values are those in the buffer."""
         self.num_classes = num_classes
         if self.has_own_heads:
             weight, bias = self._cut_head(self.flat.buffer[self.flat.num_model :], num_classes)
@@ -89,7 +89,7 @@ class FlatModel:
 
     @property
     def private(self) -> Tensor:
-        """All that belongs to the seated client alone, [num_private + own head]: a view."""
+        """The part that belongs to the seated client, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
 
     @property
@@ -98,7 +98,7 @@ class FlatModel:
         return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Load the global model [num_shared], and private tensors that the server has, too, by name."""
+        """Load the global model [num_shared], and private tensors that the server has, by name."""
         self.shared.copy_(vector)
         for entry in self.flat.entries:
             if entry.name in tensors:
@@ -107,7 +107,7 @@ class FlatModel:
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return :attr:`private` for a client that has not trained yet: a new tensor on the CPU.
 
-        ``num_classes`` is its Z; ``generator`` draws the weights of its head.
+        ``num_classes`` is its Z; ``generator`` samples the weights of its head.
         """
         state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
@@ -145,16 +145,16 @@ class FlatModel:
         return Output(Features(features.pool.float(), features.neck.float()), logits.float(), self.head.weight)
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
-        """Set up training as the settings of clients ask for it: memory formats, a backbone compiled for their batches.
+        """Prepare training by the clients' settings: the memory format, and a backbone compiled for their batches.
 
-        Weights stay as they are: the flat buffer, uploads and files have them in torch's usual order. Convolutions of
-        images in another order put their weights into it, too.
+        Weights stay in torch's usual order, in the flat buffer, uploads and files. Convolutions of images in another
+        order convert their weights to it.
         """
         settings = list(settings)
         self._channels_last = any(training.channels_last for training in settings)
-        asked = [training for training in settings if training.compile]
-        if asked:
-            sizes = {training.micro_batch or training.batch_size for training in asked}
+        compiled = [training for training in settings if training.compile]
+        if compiled:
+            sizes = {training.micro_batch or training.batch_size for training in compiled}
             self.network.compile_backbone({size for size in sizes if size is not None})
 
     def replica(self, role: str) -> FlatModel:
@@ -166,48 +166,51 @@ class FlatModel:
         """
         if role not in self._replicas:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
-            for (_, mine), (_, its) in zip(self._counters, new._counters, strict=True):
-                its.copy_(mine)  # what reset_counters() goes back to: not where this session has come to
+            for (_, initial), (_, initial_of_replica) in zip(self._counters, new._counters, strict=True):
+                initial_of_replica.copy_(initial)  # for reset_counters(): the copied network has this session's counts
             new._channels_last = self._channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
 
     def reset_counters(self) -> None:
-        """Set integer buffers, such as num_batches_tracked, back: they are nobody's state."""
+        """Reset integer buffers such as num_batches_tracked; no client owns them."""
         for counter, initial in self._counters:
             counter.copy_(initial)
 
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
-            rest = [*self.network.neck.named_parameters(prefix="neck"), *self.head.named_parameters(prefix="head")]
+            neck_and_head = [
+                *self.network.neck.named_parameters(prefix="neck"),
+                *self.head.named_parameters(prefix="head"),
+            ]
             backbone = list(self.network.backbone.named_parameters(prefix="backbone"))
             if self.network.pooling is not None:
                 backbone += self.network.pooling.named_parameters(prefix="pooling")
-            groups = [backbone, rest]
+            groups = [backbone, neck_and_head]
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """The random streams that the model's layers and those of its replicas draw from in this session."""
+        """The random streams of the model's layers, and of its replicas' layers, in this session."""
         return [g for model in (self, *self._replicas.values()) for g in model.network.generators]
 
     @cached_property
     def copy_stream(self) -> torch.cuda.Stream:
-        """The stream on which images are copied ahead: one for all sessions, whose memory can be used again."""
+        """The CUDA stream on which images are copied ahead: one for all sessions, so that its memory is reused."""
         return torch.cuda.Stream(self.device)
 
     @cached_property
     def graph_memory(self) -> GraphMemory:
-        """The memory of recorded training steps, which stays from session to session; only on GPUs."""
+        """The memory of captured training steps, which all sessions use; only on GPUs."""
         return GraphMemory(self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.flat.buffer.device
 
     @property
@@ -217,7 +220,7 @@ class FlatModel:
 
     @property
     def fixed_checksum(self) -> int | None:
-        """The same of the tensors that are not in the buffer; None: there are none."""
+        """The checksum of the tensors that are not in the buffer; None without such tensors."""
         return _hash(self._fixed_tensors) if self.fixed else None
 
     @property
@@ -240,8 +243,8 @@ class FlatModel:
         """Whether the whole backbone is shared, so that the server has a model that fedsim export can write."""
         return self.serves("pool")
 
-    def serves(self, layer: Literal["neck", "pool", "head"], known: Container[str] = ()) -> bool:
-        """Whether all tensors for the output of ``layer`` are shared, or ``known`` to the server by name.
+    def serves(self, layer: Literal["neck", "pool", "head"], names: Container[str] = ()) -> bool:
+        """Whether the server has all tensors for the output of ``layer``: shared ones, and those of these ``names``.
 
         Pooled features need no neck.
         """
@@ -249,12 +252,12 @@ class FlatModel:
             return False
         needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - BACKBONE)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
-        return all(entry.shared or entry.name in known for entry in needed)
+        return all(entry.shared or entry.name in names for entry in needed)
 
 
 def _hash(tensors: Iterable[Tensor]) -> int:
-    """Return 48 bits."""
-    found = hashlib.blake2b(digest_size=6)
+    """Return 48 bits of a hash of the tensors."""
+    hasher = hashlib.blake2b(digest_size=6)
     for tensor in tensors:
-        found.update(tensor.cpu().contiguous().numpy().tobytes())
-    return int.from_bytes(found.digest(), "big")
+        hasher.update(tensor.cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(hasher.digest(), "big")

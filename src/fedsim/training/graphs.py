@@ -1,13 +1,13 @@
-"""Training steps as CUDA graphs: recorded once in a session, then replayed, each by one launch of the host.
+"""Training steps as CUDA graphs: captured once in a session, then replayed, each by one launch of the host.
 
 A step of ResNet-50 is about 500 launches, for which the host needs as long as a large GPU for 32 images. A graph holds
-the addresses of tensors, so all that a step reads must stay where it is until the session ends: weights and moments do,
-the batch is copied to where the recorded one was, and the loss and the guesses are copied out. Tensors of the session
-(received model, mask, random stream) are in the graph, too: so each session records its own.
+the addresses of tensors, so all tensors that a step reads must keep their place until the session ends. Weights and
+moments do; the batch is copied into the captured one, and the loss and the guesses are copied out. Tensors of the
+session (received model, mask, random stream) are in the graph, too: so each session captures its own.
 
-Numbers of the host are in a graph as they were: shapes, learning rates. Where one changes, the step is recorded anew.
-Learning rates as tensors would need no new graph, but torch's SGD reads them back, which waits, and its fused Adam
-rounds them to float32: the numbers would not be those of the plain step.
+A graph holds the host's numbers at the time of capture: shapes, learning rates. If one changes, the step is captured
+again. Learning rates as tensors would need no new graph, but torch's SGD reads them back, for which the host waits, and
+its fused Adam rounds them to float32: the numbers would not be those of the plain step.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from fedsim.training.settings import ELEMENTWISE, LocalTraining
 log = logging.getLogger(__name__)
 
 WARM_UP = 3
-"""Plain steps before a model's first recording: libraries choose their kernels, optimizers make their moments. In later
+"""Plain steps before a model's first capture: libraries choose their kernels, optimizers make their moments. In later
 sessions one is enough."""
 
 
-class Visiting(Protocol):
-    """The view that recordings have of a session."""
+class HasSteps(Protocol):
+    """The part of a session that :class:`Replay` needs."""
 
     metrics: RunningMetrics
     report: Callable[[Tensor], None]
-    """is told the loss of each batch, a scalar"""
+    """called with the loss of each batch, a scalar"""
     optimizers: dict[str, LocalOptimizer]
 
 
 def why_plain(settings: LocalTraining, num_images: int, device: torch.device) -> str | None:
-    """Return why a client with so many images on ``device`` keeps plain steps; None: its steps can be recorded."""
+    """Return why a client with ``num_images`` images keeps plain steps on ``device``; None: it can capture them."""
     if device.type != "cuda":
         return "only GPUs have graphs"
     if settings.clusters:
@@ -52,108 +52,112 @@ def why_plain(settings: LocalTraining, num_images: int, device: torch.device) ->
         return "micro_batch cuts its batches"
     if settings.accumulate > 1:
         return "accumulate makes batches without a step"
-    made = type(settings.optimizer([torch.nn.Parameter(torch.zeros(1))]))
-    if made not in ELEMENTWISE:
-        return f"{made.__name__} may remember things on the host"
+    kind = type(settings.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+    if kind not in ELEMENTWISE:
+        return f"{kind.__name__} may keep state on the host"
     return None
 
 
-class _Noted(RunningMetrics):
-    """Stands in for the running metrics while a step is recorded: its tensors get their values with each replay."""
+class _CapturedMetrics(RunningMetrics):
+    """Replaces the running metrics while a step is captured: each replay writes the values of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]] = []
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
-        """Note a batch."""
+        """Keep the tensors of a batch."""
         self.calls.append((loss, guesses, labels, parts))
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """A recorded step, and what the host has to do beside it."""
+class _CapturedStep:
+    """A captured CUDA graph and its host-side bookkeeping."""
 
     key: object
-    """equal for all steps that it can stand for"""
+    """equal for all steps that the graph can replace"""
     graph: torch.cuda.CUDAGraph
     batch: Batch
-    """where the graph reads its images and labels"""
-    metrics: _Noted
+    """the images and labels that the graph reads"""
+    metrics: _CapturedMetrics
     losses: list[Tensor]
-    """that are reported"""
+    """the losses to report"""
     steps: list[tuple[LocalOptimizer, int]]
-    """of each optimizer"""
+    """number of steps of each optimizer"""
 
 
 class Replay:
-    """The steps of one session: plain at first, then recorded, then replayed, as long as nothing of the host changes.
+    """The steps of one session: plain at first, then captured, then replayed while the host's numbers stay the same.
 
     Args:
         session: counts batches.
-        model: whose steps they are; the graphs of its sessions share a pool of memory.
-        who: client and round, for the line that says why steps stay plain.
+        model: the model that is trained; the graphs of its sessions share a pool of memory.
+        session_name: client and round, for the warning that steps stay plain.
     """
 
-    def __init__(self, session: Visiting, model: FlatModel, who: str) -> None:
-        self._session, self._model, self._memory, self._who = session, model, model.graph_memory, who
-        self._recording: _Recording | None = None
+    def __init__(self, session: HasSteps, model: FlatModel, session_name: str) -> None:
+        self._session, self._model, self._memory = session, model, model.graph_memory
+        self._session_name = session_name
+        self._captured: _CapturedStep | None = None
         self._last: object = None
         """key of the last step, if that was plain"""
-        self._alike = 0
+        self._num_plain = 0
         """plain steps of that key until now"""
-        self._by: object = None
+        self._hooks: object = None
 
-    def take(self, batch: Batch, by: object, step: Callable[[Batch], None]) -> None:
-        """Train on a batch: ``step`` does so, as ``by`` says, which is the same object as long as it does the same."""
-        if by is not self._by:
-            self._by, self._last, self._recording = by, None, None
+    def take(self, batch: Batch, hooks: object, step: Callable[[Batch], None]) -> None:
+        """Train on a batch by ``step``, which calls ``hooks``; other hooks need another graph."""
+        if hooks is not self._hooks:
+            self._hooks, self._last, self._captured = hooks, None, None
         key = (_layout(batch), [(o.rates, o.num_resets) for o in self._session.optimizers.values()])
-        if self._recording is not None and self._recording.key == key:
-            for mine, given in zip(_tensors(self._recording.batch), _tensors(batch), strict=True):
-                mine.copy_(given)
-            self._replay(self._recording)
+        if self._captured is not None and self._captured.key == key:
+            for static, tensor in zip(_tensors(self._captured.batch), _tensors(batch), strict=True):
+                static.copy_(tensor)
+            self._replay(self._captured)
             return
         if key != self._last:
-            self._last, self._alike = key, 0
+            self._last, self._num_plain = key, 0
         enough = WARM_UP if self._memory.last is None else 1
-        if self._alike >= enough and not self._memory.gave_up and (new := self._record(key, batch, step)) is not None:
-            self._recording = new
-            self._replay(new)
+        ready = self._num_plain >= enough and not self._memory.gave_up
+        if ready and (captured := self._capture(key, batch, step)) is not None:
+            self._captured = captured
+            self._replay(captured)
             return
-        self._alike += 1
+        self._num_plain += 1
         self._memory.on_its_stream(lambda: step(batch))
 
-    def _record(self, key: object, batch: Batch, step: Callable[[Batch], None]) -> _Recording | None:
-        """Record a step without taking it; None, and a line, if that is not possible."""
-        session, own = self._session, _copied(batch)
+    def _capture(self, key: object, batch: Batch, step: Callable[[Batch], None]) -> _CapturedStep | None:
+        """Capture a step without taking it; None, and a warning, if that is not possible."""
+        session, static = self._session, _copied(batch)
         before = {optimizer: optimizer.num_steps for optimizer in session.optimizers.values()}
-        metrics, report, noted, losses = session.metrics, session.report, _Noted(), list[Tensor]()
-        session.metrics, session.report = noted, losses.append
+        metrics, report, captured, losses = session.metrics, session.report, _CapturedMetrics(), list[Tensor]()
+        session.metrics, session.report = captured, losses.append
         try:
-            graph = self._memory.record(self._model.generators, lambda: step(own))
-        except Exception as error:  # whatever a method does: its plain step shows whether that is a mistake
+            graph = self._memory.record(self._model.generators, lambda: step(static))
+        except Exception as error:  # any error of a method: its plain step shows whether the method is wrong
             for optimizer in before:
                 optimizer.forget_gradients()
             self._memory.gave_up = True
-            log.warning("model.client.graph: steps of %s and later ones stay plain: %s", self._who, _first_line(error))
+            log.warning(
+                "model.client.graph: steps of %s and later ones stay plain: %s", self._session_name, _first_line(error)
+            )
             return None
         finally:
             session.metrics, session.report = metrics, report
             steps = [(optimizer, optimizer.num_steps - count) for optimizer, count in before.items()]
             for optimizer, count in before.items():
                 optimizer.num_steps = count
-        return _Recording(key, graph, own, noted, losses, steps)
+        return _CapturedStep(key, graph, static, captured, losses, steps)
 
-    def _replay(self, recording: _Recording) -> None:
-        """Let the GPU take the recorded step, and do the host's part of it."""
+    def _replay(self, captured: _CapturedStep) -> None:
+        """Replay a captured step on the GPU, and update the host's counts."""
         self._last = None
-        recording.graph.replay()
-        for optimizer, steps in recording.steps:
+        captured.graph.replay()
+        for optimizer, steps in captured.steps:
             optimizer.num_steps += steps
-        for loss, guesses, labels, parts in recording.metrics.calls:  # copies: the next replay overwrites them
+        for loss, guesses, labels, parts in captured.metrics.calls:  # copies: the next replay overwrites them
             self._session.metrics.add(loss.clone(), guesses.clone(), labels.clone(), [part.clone() for part in parts])
-        for loss in recording.losses:
+        for loss in captured.losses:
             self._session.report(loss.clone())
 
 
@@ -162,12 +166,12 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 def _layout(batch: Batch) -> object:
-    """Return what must be equal for a batch to take another's place."""
+    """Return the layout of a batch: only a batch of equal layout can be copied into the captured one."""
     return [(tensor.shape, tensor.stride()) for tensor in _tensors(batch)], len(batch.views)
 
 
 def _copied(batch: Batch) -> Batch:
-    """Return a batch with tensors of its own: those of a batch are often views of a longer one."""
+    """Return a copy of a batch, whose tensors are often views of longer ones."""
     views = tuple(view.clone() for view in batch.views)
     return Batch(
         batch.images.clone(), batch.labels.clone(), views, None if batch.targets is None else batch.targets.clone()
@@ -175,7 +179,7 @@ def _copied(batch: Batch) -> Batch:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the beginning of the first error: the end of a recording that went wrong raises one of its own."""
+    """Return the first line of the first error: a failed capture raises another error at its end."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -25,22 +25,22 @@ class Download:
 
 
 class Measured(NamedTuple):
-    """A signal that is on the device: the host reads it with the results of the session, and does not wait for it."""
+    """A signal on the device: the host reads it with the results of the session, and does not wait for it alone."""
 
     values: Tensor
     """of any shape and type; of whole numbers below 2**53"""
     finish: Callable[[list[float]], float | list[float]] = lambda values: values[0]
-    """turns them, as one list, into the signal: by default the number that they are"""
+    """makes the signal from the list of values: by default it is the only value"""
 
     def read(self, values: list[float]) -> float | list[float]:
         """Return the signal; takes the numbers of :attr:`values` from the front of the list ``values``."""
-        own = values[: self.values.numel()]
-        del values[: len(own)]
-        return self.finish(own)
+        numbers = values[: self.values.numel()]
+        del values[: len(numbers)]
+        return self.finish(numbers)
 
 
 Signals = Mapping[str, float | Sequence[float] | Measured]
-"""name -> number of the client, or numbers of its tensors; or where these will come from"""
+"""name -> number of the client, or numbers of its parameter tensors; either may be :class:`Measured` on the device"""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Upload:
     the mean leaves out; padding between tensors is True. Running statistics are never pruned. None: no element is
     pruned"""
     is_new_mask: bool | Tensor = True
-    """whether the mask is sent: it differs from the mask of the client's last upload; or this, bool on the device"""
+    """whether the mask is sent, because it differs from that of the client's last upload; may be bool on the device"""
     zeros_count: bool = False
-    """whether pruned elements enter the mean as zeros instead"""
+    """whether pruned elements enter the mean as zeros, instead of being left out"""
 
     def on_host(self) -> Upload:
         """Return a copy in host memory; the host waits for the device once, for the vector, which comes last."""
@@ -73,7 +73,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Report:
-    """The server's knowledge about a client that returned an update."""
+    """The server's numbers about a client that returned an update."""
 
     num_images: int
     """n_k"""
@@ -86,7 +86,7 @@ class Report:
     loss: float = math.nan
     """mean training loss over the images; NaN before the client has trained"""
     accuracy: float = math.nan
-    """share of the training images that were classified right; NaN before the client has trained"""
+    """share of the training images that were classified correctly; NaN before the client has trained"""
     images: float = 0.0
     """images trained on, over all local epochs"""
     seconds: float = math.nan
@@ -105,9 +105,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Answers:
-    """The messages of the clients of one architecture whose updates count in the round, put together."""
+    """The combined messages of the clients of one architecture whose updates count in the round."""
 
     reports: Mapping[str, Report]
     """by client"""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """plain means of the tensors that they uploaded beside the vector, float32 on the device"""
+    """plain means of the tensors that they uploaded with the vector, float32 on the device"""

@@ -1,4 +1,4 @@
-"""Metric losses of the library pytorch-metric-learning, beside the losses of our own."""
+"""Metric losses of the library pytorch-metric-learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.models.reid import Features
 
-_WHERE = "model.objective.metric"
+_FIELD = "model.objective.metric"
 _CLASS_WEIGHTS = "W"
 """the library's name of the vectors of all classes, [D, Z], which some losses learn"""
 
@@ -28,8 +28,8 @@ class MetricLoss:
     """A loss on features and identities, named by its class.
 
     A loss that learns a vector for each identity (ArcFaceLoss, CosFaceLoss and others with a weight ``W``) takes the
-    rows of the identity head for it. So it has no weights of its own, and a client's head stays what it was: private,
-    or shared where heads are. Such losses take the place of the cross-entropy: set ``cross_entropy`` to 0.
+    rows of the identity head for it. So the loss has no weights of its own, and heads stay private or shared, as they
+    are without it. Such losses replace the cross-entropy: set ``cross_entropy`` to 0.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MetricLoss:
     """arguments of the class, such as {m: 0.25, gamma: 64} of CircleLoss"""
 
     def __post_init__(self) -> None:
-        positive(_WHERE, weight=self.weight)
+        positive(_FIELD, weight=self.weight)
         kind = _find(self.name)
         made: dict[tuple[int, ...] | None, nn.Module] = {}
         if not _has_class_weights(kind):  # wrong options are refused now, not in the first batch
@@ -51,7 +51,7 @@ class MetricLoss:
             _check_weights(self.name, made[None], {})
         elif self.features != "neck":
             raise ConfigError(
-                f"{_WHERE}.features: {self.name} compares with the head, whose input is the neck; set neck"
+                f"{_FIELD}.features: {self.name} compares with the head, whose input is the neck; set neck"
             )
         object.__setattr__(self, "_kind", kind)
         object.__setattr__(self, "_made", made)  # by Z and D where these matter
@@ -77,7 +77,7 @@ class MetricLoss:
         made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
         classes, width = head.shape
         if (classes, width) not in made:
-            with torch.random.fork_rng(devices=[]):  # it draws weights, which are never used
+            with torch.random.fork_rng(devices=[]):  # its random weights are never used
                 sized = self._make(self.__dict__["_kind"], {"num_classes": classes, "embedding_size": width})
             _check_weights(self.name, sized, {_CLASS_WEIGHTS: (width, classes)})
             made[classes, width] = sized
@@ -88,39 +88,39 @@ class MetricLoss:
             return kind(**sizes, **self.options)
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
-            raise ConfigError(f"{_WHERE}.options: {self.name} does not take these ({reason})") from error
+            raise ConfigError(f"{_FIELD}.options: {self.name} does not take these ({reason})") from error
 
 
 def _find(name: str) -> type[nn.Module]:
     """Return the class of this name; raise ConfigError if there is none."""
-    known: list[str] = []
+    names: list[str] = []
     if "." in name:
         path, _, last = name.rpartition(".")
         try:
-            found = getattr(import_module(path), last, None)
+            kind = getattr(import_module(path), last, None)
         except ImportError as error:
-            raise ConfigError(f"{_WHERE}.name: there is no module {path} ({error}); is it on PYTHONPATH?") from error
+            raise ConfigError(f"{_FIELD}.name: there is no module {path} ({error}); is it on PYTHONPATH?") from error
     else:
-        library = load_extra("pytorch_metric_learning.losses", _WHERE, "models")
-        found, known = getattr(library, name, None), [other for other in dir(library) if other.endswith("Loss")]
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        close = get_close_matches(name, known, n=3)
+        library = load_extra("pytorch_metric_learning.losses", _FIELD, "models")
+        kind, names = getattr(library, name, None), [loss for loss in dir(library) if loss.endswith("Loss")]
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        close = get_close_matches(name, names, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "give a class of pytorch_metric_learning.losses"
-        raise ConfigError(f"{_WHERE}.name: there is no loss {name}; {hint}")
-    return found
+        raise ConfigError(f"{_FIELD}.name: there is no loss {name}; {hint}")
+    return kind
 
 
 def _has_class_weights(kind: type[nn.Module]) -> bool:
-    """Whether a loss must know the number of identities."""
+    """Whether the constructor of a loss takes the number of identities."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return any("num_classes" in inspect.signature(constructor).parameters for constructor in constructors)
 
 
-def _check_weights(name: str, made: nn.Module, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ConfigError if a loss learns anything but ``wanted``, names and shapes."""
+def _check_weights(name: str, made: nn.Module, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ConfigError if a loss learns other weights than ``expected``, name -> shape."""
     shapes = {weight: tuple(tensor.shape) for weight, tensor in made.named_parameters()}
-    if shapes != wanted:
+    if shapes != expected:
         raise ConfigError(
-            f"{_WHERE}.name: {name} learns {', '.join(shapes) or 'nothing'}, which no client would keep; choose a loss "
+            f"{_FIELD}.name: {name} learns {', '.join(shapes) or 'nothing'}, which no client would keep; choose a loss "
             "without weights, or with one vector W for each identity"
         )

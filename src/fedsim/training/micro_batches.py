@@ -21,14 +21,14 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.optimizer import LocalOptimizer
 
 GRADIENT_GRID = 2.0**44
-"""Grid points per unit of gradients: they are smaller than weights, for which :data:`~fedsim.core.exact.GRID` is."""
+"""Grid points per unit of gradients. These are smaller than weights, which use :data:`~fedsim.core.exact.GRID`."""
 
 LARGEST_GRADIENT = 2.0**6
-"""Of a micro-batch. Weights of micro-batches sum to 1, so no sum of any of them has more than 2**50 grid points: it is
-exact."""
+"""Largest gradient of a micro-batch for which sums are exact: weights of micro-batches sum to 1, so that no sum of
+micro-batches exceeds 2**50 grid points."""
 
 LARGEST_CHANGE = 2.0**10
-"""The same of a micro-batch's change of running statistics, on the grid of uploads."""
+"""Largest change of running statistics in a micro-batch for which sums are exact, on the grid of uploads."""
 
 
 def cut(num_images: int, size: int) -> list[slice]:
@@ -52,11 +52,11 @@ class MicroBatch:
     number: int
     """among all micro-batches of the session"""
     weight: float
-    """its share of the batch's images; 0: another rank counts it, and this one has nothing else to do"""
+    """its share of the batch's images; 0: another rank counts it, and this rank has no micro-batch of the batch"""
     is_first: bool
-    """of those of the batch that this rank gets"""
+    """whether it is this rank's first one of the batch"""
     is_last: bool
-    """likewise"""
+    """whether it is this rank's last one of the batch"""
     is_whole: bool = False
     """whether the batch is one micro-batch: then there is nothing to sum, and all ranks of the rank group do the
     same"""
@@ -68,7 +68,7 @@ class MicroBatches:
     Args:
         size: images in a micro-batch.
         rank_group: the ranks that share the batches; None: this one has them all.
-        reseed: sets the random streams that layers draw from, by the number of the micro-batch.
+        reseed: sets the random streams of layers, by the number of the micro-batch.
     """
 
     def __init__(self, size: int, rank_group: RankGroup | None, reseed: Callable[[int], None]) -> None:
@@ -76,10 +76,10 @@ class MicroBatches:
         self.number = 0
         """micro-batches of the session so far, of all ranks"""
         self.models: dict[str, FlatModel] = {}
-        """those that train in this session, by role"""
+        """the models that train in this session, by role"""
         self.excess: Tensor | None = None
         """largest value in a micro-batch so far, as a share of the largest that is exact; a scalar on the device. It
-        does not depend on the rank that trains a micro-batch, so neither does the verdict"""
+        does not depend on the rank that trains a micro-batch"""
         self._gradients: dict[int, _GradientSum] = {}
         self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a micro-batch of it is trained
 
@@ -100,13 +100,13 @@ class MicroBatches:
             yield batch
             return
         place, count = (self.rank_group.place, self.rank_group.size) if self.rank_group else (0, 1)
-        mine = range(place, len(slices), count)
+        indices = range(place, len(slices), count)
         statistics = [_StatisticsSum(model) for model in self.models.values()]
         self._statistics = statistics
-        for index in mine or [0]:
-            weight = len(batch.labels[slices[index]]) / len(batch.labels) if mine else 0.0
-            is_last = not mine or index == mine[-1]
-            self.current = MicroBatch(first + index, weight, is_first=index == place or not mine, is_last=is_last)
+        for index in indices or [0]:
+            weight = len(batch.labels[slices[index]]) / len(batch.labels) if indices else 0.0
+            is_first, is_last = index == place or not indices, not indices or index == indices[-1]
+            self.current = MicroBatch(first + index, weight, is_first=is_first, is_last=is_last)
             self._reseed(first + index)
             for running in statistics:
                 running.restart()
@@ -114,10 +114,9 @@ class MicroBatches:
             self.settle()
 
     def settle(self) -> None:
-        """Count the running statistics of the micro-batch that was trained; after a batch's last micro-batch, sum them.
+        """Add the running statistics of the last micro-batch; after the last one of a batch, sum them over the ranks.
 
-        A method that leaves the loop over batches after a step does not come back for the next one: so this is called
-        after training, too.
+        It is also called after training, because a method may leave the loop over batches after a step.
         """
         statistics = self._statistics
         if statistics is None:
@@ -149,15 +148,13 @@ class MicroBatches:
         if not micro_batch.is_last:
             return False
         self._sum(gradient.total)
-        if (
-            self.rank_group is not None and not optimizer.is_flat
-        ):  # flat steps need a gradient of every parameter anyway
-            self.rank_group.sum_(gradient.given)
+        if self.rank_group is not None and not optimizer.is_flat:  # flat steps have a gradient of every parameter
+            self.rank_group.sum_(gradient.num_gradients)
         gradient.finish()
         return True
 
     def _watch(self, tensors: Sequence[Tensor], limit: float) -> None:
-        """Note how close to the ``limit`` the addends of a micro-batch come; the host does not wait."""
+        """Keep the largest addend of a micro-batch, as a share of the ``limit``; the host does not wait."""
         if tensors:
             excess = nn.utils.get_total_norm(tensors, float("inf")) / limit
             self.excess = excess if self.excess is None else torch.maximum(self.excess, excess)
@@ -174,7 +171,7 @@ class _GradientSum:
         self.parameters = optimizer.parameters
         sizes = [parameter.numel() for parameter in self.parameters]
         self.total = torch.zeros(sum(sizes), dtype=torch.float64, device=optimizer.flat.buffer.device)
-        self.given = torch.zeros(len(sizes), dtype=torch.float64)
+        self.num_gradients = torch.zeros(len(sizes), dtype=torch.float64)
         """for each parameter, the number of micro-batches that gave a gradient; on the CPU"""
         self._parts = self.total.split(sizes)
         self._before: list[Tensor | None] = []
@@ -182,28 +179,26 @@ class _GradientSum:
     def begin(self) -> None:
         """Begin a batch: set the gradients of earlier batches of the same step aside."""
         self.total.zero_()
-        self.given.zero_()
+        self.num_gradients.zero_()
         self._before = [parameter.grad for parameter in self.parameters]
         self._clear()
 
     def add(self, weight: float) -> list[Tensor]:
-        """Add a micro-batch's gradients; they are taken from the parameters, and returned."""
+        """Add a micro-batch's gradients, clear those of the parameters, and return them."""
         gradients = []
         for number, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
             if parameter.grad is not None:
                 accumulate(part, weight, parameter.grad.flatten(), GRADIENT_GRID)
-                self.given[number] += 1
+                self.num_gradients[number] += 1
                 gradients.append(parameter.grad)
         self._clear()
         return gradients
 
     def finish(self) -> None:
-        """Let parameters have the gradient of the batch, and of those before it in the same step."""
-        given = self.given.tolist()
-        for parameter, part, micro_batches, before in zip(
-            self.parameters, self._parts, given, self._before, strict=True
-        ):
-            if micro_batches:
+        """Set the parameters' gradients: the batch's, plus those of earlier batches of the same step."""
+        counts = self.num_gradients.tolist()
+        for parameter, part, count, before in zip(self.parameters, self._parts, counts, self._before, strict=True):
+            if count:
                 gradient = (part / GRADIENT_GRID).to(torch.float32).view_as(parameter)
                 parameter.grad = gradient if before is None else before.add_(gradient)
             else:
@@ -235,7 +230,7 @@ class _StatisticsSum:
         return changes
 
     def finish(self) -> None:
-        """Let the model have the sum."""
+        """Write the sum into the model."""
         for view, start, total in zip(self._views, self._start, self.totals, strict=True):
             view.copy_(start + total / GRID)
 

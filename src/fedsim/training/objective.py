@@ -20,7 +20,7 @@ from fedsim.training.metric_loss import MetricLoss
 def supervised_loss(objective: Objective, output: Output, batch: Batch, centers: Tensor | None = None) -> ScoredBatch:
     """Return the loss of a batch: ``sum over terms t of w_t L_t``, with the weights ``Objective.weights``.
 
-    It is a pure function: it changes nothing that it is given. ``centers`` [Z, D] float32 are those of center loss,
+    It is a pure function: it changes none of its arguments. ``centers`` [Z, D] float32 are those of center loss,
     D the width of its features; without center loss they are unused. :mod:`fedsim.training.centers` moves them.
     """
     weights, terms = objective.weights, loss_terms(objective, output, batch, centers)
@@ -110,7 +110,7 @@ class Objective:
     def head_std(self) -> float:
         """The deviation of the weights of a new identity head: 1, as the library has it, where only angles count.
 
-        Their gradient is the larger the shorter a row of the head is: from rows of length 0.02 it would be thousands.
+        Shorter rows of the head have larger gradients: of rows of length 0.02 these would be thousands.
         """
         return 1.0 if self.metric is not None and self.metric.compares_with_head else HEAD_STD
 
@@ -118,13 +118,16 @@ class Objective:
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
         not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet, margin=self.margin)
         if self.cross_entropy == self.triplet == 0 and self.metric is None:
-            also = "" if self.center is None else ", and center loss alone draws all features to one point"
-            raise ConfigError(f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}")
+            also = "" if self.center is None else ", and center loss alone pulls all features to one point"
+            raise ConfigError(
+                f"model.objective: cross_entropy and triplet are both 0; nothing would be learnt{also}; "
+                "set one of them above 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenterLoss:
-    """Center loss: features are drawn to a center for each identity, which follows them (Wen et al., ECCV 2016).
+    """Center loss: features are pulled to a center for each identity, which follows them (Wen et al., ECCV 2016).
 
     Each client has centers of its own, which stay with it. They start at 0, and move with every batch.
     """

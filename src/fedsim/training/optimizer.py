@@ -1,4 +1,4 @@
-"""The optimizer of local training: made once, reset for each client, stepping few long vectors where it can."""
+"""The optimizer of local training: it is made once, reset for each client, and may step a few long vectors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedsim.functional.weighting import sgd_normaliser
 from fedsim.training.settings import ELEMENTWISE, LocalTraining
 
 _NUMBERS = ("step", "mu_product")
-"""Names of an optimizer's numbers; all else that it remembers has the shape of a parameter."""
+"""Names of the scalars in an optimizer's state; all other entries have the shape of a parameter."""
 
 _WORTHWHILE = 2
-"""Tensors that a segment must join on average: gradients are added into a flat buffer, which is not free."""
+"""Smallest mean number of parameters per segment for flat steps: adding gradients into a flat buffer takes time."""
 
 _SMALL = 2**14
-"""Elements that parameters have on average, at most, where a flat step is faster: larger ones gain less by one call for
-all than they lose by the addition of each gradient to a flat buffer, and by its clearing."""
+"""Largest mean number of elements per parameter for which flat steps are faster. Larger parameters gain less by the
+single call than they lose by adding each gradient to a flat buffer and clearing that."""
 
 _BETTER_FUSED = (Adam, AdamW)
-"""Optimizers whose many operations on lists of tensors are one on GPUs, if they are fused."""
+"""Optimizers that are faster fused on GPUs: one kernel replaces many operations on lists of tensors."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -35,13 +35,13 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 class LocalOptimizer:
     """The optimizer of a client's model: two optimizers in one.
 
-    The plain one steps tensor by tensor. The flat one steps *segments*: runs of parameters with one learning rate that
-    lie side by side in the flat buffer; a model has two to four. Gradients are then views of one buffer, too. The flat
-    one runs if the optimizer works element by element and every parameter got a gradient in the session's first batch:
-    a parameter without one must not be decayed. Both give the same bits if every parameter gets a gradient in every
-    batch; a network that leaves layers out at random needs ``flat_step: false``.
+    The plain one steps tensor by tensor. The flat one steps *segments*: consecutive parameters of the flat buffer that
+    have one learning rate; a model has two to four. Gradients are then views of one buffer, too. The flat one is used
+    if the optimizer works element by element and every parameter got a gradient in the session's first batch, because
+    a parameter without a gradient must not be decayed. Both give the same bits if every parameter gets a gradient in
+    every batch; a network that leaves layers out at random needs ``flat_step: false``.
 
-    Flat steps pay where parameters are many and small: they save calls, and cost an addition of each gradient to the
+    Flat steps are faster for many small parameters: they save calls, and cost an addition of each gradient to the
     buffer. On GPUs plain steps take fewer launches, by kernels on lists of tensors; there Adam and AdamW are fused.
 
     ``groups`` are two groups of named parameters: the backbone, and neck with head. They lie in the buffer ``flat``,
@@ -63,14 +63,14 @@ class LocalOptimizer:
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None
         self._round = 0
-        self._earlier: Mapping[str, Tensor] = {}
+        self._earlier_state: Mapping[str, Tensor] = {}
         self.num_steps = 0
-        """in this session"""
+        """steps in this session"""
         self.num_resets = 0
-        """since it was made"""
+        """resets since the optimizer was made"""
 
     def reset(self, round_: int) -> None:
-        """Forget the last session: no state, no gradients, learning rates of round ``round_``."""
+        """Begin a session: without state and gradients, with the learning rates of round ``round_``."""
         self._round = round_
         for optimizer in self._optimizers:
             optimizer.reset(self.settings.rate_factor(round_))
@@ -78,25 +78,25 @@ class LocalOptimizer:
         self.num_resets += 1
         self.release()
 
-    def resume(self, state: Mapping[str, Tensor]) -> None:
-        """Let this session's first step go on from the state of an earlier session."""
-        self._earlier = state
+    def continue_from(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from the :meth:`state` of an earlier session: the first step loads it."""
+        self._earlier_state = state
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the session's steps leave, by torch's names: each [N] in the order of the flat buffer.
+        """Return the state after the session's steps, by torch's names: each [N] in the order of the flat buffer.
 
-        Numbers of a parameter fill its elements. Flat steps leave what plain ones do.
+        A scalar of a parameter fills the parameter's elements. Flat and plain steps have the same state.
         """
         if self.num_steps == 0:
-            return dict(self._earlier)
+            return dict(self._earlier_state)
         length = max(self.flat.place_of(p) + aligned(p.numel()) for p in self.parameters)
         state: dict[str, Tensor] = {}
-        for remembered, _, span in self._pieces():
-            for name, value in remembered.items():
+        for moments, _, span in self._stepped_tensors():
+            for name, value in moments.items():
                 if isinstance(value, Tensor):
                     vector = state.setdefault(name, self.flat.buffer.new_zeros(length))
                     vector[span] = value.flatten()
-        if self._views is not None:  # flat steps number the padding between parameters, too
+        if self._views is not None:  # flat steps have a state of the padding between parameters, too
             gaps = torch.ones(length, dtype=torch.bool, device=self.flat.buffer.device)
             for parameter in self.parameters:
                 gaps[self.flat.place_of(parameter) :][: parameter.numel()] = False
@@ -104,7 +104,7 @@ class LocalOptimizer:
                 vector.masked_fill_(gaps, 0)
         return state
 
-    def _pieces(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
+    def _stepped_tensors(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
         """Yield for each tensor that is stepped: its moments, the tensor, and its elements of the buffer."""
         if self._views is None:
             for parameter in self.parameters:
@@ -114,41 +114,41 @@ class LocalOptimizer:
             for segment in self._segments:
                 yield self._flat_optimizer.optimizer.state[segment.vector], segment.vector, slice(*segment.span())
 
-    def _go_on(self) -> None:
-        """Give the session's optimizer its earlier state, but for parameters that it never stepped."""
+    def _load_earlier_state(self) -> None:
+        """Load the earlier state into the session's optimizer, except for parameters that were never stepped."""
         options = self.configured.param_groups[0]
         on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
-        pieces = [
-            (remembered, tensor, {name: vector[span] for name, vector in self._earlier.items()})
-            for remembered, tensor, span in self._pieces()
+        stepped = [
+            (moments, tensor, {name: vector[span] for name, vector in self._earlier_state.items()})
+            for moments, tensor, span in self._stepped_tensors()
         ]
-        anything = [torch.stack([values.any() for values in own.values()]).any() for *_, own in pieces]
-        was_stepped = torch.stack(anything).tolist() if anything else []  # the host waits for the device once
-        for (remembered, tensor, own), known in zip(pieces, was_stepped, strict=True):
-            if not known:
+        nonzero = [torch.stack([values.any() for values in earlier.values()]).any() for *_, earlier in stepped]
+        has_state = torch.stack(nonzero).tolist() if nonzero else []  # the host waits for the device once
+        for (moments, tensor, earlier), was_stepped in zip(stepped, has_state, strict=True):
+            if not was_stepped:
                 continue
-            for name, values in own.items():
+            for name, values in earlier.items():
                 if name in _NUMBERS:
-                    remembered[name] = values[0].to(tensor.device if on_device else "cpu", copy=True)
+                    moments[name] = values[0].to(tensor.device if on_device else "cpu", copy=True)
                 else:
-                    remembered[name] = values.view(tensor.shape).clone()
-        self._earlier = {}
+                    moments[name] = values.view(tensor.shape).clone()
+        self._earlier_state = {}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Take the learning rates of a local epoch, where those change within the round."""
+        """Set the learning rates of a local epoch, if they change within the round."""
         if self.settings.long_round is not None:
             for optimizer in self._optimizers:
                 optimizer.scale(self.settings.rate_factor(self._round, epoch))
 
     def release(self) -> None:
-        """Give the memory of moments and gradients back."""
-        self._views, self._earlier = None, {}
+        """Free the memory of moments and gradients."""
+        self._views, self._earlier_state = None, {}
         for optimizer in self._optimizers:
             optimizer.clear()
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Go back to where the last step left gradients."""
+        """Drop the gradients since the last step: each becomes its view of the flat buffer again, or None."""
         views: Sequence[Tensor | None] = self._views or [None] * len(self.parameters)
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view
@@ -166,28 +166,28 @@ class LocalOptimizer:
 
     @property
     def configured(self) -> Optimizer:
-        """The torch optimizer as the settings make it: to look at its class and options, not to step."""
+        """The torch optimizer of the settings, for its class and options; do not step it."""
         return self._plain.optimizer
 
     @property
     def _is_faster_flat(self) -> bool:
-        """Whether flat steps take less time than plain ones, as far as one can tell before."""
+        """Whether flat steps are expected to take less time than plain ones."""
         is_small = sum(p.numel() for p in self.parameters) <= _SMALL * len(self.parameters)
         return self.flat.buffer.is_cpu and is_small
 
     @property
     def is_flat(self) -> bool:
-        """Whether this session's steps are flat; known after the first."""
+        """Whether this session's steps are flat; the first step decides."""
         return self._views is not None
 
     def step(self) -> None:
-        """Step all parameters by their gradients, and clear those."""
+        """Step all parameters, and clear their gradients."""
         if self.num_steps == 0 and self._flat_optimizer is not None:
             gradients = [parameter.grad for parameter in self.parameters]
             if all(gradient is not None and gradient.layout is torch.strided for gradient in gradients):
                 self._flatten_gradients()
-        if self._earlier:
-            self._go_on()
+        if self._earlier_state:
+            self._load_earlier_state()
         self.num_steps += 1
         if self._views is None:
             self._plain.step()
@@ -197,9 +197,9 @@ class LocalOptimizer:
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.grad is None or not parameter.requires_grad:
                 raise ConfigError(
-                    "model.client.flat_step: a parameter was frozen in the middle of a session; set it to false"
+                    "model.client.flat_step: a parameter was frozen in the middle of a session; set flat_step to false"
                 )
-            if parameter.grad is not view:  # somebody put another tensor in its place
+            if parameter.grad is not view:  # a method or a hook has replaced it
                 view.copy_(parameter.grad)
                 parameter.grad = view
         self._flat_optimizer.step()
@@ -229,8 +229,8 @@ class LocalOptimizer:
     def mean_gradient(self, start: Tensor) -> Tensor:
         """Return ``(start - now) / (norm of a * rate)`` [n]: the session's mean gradient, if SGD took the steps.
 
-        Steps without momentum count alike, and the norm of a is their number. With momentum, earlier gradients count
-        more often (:attr:`normaliser`), and the mean is a weighted one. ``start`` [n] are the first elements of the
+        Without momentum all steps count equally, and the norm of a is their number. With momentum, earlier gradients
+        count more (:attr:`normaliser`), and the mean is a weighted one. ``start`` [n] are the first elements of the
         flat buffer before the first step. Without training, the mean is 0.
         """
         mean = torch.zeros_like(start)
@@ -243,28 +243,28 @@ class LocalOptimizer:
         return mean
 
     def check_counts(self, method: str) -> None:
-        """Raise ConfigError, naming the method that asks, unless :attr:`normaliser` holds for this optimizer."""
+        """Raise ConfigError, naming ``method``, unless :attr:`normaliser` holds for this optimizer."""
         if type(self.configured) is not SGD or self.configured.param_groups[0]["dampening"]:
-            raise ConfigError(f"model.client.optimizer: {method} knows torch.optim.SGD without dampening; choose that")
+            raise ConfigError(f"model.client.optimizer: {method} needs torch.optim.SGD without dampening; choose it")
         if self.settings.optimizer_state == "keep":
             raise ConfigError(
-                f"model.client.optimizer_state: {method} counts the gradients of a round alone; set it to reset"
+                f"model.client.optimizer_state: {method} counts the gradients of a single round; set it to reset"
             )
 
     @property
     def normaliser(self) -> float:
-        """FedNova's norm of a: how often the session's steps, of SGD without dampening, count a gradient."""
+        """FedNova's norm of a: the summed factors of all gradients in the session's steps (SGD without dampening)."""
         options = self.configured.param_groups[0]
         return sgd_normaliser(self.num_steps, options["momentum"], options["nesterov"])
 
     def _flatten_gradients(self) -> None:
-        """Move the first batch's gradients into one buffer, of which all later ones are views."""
+        """Move the first batch's gradients into one buffer; all later gradients are views of it."""
         gradients = self.flat.gradients.zero_()
         self._views = []
         for parameter in self.parameters:
             offset = self.flat.place_of(parameter)
             view = gradients[offset : offset + parameter.numel()].view(parameter.shape)
-            assert parameter.grad is not None  # step() saw to it
+            assert parameter.grad is not None  # checked by step()
             view.copy_(parameter.grad)
             parameter.grad = view
             self._views.append(view)
@@ -276,14 +276,14 @@ class LocalOptimizer:
 
 
 class _Segment:
-    """Parameters that lie side by side in the flat buffer and have one learning rate."""
+    """Consecutive parameters of the flat buffer that have one learning rate."""
 
     def __init__(self, group: int, start: int, parameters: list[nn.Parameter]) -> None:
         self.group, self.start, self.parameters = group, start, parameters
         self.vector = nn.Parameter(torch.empty(0, device=parameters[0].device))
 
     def span(self) -> tuple[int, int]:
-        """First and last element; own heads differ in length from client to client."""
+        """Return the first element and the end; own heads differ in length from client to client."""
         return self.start, self.start + sum(aligned(p.numel()) for p in self.parameters)
 
 
@@ -300,20 +300,22 @@ def _segments(flat: FlatParameters, groups: Sequence[Sequence[nn.Parameter]]) ->
 
 
 class _Resettable:
-    """A torch optimizer that can go back to its beginning."""
+    """A torch optimizer that can return to its initial state."""
 
     def __init__(self, settings: LocalTraining, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         self._settings, self._parameters = settings, groups
         self._make()
-        own_rates = (None, settings.head_lr)
-        self._rates = [group["lr"] if own is None else own for group, own in zip(self.groups, own_rates, strict=True)]
+        set_rates = (None, settings.head_lr)
+        self._rates = [
+            group["lr"] if rate is None else rate for group, rate in zip(self.groups, set_rates, strict=True)
+        ]
         self._options = [copy.deepcopy({k: v for k, v in g.items() if k != "params"}) for g in self.groups]
-        # foreign optimizers may remember things elsewhere, and Adagrad begins with a state
+        # other optimizers may keep state elsewhere, and Adagrad begins with a state
         self._can_be_cleared = type(self.optimizer) in ELEMENTWISE and not self.optimizer.state
         self._bare_step = inspect.unwrap(type(self.optimizer).step)
 
     def _make(self) -> None:
-        """Make the optimizer; it steps the groups that have parameters, in the way that is best on their device."""
+        """Make the optimizer; it steps the groups that have parameters, in the fastest way on their device."""
         self.optimizer: Optimizer = self._settings.optimizer([{"params": list(group)} for group in self._parameters])
         self.groups = self.optimizer.param_groups
         """one for each in the constructor's ``groups``"""
@@ -321,14 +323,14 @@ class _Resettable:
         for group in self.optimizer.param_groups:
             if self._settings.graph and "capturable" in group and all(p.is_cuda for p in group["params"]):
                 group["capturable"] = True  # the number of steps is on the device, where graphs can count
-            is_open = group.get("foreach", 0) is None and not group.get("fused")  # the user has no wish
+            is_open = group.get("foreach", 0) is None and not group.get("fused")  # not set by the user
             if is_open and all(p.is_cpu for p in group["params"]):
-                group["foreach"] = False  # what torch would choose at each step
+                group["foreach"] = False  # torch's choice at each step
             elif is_open and type(self.optimizer) in _BETTER_FUSED and group["fused"] is None:
                 group["fused"] = not group["differentiable"] and all(p.is_cuda for p in group["params"])
 
     def reset(self, factor: float) -> None:
-        """Start anew, with ``factor`` on all learning rates."""
+        """Return to the initial state, with ``factor`` on all learning rates."""
         if self._can_be_cleared:
             self.optimizer.state.clear()
         else:
@@ -338,12 +340,12 @@ class _Resettable:
         self.scale(factor)
 
     def scale(self, factor: float) -> None:
-        """Set all learning rates to ``factor`` times what they are configured as."""
+        """Set all learning rates to ``factor`` times their configured values."""
         for group, rate in zip(self.groups, self._rates, strict=True):
             group["lr"] = factor * rate
 
     def step(self) -> None:
-        """Take a step, of torch's own optimizers without their profiling wrapper: it takes as long as a small step."""
+        """Take a step; skip the profiling wrapper of torch's own optimizers, which takes as long as a small step."""
         if self._can_be_cleared:
             with torch.no_grad():
                 self._bare_step(self.optimizer)

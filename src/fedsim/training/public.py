@@ -24,10 +24,10 @@ class PublicImages:
         return len(self.images)
 
     def batches(self, round_: int, size: int, augmented: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the images once, in the random order of round ``round_``, alike for clients and server.
+        """Yield all images once, in the random order of round ``round_``, equally for clients and server.
 
-        Yields (index [b] int64 into the images, normalised images [b, 3, H, W] on the device), ``size`` at a time:
-        ``augmented`` as in training, drawn for the round, or as they are.
+        Yields (index [b] int64 into the images, normalised images [b, 3, H, W] on the device), ``size`` at a time.
+        They are ``augmented`` as in training, by the random stream of the round, or as they are.
         """
         order = torch.randperm(len(self.images), generator=torch_generator(self._seed, round_, "public order"))
         stream = torch_generator(self._seed, round_, "public augment", device=self._device)

@@ -1,4 +1,4 @@
-"""Losses and right guesses of a session's batches, which stay on the device until somebody reads them."""
+"""Running loss and accuracy of a client, kept on the device until read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsim.training.micro_batches import MicroBatches
 
 
 class RunningMetrics:
-    """Sums over a client's batches. They stay on the device until somebody reads them, so no batch waits.
+    """Sums over a client's batches. They stay on the device until they are read, so the host does not wait for batches.
 
     Where batches are cut, each of the ``micro_batches`` counts like a batch, also those that other ranks train.
     """
@@ -39,7 +39,7 @@ class RunningMetrics:
                 return
             number = self._micro_batches.current.number
             assert number not in self._numbers[-1:], (
-                "a micro-batch is counted twice: let the method require whole_batches"
+                "a micro-batch is counted twice: the method must require whole_batches"
             )
             self._numbers.append(number)
         self._losses.append(loss)
@@ -54,15 +54,15 @@ class RunningMetrics:
         return [(count, len(labels)) for count, (_, labels) in zip(right, pairs, strict=True)]
 
     def right(self) -> Tensor:
-        """Return how many images were classified right and how many there were, [2] float64; the host does not wait."""
+        """Return the number of correct guesses and the number of images, [2] float64; the host does not wait."""
         images = sum(len(labels) for labels in self._labels)
         device = self._labels[0].device if self._labels else None
-        found = torch.full((2,), float(images), dtype=torch.float64, device=device)
+        counts = torch.full((2,), float(images), dtype=torch.float64, device=device)
         if self._labels:
-            found[0] = (torch.cat(self._guesses) == torch.cat(self._labels)).sum()
+            counts[0] = (torch.cat(self._guesses) == torch.cat(self._labels)).sum()
         if self._micro_batches is not None and self._micro_batches.rank_group is not None:
-            found = self._micro_batches.rank_group.sum_(found.cpu())  # a rank without micro-batches knows no device
-        return found
+            counts = self._micro_batches.rank_group.sum_(counts.cpu())  # a rank without micro-batches has no device
+        return counts
 
     def read(self, more: Sequence[Tensor]) -> tuple[float, float, float, list[float]]:
         """Wait for the device, once; return sum of losses over images, correct images, images, and ``more`` scalars."""
@@ -83,7 +83,7 @@ class RunningMetrics:
             correct, sizes, means = self._of_all_ranks(
                 self._micro_batches.rank_group, self._micro_batches.number, correct, sizes, means
             )
-        sums = [sum(mean * size for mean, size in zip(of_one, sizes, strict=True)) for of_one in means]
+        sums = [sum(mean * size for mean, size in zip(part, sizes, strict=True)) for part in means]
         loss, *parts = sums or [0.0]
         self.parts = [part / sum(sizes) for part in parts]
         return loss, correct, sum(sizes), values[len(columns) * len(self._losses) :]
@@ -96,18 +96,18 @@ class RunningMetrics:
         sizes: list[float],
         means: list[list[float]],
     ) -> tuple[float, list[float], list[list[float]]]:
-        """Return the same of all ranks of a rank group, in the order in which one rank would have them."""
-        table, others = (
+        """Return these numbers of all ranks of a rank group, in the order in which a single rank would have them."""
+        table, scalars = (
             torch.zeros(n, dtype=torch.float64)
             for n in ((2 + self._num_parts) * num_micro_batches, 1 + rank_group.size)
         )
         rows = table.view(2 + self._num_parts, num_micro_batches)
         if sizes:
             rows[:, self._numbers] = torch.tensor([sizes, *means], dtype=torch.float64)
-        others[0], others[1 + rank_group.place] = correct, self.excess
-        together = rank_group.sum_(torch.cat([table, others]))
-        table.copy_(together[: len(table)])
-        correct, *excess = together[len(table) :].tolist()
+        scalars[0], scalars[1 + rank_group.place] = correct, self.excess
+        total = rank_group.sum_(torch.cat([table, scalars]))
+        table.copy_(total[: len(table)])
+        correct, *excess = total[len(table) :].tolist()
         self.excess = max(excess)
         sizes, *means = rows[:, rows[0] > 0].tolist()
         return correct, sizes, means

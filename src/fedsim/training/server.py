@@ -16,11 +16,11 @@ from fedsim.training.public import PublicImages
 
 
 class Server(nn.Module):
-    """The global model: a flat vector per architecture. ``state_dict()`` is exactly that.
+    """The global model: a flat vector per architecture. ``state_dict()`` contains only these vectors.
 
     It begins with the weights of the resident ``models``, by architecture. ``archs`` has the architecture of every
     client, ``augmentation`` is that of training images, and ``seed`` the run's. ``num_public``, the number of public
-    images, is known before they are decoded.
+    images, is set before they are decoded.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Server(nn.Module):
         self.round = 0
         """the current round, from 0"""
         self.answers: Mapping[str, Answers] = {}
-        """by architecture: of the last round, without architectures in which nobody returned an update"""
+        """by architecture: of the last round, without architectures in which no client returned an update"""
         self.kept: dict[str, dict[str, Tensor]] = {arch: {} for arch in models}
-        """architecture -> what the method remembers between rounds, by name; see :meth:`keep`"""
+        """architecture -> tensors that the method keeps between rounds, by name; see :meth:`keep`"""
         self.public: PublicImages | None = None
         """unlabelled images that the server may use, once they are decoded"""
         self.vectors = nn.ParameterDict({a: models[a].shared.cpu().clone() for a in sorted(models)})
@@ -103,7 +103,7 @@ class Server(nn.Module):
         before = {arch: self.vector(arch)[index] for arch, index in held.items()}
         means = {arch: self._between(arch, mean, (sizes or {}).get(arch, 1.0)) for arch, mean in means.items()}
         for arch, mean in means.items():
-            steps = exact[arch] != slice(None)  # else the optimizer has nothing to do but to count
+            steps = exact[arch] != slice(None)  # otherwise the optimizer only counts its steps
             gradient = self.vector(arch) - mean if steps else None
             if gradient is not None and arch in held:
                 gradient[held[arch]] = 0.0

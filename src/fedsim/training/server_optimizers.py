@@ -25,7 +25,7 @@ class _AdaptiveServer(Optimizer):
     def __init__(
         self, params: ParamsT, lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
     ) -> None:
-        if lr < 0:  # in the words of torch's optimizers, as fedsim's settings expect them
+        if lr < 0:  # the messages of torch's optimizers, which fedsim's settings parse
             raise ValueError(f"Invalid learning rate: {lr}")
         for index, beta in enumerate(betas):
             if not 0 <= beta < 1:

@@ -55,10 +55,14 @@ class Outcome(NamedTuple):
 
 
 class ClientSession:
-    """A client's stay in the rank's model during one round; no module, as attributes of modules are slow to set.
+    """The local training of one client in one round.
 
-    ``stream`` returns a random stream of this client and round, by purpose and device; ``reseed`` sets those of layers,
-    for each micro-batch of a batch; ``report`` is told each batch's loss, a scalar. See
+    It owns what ends with the round: running metrics, progress, optimizers, micro-batches, captured steps and the
+    random streams of batches. The :class:`Client` owns what lasts: data, settings, private state and kept tensors. A
+    session is no ``nn.Module``, because attributes of modules are slow to set.
+
+    ``stream`` returns a random stream of this client and round, by purpose and device. ``reseed`` sets the random
+    streams of layers, for each micro-batch of a batch. ``report`` is called with the loss of each batch, a scalar. See
     :meth:`Client.begin_round` for the other arguments.
     """
 
@@ -79,40 +83,40 @@ class ClientSession:
         self.source, self.work, self.precision, self.report = source, work, precision, report
         size = settings.micro_batch_of(len(images.labels))
         self.micro_batches = None if size is None else MicroBatches(size, rank_group, reseed)
-        """of its batches; None: batches are not cut"""
+        """the micro-batches of its batches; None: batches are not cut"""
         self.metrics = RunningMetrics(self.micro_batches)
         self.progress = (0, 0, 0)
-        """local epoch, batches of it that have begun, batches of it in all"""
+        """local epoch, number of its batches that have begun, number of its batches"""
         self.share = 1.0
-        """of the images of an optimizer step that are in the current batch"""
+        """share of the images of an optimizer step that are in the current batch"""
         self.optimizers: dict[str, LocalOptimizer] = {}
-        """of the models that train, by the beginning of their tensors' names in the client's store"""
+        """optimizers of the models that train, by the prefix of their tensors' names in the client's store"""
         self._copies: torch.cuda.Stream | None = None
         self.replay: Replay | None = None
-        """of steps that are recorded; None: steps are plain"""
+        """captures and replays steps; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
         self._images, self._settings, self._stream = images, settings, stream
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
-    def relieve_host(self, model: FlatModel, who: str) -> None:
-        """Let images be copied ahead and steps of ``model`` be replayed, where settings ask for it and it is possible.
+    def use_prefetch_and_graphs(self, model: FlatModel, session_name: str) -> None:
+        """Copy images ahead, and replay steps of ``model``, where the settings require it and it is possible.
 
-        ``who`` are client and round, for messages.
+        ``session_name`` contains client and round, for messages.
         """
         if self._settings.prefetch and model.device.type == "cuda" and self._images.pixels.is_far:
             self._copies = model.copy_stream
         if self._settings.graph and why_plain(self._settings, len(self._images.labels), model.device) is None:
-            self.replay = None if model.graph_memory.gave_up else Replay(self, model, who)
+            self.replay = None if model.graph_memory.gave_up else Replay(self, model, session_name)
 
     @property
     def pseudo(self) -> PseudoLabels | None:
-        """Clusters of the current local epoch, of clients without identities."""
+        """Clusters of the current local epoch, for clients without identities."""
         return self.source.pseudo
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank sends and stores the results: it does, unless it is a further one of a rank group."""
+        """Whether this rank sends and stores the results: in a rank group, only the first rank does."""
         return (
             self.micro_batches is None
             or self.micro_batches.rank_group is None
@@ -121,7 +125,7 @@ class ClientSession:
 
     @property
     def inexact(self) -> str | None:
-        """After the running metrics was read: the reason why sums of micro-batches are not exact; None: they are."""
+        """The reason why sums of micro-batches are not exact; None: they are. Read the running metrics before."""
         if self.metrics.excess <= 1:
             return None
         return (
@@ -148,7 +152,7 @@ class ClientSession:
         self.share = 1.0
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
-        """Return how many of an epoch's batches may be used before ``local_steps`` steps are taken."""
+        """Return the number of an epoch's batches that are used until ``local_steps`` steps are taken."""
         settings = self._settings
         if settings.local_steps is None:
             return num_batches
@@ -172,15 +176,15 @@ class ClientSession:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
         for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
             sizes = [len(batch) for batch in group]
-            own = send(labels.index_select(0, index), images.device).split(sizes)
+            batch_labels = send(labels.index_select(0, index), images.device).split(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, target, image, *others in zip(own, soft, *augmented, strict=True):
-                yield Batch(image, label, tuple(others), target)
+            for label, target, image, *further in zip(batch_labels, soft, *augmented, strict=True):
+                yield Batch(image, label, tuple(further), target)
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:
-        """The random stream that puts generated images into batches; most clients have none."""
+        """The random stream that puts generated images into batches."""
         return self._stream("generated images", "cpu")
 
     def _augment_stream(self, view: int) -> torch.Generator | None:

@@ -21,7 +21,7 @@ from fedsim.models.backbones import Backbone
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
-"""Optimizers that treat every element alike, so that tensors may be joined to one vector, and begin without a state."""
+"""Optimizers that treat all elements equally, so that tensors may be joined to one vector, and start without state."""
 _ARGUMENTS = {"learning rate": "lr", "beta parameter": "betas", "epsilon": "eps"}
 """torch's words for arguments of optimizers; it calls the others by their names"""
 
@@ -53,13 +53,13 @@ class RateSchedule:
     warmup_start: float = 0.01
     """factor at round 0 of the warm-up"""
 
-    def check(self, where: str) -> None:
-        """Raise ConfigError, naming the field, if a number cannot be right."""
-        at_least(where, 1, step=self.step, rounds=self.rounds, milestones=min(self.milestones, default=1))
-        not_negative(where, gamma=self.gamma, warmup_start=self.warmup_start)
-        at_least(where, 0, warmup=self.warmup)
-        within(where, "[0, 1]", warmup_start=self.warmup_start)
-        at_least(where, 0, "; use null for no end", drops=self.drops)
+    def check(self, section: str) -> None:
+        """Raise ConfigError, which names the field of this ``section``, if a number is invalid."""
+        at_least(section, 1, step=self.step, rounds=self.rounds, milestones=min(self.milestones, default=1))
+        not_negative(section, gamma=self.gamma, warmup_start=self.warmup_start)
+        at_least(section, 0, warmup=self.warmup)
+        within(section, "[0, 1]", warmup_start=self.warmup_start)
+        at_least(section, 0, "; use null for no limit", drops=self.drops)
 
     def factor(self, round_: int) -> float:
         """Return the factor on every learning rate in round ``round_`` = 0, 1, ..."""
@@ -83,10 +83,10 @@ class LongRound:
     schedule: RateSchedule = field(default_factory=RateSchedule)
     """of learning rates over the local epochs of that round, on top of the round's own factor"""
 
-    def check(self, where: str) -> None:
-        """Raise ConfigError, naming the field, if a number cannot be right."""
-        at_least(where, 1, round=self.round, local_epochs=self.local_epochs)
-        self.schedule.check(f"{where}.schedule")
+    def check(self, section: str) -> None:
+        """Raise ConfigError, which names the field of this ``section``, if a number is invalid."""
+        at_least(section, 1, round=self.round, local_epochs=self.local_epochs)
+        self.schedule.check(f"{section}.schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class LocalTraining:
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     micro_batch: int | None = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
-    needed. Normalisation layers and losses look at one micro-batch. null: a batch is one micro-batch"""
+    needed. Normalisation layers and losses see one micro-batch at a time. null: a batch is one micro-batch"""
     sampler: Literal["shuffle", "identity"] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
@@ -115,18 +115,19 @@ class LocalTraining:
     optimizer: OptimizerCallable = field(default=_default_optimizer)
     """the optimizer of a client; ``lr`` applies to the backbone"""
     optimizer_state: Literal["reset", "keep"] | None = None
-    """``reset``: moments begin anew in each round; ``keep``: a client goes on with its own, which checkpoints contain;
-    null: keep where nothing is averaged (a client alone, a method that shares nothing), of torch's own optimizers"""
+    """``reset``: moments start from zero in each round; ``keep``: a client continues with its own, which checkpoints
+    contain; null: keep where nothing is averaged (a single client, a method that shares nothing), with torch's own
+    optimizers"""
     flat_step: Literal["auto"] | bool = "auto"
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster on CPUs for many small parameters, with the same bits. ``auto``: on CPUs, up to 16,384 elements a parameter
     on average; on GPUs torch's kernels on lists of tensors take fewer launches. Set it to false for a network that
     skips layers in some batches."""
     channels_last: bool = False
-    """train on maps whose channels lie side by side in memory: convolutions on GPUs are fastest so, above all in bf16.
-    Weights and checkpoints stay as they are; results differ in the last bits"""
+    """train on maps whose channels lie side by side in memory, the fastest order for convolutions on GPUs, above all in
+    bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
     compile: bool = False
-    """let torch.compile translate the backbone for whole batches (docs/gpus.md): the first one takes about a minute,
+    """compile the backbone for whole batches with torch.compile (docs/gpus.md): the first one takes about a minute,
     for each architecture. Results differ in the last bits. Not together with ``graph``"""
     graph: bool = False
     """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
@@ -140,7 +141,7 @@ class LocalTraining:
     cluster: Clustering | None = None
     """train on clusters of the images and ignore identities; null: train on identities"""
     bottom_up: BottomUp | None = None
-    """the same with clusters that grow from round to round; replaces ``cluster``"""
+    """train on clusters that grow from round to round; set instead of ``cluster``"""
     long_round: LongRound | None = None
     """one round that is longer than the others; null: none"""
 
@@ -164,7 +165,7 @@ class LocalTraining:
 
     @property
     def passes(self) -> int:
-        """Passes over the client's images in a usual round: what a round costs."""
+        """Passes over the client's images in a usual round, the cost of a round."""
         return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
 
     def batch_of(self, num_images: int) -> int:
@@ -174,20 +175,20 @@ class LocalTraining:
         return self.batch_size if self.sampler == "identity" or self.cluster else min(self.batch_size, num_images)
 
     def micro_batch_of(self, num_images: int) -> int | None:
-        """Return the images in a micro-batch for a client with that many; None if its batches are not cut."""
+        """Return the images per micro-batch for a client with that many images; None if its batches are not cut."""
         return (
             self.micro_batch if self.micro_batch is not None and self.micro_batch < self.batch_of(num_images) else None
         )
 
     def micro_batches_of(self, num_images: int) -> int:
-        """Return the micro-batches of a client with that many images."""
+        """Return the number of micro-batches per batch for a client with that many images."""
         size = self.micro_batch_of(num_images)
         return math.ceil(self.batch_of(num_images) / size) if size else 1
 
-    def keeps_state(self, alone: bool) -> bool:
-        """Return whether a client's optimizer goes on from round to round; ``alone``: nothing is averaged."""
-        made = type(self.optimizer([nn.Parameter(torch.zeros(1))]))
-        return alone and made in ELEMENTWISE if self.optimizer_state is None else self.optimizer_state == "keep"
+    def keeps_state(self, trains_alone: bool) -> bool:
+        """Return whether a client's optimizer keeps its state between rounds; ``trains_alone``: nothing is averaged."""
+        kind = type(self.optimizer([nn.Parameter(torch.zeros(1))]))
+        return trains_alone and kind in ELEMENTWISE if self.optimizer_state is None else self.optimizer_state == "keep"
 
     @cached_property
     def backbone_lr(self) -> float:
@@ -198,52 +199,54 @@ class LocalTraining:
         """Return the backbone's learning rate in round ``round_``, from 0, in closed form."""
         return self.backbone_lr * self.schedule.factor(round_)
 
-    def check(self, where: str) -> None:
-        """Raise ConfigError, naming the field as ``where``.field, if a number cannot be right."""
-        at_least(where, 1, local_epochs=self.local_epochs, num_instances=self.num_instances, accumulate=self.accumulate)
-        at_least(where, 1, "; use null for whole epochs", local_steps=self.local_steps)
-        made = try_optimizer(f"{where}.optimizer", self.optimizer)
+    def check(self, section: str) -> None:
+        """Raise ConfigError, which names the field of this ``section``, if a number is invalid."""
+        at_least(
+            section, 1, local_epochs=self.local_epochs, num_instances=self.num_instances, accumulate=self.accumulate
+        )
+        at_least(section, 1, "; use null for whole epochs", local_steps=self.local_steps)
+        made = try_optimizer(f"{section}.optimizer", self.optimizer)
         if self.optimizer_state == "keep" and type(made) not in ELEMENTWISE:
             names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-            raise ConfigError(f"{where}.optimizer_state: keep knows {names} only; set it to reset")
-        self.schedule.check(f"{where}.schedule")
+            raise ConfigError(f"{section}.optimizer_state: keep works only for {names}; set it to reset")
+        self.schedule.check(f"{section}.schedule")
         if self.long_round is not None:
-            self.long_round.check(f"{where}.long_round")
-        positive(where, "; use null for no clipping", grad_clip=self.grad_clip)
-        not_negative(where, head_lr=self.head_lr)
-        at_least(where, 2, ", what batch normalisation needs", batch_size=self.batch_size)
-        self._check_micro_batches(where)
+            self.long_round.check(f"{section}.long_round")
+        positive(section, "; use null for no clipping", grad_clip=self.grad_clip)
+        not_negative(section, head_lr=self.head_lr)
+        at_least(section, 2, ", the smallest batch for batch normalisation", batch_size=self.batch_size)
+        self._check_micro_batches(section)
         if self.compile and self.graph:
-            raise ConfigError(f"{where}.compile: a step is either compiled or a graph; set compile or graph to false")
+            raise ConfigError(f"{section}.compile: a step is either compiled or a graph; set compile or graph to false")
         if self.compile and self.batch_size is None:
-            raise ConfigError(f"{where}.compile: batches of one size are compiled; set batch_size, or compile to false")
+            raise ConfigError(f"{section}.compile: needs batches of one size; set batch_size, or set compile to false")
         in_groups = self.sampler == "identity" or self.cluster is not None
         if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
             size = "null" if self.batch_size is None else self.batch_size
-            raise ConfigError(f"{where}.batch_size: {size} is not a multiple of num_instances ({self.num_instances})")
+            raise ConfigError(f"{section}.batch_size: {size} is not a multiple of num_instances ({self.num_instances})")
         if self.bottom_up is not None:
-            self.bottom_up.check(f"{where}.bottom_up")
+            self.bottom_up.check(f"{section}.bottom_up")
             if self.cluster is not None:
-                raise ConfigError(f"{where}.bottom_up: takes the place of cluster; set one of them to null")
+                raise ConfigError(f"{section}.bottom_up: cluster is set, too; set one of them to null")
         if self.cluster is not None:
-            self.cluster.check(f"{where}.cluster")
-            at_least(where, 2, ", what cluster needs", num_instances=self.num_instances)
+            self.cluster.check(f"{section}.cluster")
+            at_least(section, 2, ", the smallest number for cluster", num_instances=self.num_instances)
 
-    def _check_micro_batches(self, where: str) -> None:
+    def _check_micro_batches(self, section: str) -> None:
         size, batch = self.micro_batch, self.batch_size
-        at_least(where, 1, "; use null for whole batches", micro_batch=size)
+        at_least(section, 1, "; use null for whole batches", micro_batch=size)
         if size is None:
             return
-        field = f"{where}.micro_batch: {size}"
+        entry = f"{section}.micro_batch: {size}"
         if batch is not None and size > batch:
-            raise ConfigError(f"{field} is larger than the batch ({batch}); set it to at most that, or to null")
+            raise ConfigError(f"{entry} is larger than the batch ({batch}); set it to at most that, or to null")
         if self.sampler == "identity" and size % self.num_instances:
             raise ConfigError(
-                f"{field} tears the {self.num_instances} images of an identity apart; use a multiple of num_instances"
+                f"{entry} is not a multiple of num_instances ({self.num_instances}); set it to a multiple, or to null"
             )
         if self.clusters and size != batch:
             raise ConfigError(
-                f"{field} cuts batches, but clusters move with each whole batch; set it to {batch or 'null'}"
+                f"{entry} cuts batches, but training on clusters needs whole batches; set it to {batch or 'null'}"
             )
 
 
@@ -251,7 +254,7 @@ class LocalTraining:
 class ClientOverride:
     """Settings of one client that differ from the others'; null keeps the common value.
 
-    The fields without a text mean the same as in :class:`LocalTraining`.
+    Fields without a description have the meaning of those in :class:`LocalTraining`.
     """
 
     backbone: Backbone | nn.Module | None = None
@@ -268,26 +271,26 @@ class ClientOverride:
     optimizer: OptimizerCallable | None = None
     head_lr: float | None = None
     cluster: ClusterOverride | None = None
-    """clustering for this client alone, or the settings in which its clustering differs"""
+    """clustering for this client only, or the settings in which its clustering differs"""
     bottom_up: BottomUp | None = None
 
     def apply(self, common: LocalTraining) -> LocalTraining:
-        """Return the common settings with this client's own in their place."""
-        own = _given(self)
-        own.pop("backbone", None)
+        """Return the common settings, overridden by this client's own."""
+        overrides = _set_values(self)
+        overrides.pop("backbone", None)
         if self.cluster is not None:
-            own["cluster"] = replace(common.cluster or Clustering(), **_given(self.cluster))
-        return replace(common, **own)
+            overrides["cluster"] = replace(common.cluster or Clustering(), **_set_values(self.cluster))
+        return replace(common, **overrides)
 
 
-def _given(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
+def _set_values(override: ClientOverride | ClusterOverride) -> dict[str, Any]:
     return {name: value for name, value in vars(override).items() if value is not None}
 
 
 def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
     """Return an optimizer of one number; raise ConfigError if it cannot be made.
 
-    The line names the field below ``field`` of which torch says "Invalid ...".
+    The message names the argument below ``field`` that torch calls invalid.
     """
     try:
         return make([nn.Parameter(torch.zeros(1))])
@@ -299,5 +302,5 @@ def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which clients run forward passes: bfloat16 for ``bf16-mixed``, else off."""
-    # without the cache: it would keep casts of weights that another client's have replaced in place
+    # without the cache: it would keep casts of weights after those of another client have replaced them in place
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed", cache_enabled=False)

@@ -18,11 +18,11 @@ class Snapshots:
 
     @staticmethod
     def places(num_clients: int) -> list[str]:
-        """Return the names that are used in the store."""
+        """Return the names of the places in the store."""
         return [str(number) for number in range(num_clients)]
 
     def begin(self, clients: Sequence[str]) -> None:
-        """Begin a round of these clients: its models take the places of the last round's."""
+        """Begin a round of these clients: their models replace those of the last round."""
         self._places = dict(zip(clients, self.places(len(clients)), strict=True))
 
     def keep(self, client: str, model: Tensor) -> None:

@@ -27,7 +27,7 @@ class BatchNormStatistics:
 
     ``mean``: averaged with the aggregation weights, like parameters. ``first``: those of one random participant (as in
     FedReIDBench's official code). ``pooled``: the variance of the pooled data, by the law of total variance. ``local``:
-    they never leave the client. ``recalibrate``: estimated anew on public images after averaging.
+    they never leave the client. ``recalibrate``: estimated again on public images after averaging.
     """
 
     def __init__(self, policy: StatisticsPolicy, model: FlatModel) -> None:
@@ -50,7 +50,7 @@ class BatchNormStatistics:
         self.variances = _indices(variances, model.device)
 
     def encode(self, vector: Tensor) -> Tensor:
-        """Return what a client contributes [num_shared]: under ``pooled``, second moments instead of variances."""
+        """Return the contribution of a client [num_shared]: under ``pooled``, second moments instead of variances."""
         if self.policy == "pooled":
             vector = vector.clone()
             vector[self.variances] = second_moments(vector[self.means], vector[self.variances])

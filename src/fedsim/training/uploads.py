@@ -15,7 +15,7 @@ class Uploads:
     """The vectors of a given length that the clients of one architecture have sent, one row for each client.
 
     A rank holds those of its own clients, and one piece of all: ``piece`` is span -> [K, span] float32 on the CPU,
-    alike on every rank. It is a collective, so that all ranks must go through the same pieces.
+    equal on every rank. It is a collective: all ranks must go through the same pieces.
     """
 
     def __init__(self, clients: Sequence[str], length: int, piece: Callable[[slice], Tensor]) -> None:

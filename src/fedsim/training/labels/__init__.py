@@ -1,4 +1,4 @@
-"""Training without identities: clusters of features, proxies of what is in them, and losses on these."""
+"""Training without identities: clusters of features, their proxies, and losses on proxies."""
 
 from fedsim.training.labels.settings import BottomUp, Clustering, ClusterOverride
 

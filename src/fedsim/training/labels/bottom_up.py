@@ -26,17 +26,17 @@ def merge_clusters(
 
     The distance of two clusters is the squared one of their nearest images, by features of unit length, plus a penalty
     on their sizes: ``min |f_a - f_b|^2 + lambda (|A| + |B|)``. Sizes and distances are those before the first merge; a
-    merged cluster goes on to merge through any of its parts.
+    merged cluster can merge again through any of its parts.
 
-    Each cluster looks at its ``candidates`` nearest ones. The result is exact unless more clusters than these become
-    one: farther clusters come after all candidates have joined.
+    Each cluster can merge with its ``candidates`` nearest clusters. The result is exact unless more clusters than these
+    become one: farther clusters would be next after all candidates have joined.
 
     Args:
         features: [n, D].
         labels: [n] int64 cluster of each image, 0 .. C - 1, on the CPU.
-        num_merges: how many clusters fewer there shall be; fewer merges if candidates run out.
+        num_merges: number of merges; there are fewer if candidates run out.
         size_penalty: lambda.
-        candidates: see above.
+        candidates: nearest clusters with which each cluster can merge.
 
     Returns:
         [n] int64 new cluster of each image, numbered by the first cluster in each.
@@ -45,10 +45,10 @@ def merge_clusters(
     >>> merge_clusters(features, torch.arange(3), num_merges=1).tolist()
     [0, 0, 1]
     """
-    near, distance = _nearest_clusters(features, labels, size_penalty, candidates)
-    num = len(near)
+    neighbours, distance = _nearest_clusters(features, labels, size_penalty, candidates)
+    num = len(neighbours)
     order = distance.flatten().argsort(stable=True).tolist()
-    first, second = torch.arange(num).repeat_interleave(near.shape[1]).tolist(), near.flatten().tolist()
+    first, second = torch.arange(num).repeat_interleave(neighbours.shape[1]).tolist(), neighbours.flatten().tolist()
     parents = list(range(num))
     for edge in order:
         if num_merges <= 0:
@@ -63,7 +63,7 @@ def merge_clusters(
 
 
 def _root(parents: list[int], cluster: int) -> int:
-    """Follow parents to the end, and shorten the way."""
+    """Return the root of a cluster, and shorten the path to it."""
     while parents[cluster] != cluster:
         parents[cluster] = parents[parents[cluster]]
         cluster = parents[cluster]
@@ -71,27 +71,27 @@ def _root(parents: list[int], cluster: int) -> int:
 
 
 def _nearest_clusters(features: Tensor, labels: Tensor, size_penalty: float, count: int) -> tuple[Tensor, Tensor]:
-    """Return the nearest other clusters of each [C, k] and their distances, size penalty and all, on the CPU."""
+    """Return the nearest other clusters of each cluster [C, k] and their distances, with size penalty, on the CPU."""
     sizes, device = labels.bincount(), features.device
     by_cluster = features[labels.argsort(stable=True).to(device)]
     similarity, widths = Similarity(by_cluster, by_cluster), sizes.to(device)
     num, penalties = len(sizes), size_penalty * widths
-    near, distance = [], []
+    neighbours, distance = [], []
     for clusters, rows in _blocks(sizes):
-        own = torch.arange(clusters.start, clusters.stop, device=device)
+        numbers = torch.arange(clusters.start, clusters.stop, device=device)
         # of neighbours in memory: scatter_reduce, which takes any order, has no deterministic form on GPUs
         of_clusters = torch.segment_reduce(similarity.block(rows), "max", lengths=widths[clusters])
         between = torch.segment_reduce(of_clusters.T.contiguous(), "max", lengths=widths).T
-        far = (2 - 2 * between).clamp_min(0) + penalties + penalties[own][:, None]
-        far[own - clusters.start, own] = torch.inf
-        index, values = top_of_block(-far, min(count, num - 1))
-        near.append(torch.from_numpy(index))
+        block = (2 - 2 * between).clamp_min(0) + penalties + penalties[numbers][:, None]
+        block[numbers - clusters.start, numbers] = torch.inf
+        index, values = top_of_block(-block, min(count, num - 1))
+        neighbours.append(torch.from_numpy(index))
         distance.append(torch.from_numpy(-values))
-    return torch.cat(near), torch.cat(distance)
+    return torch.cat(neighbours), torch.cat(distance)
 
 
 def _blocks(sizes: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Cut into runs of whole clusters with up to so many images, or one cluster: (clusters, their images)."""
+    """Cut into blocks of whole clusters with up to ``_ROWS`` images, or a single cluster: (clusters, their images)."""
     first, start, end = 0, 0, 0
     for cluster, size in enumerate(sizes.tolist()):
         if end > start and end + size - start > _ROWS:

@@ -1,6 +1,6 @@
-"""The source of labels of a client's images in a session: identities, or clusters that are found on the way.
+"""The source of labels of a client's images in a session: identities, or clusters that are found in the session.
 
-Labels of identities have no loss here, see :mod:`fedsim.training.objective`; clusters have that of their proxies.
+The loss of identities is in :mod:`fedsim.training.objective`; the loss of clusters, on their proxies, is here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PseudoLabels:
 
     ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
     c * n + i. ``proxies`` are on the device; ``loss`` is of similarities to them, ``momentum`` of their memory.
-    ``batches`` makes an epoch's batches, as positions in ``labels``, of a random stream; ``most`` images of a proxy, or
-    fewer, are in one.
+    ``batches`` makes an epoch's batches, as positions in ``labels``, by a random stream; ``most`` is the largest number
+    of images of one proxy in a batch.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PseudoLabels:
         self.loss, self.momentum, self.batches, self.most = loss, momentum, batches, most
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
-        """of the images that are in clusters"""
+        """share of the images that are in clusters"""
 
     def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
         """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move these."""
@@ -64,31 +64,33 @@ class PseudoLabels:
         return ScoredBatch(loss, guesses, truth)
 
 
-def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, how: Clustering) -> PseudoLabels:
+def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, settings: Clustering) -> PseudoLabels:
     """Cluster images by DBSCAN, and make their proxies."""
-    features, cameras = features.repeat(how.replicate, 1), cameras.repeat(how.replicate)
-    found = find_clusters(features, k1=how.k1, k2=how.k2, eps=how.eps, min_samples=how.min_samples)
-    if how.proxies == "cluster":
+    features, cameras = features.repeat(settings.replicate, 1), cameras.repeat(settings.replicate)
+    clusters = find_clusters(
+        features, k1=settings.k1, k2=settings.k2, eps=settings.eps, min_samples=settings.min_samples
+    )
+    if settings.proxies == "cluster":
         cameras = torch.zeros_like(cameras)
-    proxies, labels = make_proxies(features, torch.from_numpy(found), cameras)
+    proxies, labels = make_proxies(features, torch.from_numpy(clusters), cameras)
     size = training.batch_of(len(labels))
     batches = partial(proxy_batches, labels, size // training.num_instances, training.num_instances)
-    return PseudoLabels(labels, proxies, how.loss, how.momentum, batches, training.num_instances)
+    return PseudoLabels(labels, proxies, settings.loss, settings.momentum, batches, training.num_instances)
 
 
-def remember_clusters(labels: Tensor, model: FlatModel, training: LocalTraining, how: BottomUp) -> PseudoLabels:
-    """Make an empty memory of given clusters: the loss of one that no image has moved yet compares with 0."""
+def label_by_clusters(labels: Tensor, model: FlatModel, training: LocalTraining, settings: BottomUp) -> PseudoLabels:
+    """Make pseudo-labels of clusters with an empty memory: a proxy is 0 until the first image moves it."""
     clusters = torch.arange(int(labels.max()) + 1, device=model.device)
     memory = torch.zeros(len(clusters), model.network.num_features, device=model.device)
-    loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=how.temperature)
+    loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=settings.temperature)
     size = training.batch_of(len(labels))
     batches = partial(shuffled_batches, len(labels), size, drop_partial=training.drop_partial)
     proxies, most = Proxies(memory, clusters, torch.zeros_like(clusters)), int(labels.bincount().max())
-    return PseudoLabels(labels, proxies, loss, how.momentum, batches, most)
+    return PseudoLabels(labels, proxies, loss, settings.momentum, batches, most)
 
 
 class Labelled(Protocol):
-    """The view that a label source has of its client."""
+    """The part of a client that a label source needs."""
 
     client_name: str
     round: int
@@ -102,12 +104,12 @@ class Labelled(Protocol):
     def keep(self, name: str, tensor: Tensor) -> None:
         """Keep a tensor between rounds."""
 
-    def plain_features(self, how: Extraction = PLAIN) -> Tensor:
+    def plain_features(self, extraction: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images without augmentation."""
 
 
 class Labeller:
-    """The labels of a client's images during one session: the people on them."""
+    """The labels of a client's images during one session: their identities."""
 
     pseudo: PseudoLabels | None = None
     """of the current local epoch, where labels are clusters"""
@@ -115,16 +117,16 @@ class Labeller:
     def __init__(self, client: Labelled) -> None:
         self._client = client
 
-    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002 - streams move alike
+    def plan(self, stream: torch.Generator, is_used: bool) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002 - the stream always advances
         """Return labels [m] and the random batches of a local epoch, as positions in them.
 
-        ``is_wanted`` says whether the client gets to any batch of the epoch.
+        ``is_used``: whether the client trains on a batch of the epoch.
         """
-        how, labels = self._client.training_settings, self._client.images.labels
-        size = how.batch_of(len(labels))
-        if how.sampler == "identity":
-            return labels, identity_batches(labels, size, how.num_instances, stream)
-        return labels, shuffled_batches(len(labels), size, stream, how.drop_partial)
+        settings, labels = self._client.training_settings, self._client.images.labels
+        size = settings.batch_of(len(labels))
+        if settings.sampler == "identity":
+            return labels, identity_batches(labels, size, settings.num_instances, stream)
+        return labels, shuffled_batches(len(labels), size, stream, settings.drop_partial)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Return the images at positions in the labels."""
@@ -140,36 +142,36 @@ class Labeller:
 
 
 class Clusters(Labeller):
-    """Clusters of the images instead, by density and anew for each local epoch, or growing from round to round."""
+    """Clusters of the images as labels: by density for each local epoch, or growing from round to round."""
 
-    _found = False
+    _has_clusters = False
 
     def find(self) -> PseudoLabels:
-        """Cluster the images for the local epoch that begins; clusters that grow do so once in a round."""
-        client, how = self._client, self._client.training_settings
-        if how.cluster is not None:
-            self.pseudo = label_by_density(client.plain_features(), client.images.cameras, how, how.cluster)
+        """Cluster the images for the local epoch that begins; growing clusters are merged once in a round."""
+        client, settings = self._client, self._client.training_settings
+        if settings.cluster is not None:
+            self.pseudo = label_by_density(client.plain_features(), client.images.cameras, settings, settings.cluster)
         elif self.pseudo is None:
-            assert how.bottom_up is not None
-            labels = self._grown(how.bottom_up)
+            assert settings.bottom_up is not None
+            labels = self._grown(settings.bottom_up)
             client.keep(CLUSTERS, labels)
-            self.pseudo = remember_clusters(labels, client.model, how, how.bottom_up)
+            self.pseudo = label_by_clusters(labels, client.model, settings, settings.bottom_up)
         return self.pseudo
 
-    def _grown(self, how: BottomUp) -> Tensor:
-        """Return the cluster of each image [n]: one for each at first, then the last round's, of which some merge."""
+    def _grown(self, settings: BottomUp) -> Tensor:
+        """Return the cluster of each image [n]: at first each image is one, then clusters of the last round merge."""
         client, count = self._client, len(self._client.images.labels)
         if CLUSTERS not in client.kept:
             return torch.arange(count)
         last = client.kept[CLUSTERS].cpu()
-        return merge_clusters(client.plain_features(POOLED), last, int(how.merge * count), how.size_penalty)
+        return merge_clusters(client.plain_features(POOLED), last, int(settings.merge * count), settings.size_penalty)
 
-    def plan(self, stream: torch.Generator, is_wanted: bool) -> tuple[Tensor, list[Tensor]]:
+    def plan(self, stream: torch.Generator, is_used: bool) -> tuple[Tensor, list[Tensor]]:
         """Return the proxies of all copies of all images, and batches of those that have one."""
-        if not is_wanted:
+        if not is_used:
             return self._client.images.labels, []
         pseudo = self.find()
-        self._found |= pseudo.num_clusters > 0
+        self._has_clusters |= pseudo.num_clusters > 0
         return pseudo.labels, pseudo.batches(stream)
 
     def rows(self, positions: Tensor) -> Tensor:
@@ -185,11 +187,11 @@ class Clusters(Labeller):
 
     def check(self) -> None:
         """Raise NoClustersError if no local epoch had any."""
-        if not self._found:
+        if not self._has_clusters:
             name, round_ = self._client.client_name, self._client.round + 1
             raise NoClustersError(f"client {name}, round {round_}: no clusters of its images")
 
 
 def source_of(client: Labelled) -> Labeller:
-    """Return the source that a client's settings ask for."""
+    """Return the source of labels by a client's settings."""
     return (Clusters if client.training_settings.clusters else Labeller)(client)

@@ -3,8 +3,8 @@
 B images of a batch, A proxies, D features, C cameras of a client. Features and memory have unit length; s_ip is the
 similarity of image i and proxy p, divided by the temperature tau.
 
-Paper 004 (FedKLPR), Section III, with FedCAPR's and CAP's code where the text has lost symbols: each term is a mean
-over the images of one camera, summed over the cameras in the batch.
+Paper 004 (FedKLPR), Section III, with FedCAPR's and CAP's code where symbols are missing in the text: each term is a
+mean over the images of one camera, summed over the cameras in the batch.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def camera_aware_loss(similarity: Tensor, proxies: Proxies, num_positives: int =
 
 def _soft_cross_entropy(similarity: Tensor, positive: Tensor, num_negatives: int) -> Tensor:
     """Mean over the positives [B, A] of ``log sum over u in P and Q of exp(s_u) - s_p``."""
-    others = similarity.detach().masked_fill(positive, -torch.inf)
-    hardest = others.topk(min(num_negatives, others.shape[1]), dim=1)
-    # where positives leave fewer others than there shall be negatives, topk returns positives at -inf: they stay in
+    negatives = similarity.detach().masked_fill(positive, -torch.inf)
+    hardest = negatives.topk(min(num_negatives, negatives.shape[1]), dim=1)
+    # with fewer negatives than num_negatives, topk also returns positives, at -inf: they are counted anyway
     counted = positive.scatter(1, hardest.indices, True)
     total = similarity.masked_fill(~counted, -torch.inf).logsumexp(1)
     mean_positive = similarity.masked_fill(~positive, 0.0).sum(1) / positive.sum(1)
@@ -93,10 +93,10 @@ def across_cameras(losses: Tensor, cameras: Tensor, reduction: CameraReduction =
     >>> across_cameras(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 4]))
     tensor(7.)
     """
-    same = (cameras[:, None] == cameras).to(losses.dtype).sum(1)
+    counts = (cameras[:, None] == cameras).to(losses.dtype).sum(1)
     if reduction == "mean":
-        return (losses / same).sum() / (1 / same).sum()
-    return (losses / same).sum()
+        return (losses / counts).sum() / (1 / counts).sum()
+    return (losses / counts).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class ProxyLoss:
     """reduction over the cameras in a batch; with ``sum``, more cameras give a larger loss"""
 
     def __call__(self, similarity: Tensor, labels: Tensor, proxies: Proxies) -> Tensor:
-        """Return L_capr (scalar) of similarities [B, A] to proxies, where ``labels`` [B] are each image's own."""
+        """Return L_capr (scalar) of similarities [B, A] to proxies; ``labels`` [B] are the proxies of the images."""
         total = self.intra * intra_camera_loss(similarity, labels, proxies)
         if self.inter:
             total = total + self.inter * inter_camera_loss(similarity, labels, proxies, self.inter_negatives)

@@ -1,4 +1,4 @@
-"""Proxies: the mean images of clusters, one for each camera, kept in a memory while a client trains.
+"""Proxies: the mean features of clusters, one for each camera, kept in a memory while a client trains.
 
 A proxies, B images of a batch, C cameras, D features. Paper 004, Section III; M. Wang et al., "Camera-aware Proxies for
 Unsupervised Person Re-Identification", AAAI 2021 (CAP).
@@ -33,7 +33,7 @@ class Proxies:
 
     @cached_property
     def by_camera(self) -> Tensor:
-        """Which proxies belong to each camera, [C, A] bool."""
+        """Whether a proxy belongs to a camera, [C, A] bool."""
         cameras: Tensor = self.cameras.unique()
         return self.cameras == cameras[:, None]
 
@@ -55,13 +55,13 @@ def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[P
     """
     inside = (clusters >= 0).nonzero().flatten()
     pairs = torch.stack([clusters[inside], cameras[inside]], dim=1)
-    kinds, own = pairs.unique(dim=0, return_inverse=True)
+    kinds, labels = pairs.unique(dim=0, return_inverse=True)
     of_image = torch.full_like(clusters, -1)
-    of_image[inside] = own
+    of_image[inside] = labels
     device = features.device
     unit = F.normalize(features.index_select(0, send(inside, device)).float())
-    order = own.argsort(stable=True)  # sums in the order of the images, the same on every device
-    groups = unit.index_select(0, send(order, device)).split(own.bincount(minlength=len(kinds)).tolist())
+    order = labels.argsort(stable=True)  # sums in the order of the images, the same on every device
+    groups = unit.index_select(0, send(order, device)).split(labels.bincount(minlength=len(kinds)).tolist())
     means = [group.mean(dim=0) for group in groups]
     memory = F.normalize(torch.stack(means)) if means else features.new_empty(0, features.shape[1])
     clusters, cameras = send(kinds.T.contiguous(), device)
@@ -73,9 +73,9 @@ def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: fl
 
     ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A proxy with several images in the batch moves
     several times, in the batch's order. ``memory`` K [A, D] and ``features`` f [B, D] have unit length; ``labels`` [B]
-    int64 are each image's proxy j, and ``momentum`` is mu. ``most`` is the largest number of images of one proxy, if it
-    is known: the first image of each moves at once, then the second, so that there are so many passes, not one for each
-    image. Returns a new memory [A, D], without gradient.
+    int64 are each image's proxy j, and ``momentum`` is mu. ``most`` is the largest number of images of one proxy, if
+    the caller has it: each pass takes one image of every proxy, so that there are ``most`` passes, not B. Returns a new
+    memory [A, D], without gradient.
 
     >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
     tensor([[0.7071, 0.7071]])
@@ -114,11 +114,11 @@ def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generato
     batches: list[Tensor] = []
     while len(batches) < count:
         order = torch.randperm(len(members), generator=generator)[: len(members) // per_batch * per_batch]
-        drawn = torch.cat([_draw(members[proxy], num_instances, generator) for proxy in order.tolist()])
-        batches += drawn.split(per_batch * num_instances)
+        sampled = torch.cat([_sample(members[proxy], num_instances, generator) for proxy in order.tolist()])
+        batches += sampled.split(per_batch * num_instances)
     return batches[:count]
 
 
-def _draw(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def _sample(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return ``count`` of the images in random order; they repeat only if there are fewer."""
     return images[torch.randperm(len(images), generator=generator)[torch.arange(count) % len(images)]]

@@ -51,8 +51,8 @@ def find_clusters(
 def cluster_graph(distances: Csr, eps: float, min_samples: int) -> Ints:
     """Run DBSCAN on a sparse graph; arguments and result are those of :func:`find_clusters`.
 
-    ``distances`` [n, n] are symmetric with a diagonal; missing ones are far. An image on the border of several clusters
-    belongs to the first of them.
+    ``distances`` [n, n] are symmetric with a diagonal; pairs without an entry are far. An image on the border of
+    several clusters belongs to the first of them.
     """
     from sklearn.cluster import DBSCAN  # here: only methods without labels wait for its import
     from sklearn.neighbors import sort_graph_by_row_values

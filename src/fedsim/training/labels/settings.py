@@ -1,4 +1,4 @@
-"""How clients without identities find labels, as it appears in configs."""
+"""Settings of pseudo-labels, for clients without identities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.training.labels.losses import ProxyLoss
 
 @dataclass(frozen=True, kw_only=True)
 class Clustering:
-    """Labels for clients that know no identities: before each local epoch their images are clustered anew.
+    """Labels for clients without identities: their images are clustered before each local epoch.
 
     Images are compared by the neck's features of unit length, without augmentation. The defaults are FedCAPR's, on
     which paper 004 builds; single clients may have other values, see ``model.clients``.
@@ -35,24 +35,24 @@ class Clustering:
     loss: ProxyLoss = field(default_factory=ProxyLoss)
     """the camera-aware contrastive loss (Eqs. 2-7)"""
 
-    def check(self, where: str) -> None:
-        """Raise ConfigError, naming the field, if a number cannot be right."""
-        at_least(where, 1, k1=self.k1, k2=self.k2, min_samples=self.min_samples, replicate=self.replicate)
+    def check(self, section: str) -> None:
+        """Raise ConfigError, which names the field of this ``section``, if a number is invalid."""
+        at_least(section, 1, k1=self.k1, k2=self.k2, min_samples=self.min_samples, replicate=self.replicate)
         if self.k2 > self.k1:
-            raise ConfigError(f"{where}.k2: {self.k2} is more than k1 = {self.k1}")
+            raise ConfigError(f"{section}.k2: {self.k2} is more than k1 = {self.k1}")
         if not 0 < self.eps < 1:
-            raise ConfigError(f"{where}.eps: {self.eps} is not between 0 and 1, both excluded")
-        within(where, "[0, 1]", momentum=self.momentum)
-        loss, where = self.loss, f"{where}.loss"
-        positive(where, temperature=loss.temperature)
-        not_negative(where, intra=loss.intra, inter=loss.inter, camera=loss.camera)
-        at_least(where, 1, camera_positives=loss.camera_positives)
-        at_least(where, 0, inter_negatives=loss.inter_negatives, camera_negatives=loss.camera_negatives)
+            raise ConfigError(f"{section}.eps: {self.eps} is not between 0 and 1, both excluded")
+        within(section, "[0, 1]", momentum=self.momentum)
+        loss, section = self.loss, f"{section}.loss"
+        positive(section, temperature=loss.temperature)
+        not_negative(section, intra=loss.intra, inter=loss.inter, camera=loss.camera)
+        at_least(section, 1, camera_positives=loss.camera_positives)
+        at_least(section, 0, inter_negatives=loss.inter_negatives, camera_negatives=loss.camera_negatives)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BottomUp:
-    """Labels for clients that know no identities: at first every image is a cluster, then clusters merge (FedUReID).
+    """Labels for clients without identities: at first every image is a cluster, then clusters merge (FedUReID).
 
     Between rounds the client keeps the cluster of each image. Images are compared by the backbone's pooled features of
     unit length, without augmentation.
@@ -68,11 +68,11 @@ class BottomUp:
     temperature: float = 0.1
     """of the exclusive loss, the cross-entropy over all clusters"""
 
-    def check(self, where: str) -> None:
-        """Raise ConfigError, naming the field, if a number cannot be right."""
-        within(where, "[0, 1]", merge=self.merge, momentum=self.momentum)
-        within(where, "[0, inf]", size_penalty=self.size_penalty)
-        positive(where, temperature=self.temperature)
+    def check(self, section: str) -> None:
+        """Raise ConfigError, which names the field of this ``section``, if a number is invalid."""
+        within(section, "[0, 1]", merge=self.merge, momentum=self.momentum)
+        within(section, "[0, inf]", size_penalty=self.size_penalty)
+        positive(section, temperature=self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
