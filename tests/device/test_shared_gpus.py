@@ -193,8 +193,8 @@ def refused(capsys, folder, *more, ranks, **machine):
 @pytest.mark.parametrize(
     ("share", "ranks", "words"),
     [
-        (2, 3, "2 does not divide the 3 ranks of trainer.devices; set that to 4, or leave this out"),
-        (3, 1, "3 does not divide the 1 rank of trainer.devices; set that to 3, or leave this out"),
+        (2, 3, "2 does not divide the 3 ranks of trainer.devices; set devices to 4, or leave ranks_per_device out"),
+        (3, 1, "3 does not divide the 1 rank of trainer.devices; set devices to 3, or leave ranks_per_device out"),
         (0, 2, "0 is not a number of ranks; set it to 1 or more"),
         (-1, 2, "-1 is not a number of ranks; set it to 1 or more"),
     ],

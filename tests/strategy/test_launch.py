@@ -108,7 +108,7 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "MASTER_PORT")}, "NODE_RANK set"),
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "NODE_RANK")}, "MASTER_PORT and"),
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_PORT", "NODE_RANK")}, "MASTER_ADDR, "),
-        (1, 2, BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK: 2 is not one of 0 to 1, as trainer.num_nodes says"),
+        (1, 2, BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK: 2 is not one of 0 to 1; trainer.num_nodes is 2"),
         (1, 2, BY_HAND | {"NODE_RANK": "first"}, "NODE_RANK: first is not one of 0 to 1"),
         ("auto", 1, TORCHRUN | {"WORLD_SIZE": "5"}, "the same --nproc-per-node"),
         ("auto", 1, TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "2"}, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),

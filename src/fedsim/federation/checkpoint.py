@@ -46,7 +46,7 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
         ConfigError: with the first difference, if the checkpoint is of another method, federation or model.
     """
     content = checkpoint[CONTENT_KEY]
-    # up to version 0.1, the ledger's state had other keys
+    # up to version 0.1, the ledger's state was stored under two other keys
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
     _check_content(content, parts)
     if content.get(BackboneLadder.key) and not any(isinstance(listener, BackboneLadder) for listener in listeners):

@@ -97,7 +97,7 @@ def _check_by_hand(num_nodes: int, environ: Environment) -> None:
             "(docs/cluster.md), or start fedsim on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
         )
     if number not in {*map(str, range(num_nodes))}:
-        raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}, as trainer.num_nodes says")
+        raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}; trainer.num_nodes is {num_nodes}")
     log.info(
         "NODE_RANK %s of %d nodes: waits at %s:%s for the others, for at most trainer.strategy.timeout",
         number, num_nodes, host, port,

@@ -57,7 +57,7 @@ class Machine:
             with self.strategy.together():
                 if not folder.is_dir():
                     raise ConfigError(
-                        f"rank {rank} does not see {folder.parent} of rank {self.ranks.start} on the same machine; "
+                        f"rank {rank} cannot access {folder.parent} of rank {self.ranks.start} on the same machine; "
                         "start all ranks of a machine in one container, or their containers with --ipc=host"
                     )
             yield folder

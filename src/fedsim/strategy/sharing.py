@@ -45,7 +45,7 @@ def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.
     if ranks % ranks_per_device:
         raise ConfigError(
             f"{FIELD}: {ranks_per_device} does not divide the {ranks} rank{'s' * (ranks > 1)} of trainer.devices; "
-            f"set that to {ranks + -ranks % ranks_per_device}, or leave this out"
+            f"set devices to {ranks + -ranks % ranks_per_device}, or leave ranks_per_device out"
         )
     gpus = ranks // ranks_per_device
     is_bound = gpus > 1 and find_launch(environ) is not None and torch.cuda.device_count() == 1

@@ -1,4 +1,4 @@
-"""Ending a run when a scheduler or a user asks for it, so that at most the running round is lost."""
+"""End of a run by a signal of a scheduler or a user, at the cost of at most the running round."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
 QUERIES_FILE = "queries.npz"
-"""In the run directory: scores of single queries in the last evaluation, see evaluation/query_file.py."""
+"""file in the run directory with scores of single queries in the last evaluation; see evaluation/query_file.py"""
 
 
 def federation_of(pl_module: LightningModule) -> Federation:

@@ -112,7 +112,7 @@ def check_trainer(
         f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is not a number of rounds; set it to 1 or more": (
             trainer.check_val_every_n_epoch is None or trainer.check_val_every_n_epoch < 1
         ),
-        f"num_sanity_val_steps: {trainer.num_sanity_val_steps} is no number of batches; use 0 for none, -1 for all": (
+        f"num_sanity_val_steps: {trainer.num_sanity_val_steps} is not a number of batches; use 0, or -1 for all": (
             trainer.num_sanity_val_steps < -1
         ),
         f"log_every_n_steps: {steps} is not a number of rounds; set it to 1 or more, or to 0 to log nothing": steps < 0,

@@ -39,7 +39,7 @@ class Privacy(RoundListener):
         return download
 
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
-        """Return the message that leaves the client instead of ``upload``."""
+        """Return the message that the client sends instead of ``upload``."""
         return upload
 
     def aggregated(
@@ -250,8 +250,8 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
         "choose a method or weighting without them": bool(method.measures),
         f"{name} uploads which elements its clients prune, without noise; differential privacy needs a method without "
         "masks of the clients": clients_prune(method),
-        f"{name}, as it is configured, needs public images, and differential privacy does not cover what clients say "
-        "about them; switch it off": "public_images" in method.requires,
+        f"{name}, as it is configured, needs public images, and differential privacy does not cover the clients' "
+        "uploads about them; switch it off": "public_images" in method.requires,
     }
     for refusal, applies in refusals.items():
         if applies:
