@@ -110,8 +110,7 @@ MUTANTS = [
     Mutant("training/labels/bottom_up.py", "labels.argsort(stable=True).to(device)]",
            "labels.argsort(stable=True)].cpu()", "bottom up"),
     Mutant("training/labels/bottom_up.py", "sizes.to(device)", "sizes", "bottom up"),
-    Mutant("federation/assembly.py", "settings.objective.head_std).to(device)",
-           "settings.objective.head_std)", "fit"),
+    Mutant("federation/assembly.py", "network = network.to(device)", "pass", "fit"),
     Mutant("federation/aggregation/sums.py", "tensor.to(total.device).flatten()", "tensor.flatten()", "distil"),
     Mutant("federation/aggregation/masked.py", "dtype=torch.bool, device=total.device)", "dtype=torch.bool)", "prune"),
     Mutant(
