@@ -24,7 +24,7 @@ import torch
 
 from failing import Forked, room
 from fedsim.core import spares
-from fedsim.strategy.strategy import _LAUNCHER
+from fedsim.strategy.ready_ranks import LAUNCHER_ID
 
 _PROGRAM = """#!{python} -IS
 import os, pickle, signal, socket, struct, sys
@@ -141,5 +141,5 @@ def _run(words, cwd, variables, program, files):
 
 def _take_parent():
     """A rank looks whether its parent is still the one that started it: here, that is another process."""
-    if _LAUNCHER in os.environ:
-        os.environ[_LAUNCHER] = str(os.getppid())
+    if LAUNCHER_ID in os.environ:
+        os.environ[LAUNCHER_ID] = str(os.getppid())

@@ -214,7 +214,7 @@ def test_a_share_that_is_none_is_refused(share):
 
 def test_clients_that_cluster_are_refused(root):
     model = make_model(FedPav(), client=LocalTraining(batch_size=8, cluster=Clustering()))
-    with pytest.raises(ConfigError, match=r"data\.generated: client town0 knows no identities"):
+    with pytest.raises(ConfigError, match=r"data\.generated: client town0 has no identities"):
         model.assemble(add_to(root), 0, 1, CPU)
 
 

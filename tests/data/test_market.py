@@ -381,8 +381,8 @@ def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
     assert "only one training identity" in " ".join(check_data(tmp_path).split())
     data = FederatedDataModule(MarketFolders(str(alone)), val="none")
     settings = {client.name: LocalTraining(batch_size=2) for client in data.federated.clients}
-    check_batches(data.federated.clients, settings, says=True)
-    assert "alone: only one identity to train on, so nothing can be told apart" in caplog.text
+    check_batches(data.federated.clients, settings, logs=True)
+    assert "alone: only one identity to train on, so nothing can be distinguished" in caplog.text
 
 
 def test_drawn_splits_say_that_queries_are_not_used_now(market_tree, tmp_path, capsys):

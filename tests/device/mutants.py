@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant("training/labels/bottom_up.py", "labels.argsort(stable=True).to(device)]",
            "labels.argsort(stable=True)].cpu()", "bottom up"),
     Mutant("training/labels/bottom_up.py", "sizes.to(device)", "sizes", "bottom up"),
-    Mutant("federation/assembly.py", "how.objective.head_std).to(device)", "how.objective.head_std)", "fit"),
+    Mutant("federation/assembly.py", "network = network.to(device)", "pass", "fit"),
     Mutant("federation/aggregation/sums.py", "tensor.to(total.device).flatten()", "tensor.flatten()", "distil"),
     Mutant("federation/aggregation/masked.py", "dtype=torch.bool, device=total.device)", "dtype=torch.bool)", "prune"),
     Mutant(
@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant("training/graphs.py", "metrics, session.report = captured, losses.append", "report = losses.append",
            "graph"),
     Mutant("core/allocator.py", "graph.register_generator_state(generator)", "graph.pool", "graph"),
-    Mutant("core/allocator.py", "        self._stream.wait_stream(around)\n", "", "graph"),
-    Mutant("core/allocator.py", "        around.wait_stream(self._stream)\n", "", "graph, last batches"),
+    Mutant("core/allocator.py", "        self._stream.wait_stream(caller_stream)\n", "", "graph"),
+    Mutant("core/allocator.py", "        caller_stream.wait_stream(self._stream)\n", "", "graph, last batches"),
     Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
     Mutant("training/client.py", "self.session.report(loss.detach())", "self.session.report(loss.item())", "graph"),
     # -- copies on a stream of their own

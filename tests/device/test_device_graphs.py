@@ -167,8 +167,8 @@ def test_clients_whose_steps_differ_stay_plain_with_a_line(reason, gpu, caplog):
 def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys):
     line = refuse(capsys, *options(tmp_path / "run", name, GRAPH))
     assert line.endswith(
-        f"model.client.graph: {who}, as it is configured, needs plain steps: the host waits or decides within them; "
-        "set it to false"
+        f"model.client.graph: {who}, as it is configured, needs plain steps, in which the host "
+        "waits for the device or decides; set it to false"
     )
 
 

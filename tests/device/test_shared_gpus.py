@@ -193,10 +193,10 @@ def refused(capsys, folder, *more, ranks, **machine):
 @pytest.mark.parametrize(
     ("share", "ranks", "words"),
     [
-        (2, 3, "2 does not divide the 3 ranks of trainer.devices; set that to 4, or leave this out"),
-        (3, 1, "3 does not divide the 1 rank of trainer.devices; set that to 3, or leave this out"),
-        (0, 2, "0 is no number of ranks; give one from 1"),
-        (-1, 2, "-1 is no number of ranks; give one from 1"),
+        (2, 3, "2 does not divide the 3 ranks of trainer.devices; set devices to 4, or leave ranks_per_device out"),
+        (3, 1, "3 does not divide the 1 rank of trainer.devices; set devices to 3, or leave ranks_per_device out"),
+        (0, 2, "0 is not a number of ranks; set it to 1 or more"),
+        (-1, 2, "-1 is not a number of ranks; set it to 1 or more"),
     ],
 )
 def test_numbers_that_cannot_be(share, ranks, words, capsys, tmp_path):
@@ -211,4 +211,4 @@ def test_more_memory_than_there_is(capsys, tmp_path):
 
 def test_cpus_are_not_shared(capsys, tmp_path):
     said = refused(capsys, tmp_path, f"--{FIELD}=2", "--trainer.devices=2", ranks=2)
-    assert f"{FIELD}: 2 is for GPUs, and these ranks are on CPUs; leave it out: trainer.devices alone says" in said
+    assert f"{FIELD}: 2 is for GPUs, and these ranks are on CPUs; leave it out: trainer.devices alone is" in said

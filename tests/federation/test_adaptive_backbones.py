@@ -335,7 +335,7 @@ def rungs(*widths):
         ({"ladder": rungs(4, 4)}, "ladder: two backbones are the same"),
         ({"ladder": rungs(4, 6), "every": 0}, "every: 0"),
         ({"ladder": rungs(4, 6), "share": 0.6}, "share: 0.6"),
-        ({"ladder": rungs(4, 6), "caps": {"town0": 3}}, "caps.town0: 3 is no rung; they are 1 to 2"),
+        ({"ladder": rungs(4, 6), "caps": {"town0": 3}}, "caps.town0: 3 is not a rung; choose from 1 to 2"),
     ],
 )
 def test_wrong_numbers(options, says):
@@ -346,7 +346,7 @@ def test_wrong_numbers(options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"selection": None}, "needs rewards, which AllClients has not; use UCB"),
+        ({"selection": None}, "needs rewards, which AllClients does not have; use UCB"),
         ({"backbone": SmallCNN(width=5)}, r"ladder: lacks the backbone that client town0 begins with"),
         ({"caps": {"north": 1}}, "there is no client north; choose from town0"),
         ({"caps": {"town1": 1}}, r"caps\.town1: it begins on rung 2"),

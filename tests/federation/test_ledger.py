@@ -433,7 +433,7 @@ def test_a_checkpoint_without_sums_is_told(caplog):
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     model.parts.ledger.load_state_dict({})
-    assert "comm/total_bytes starts anew" in caplog.text
+    assert "comm/total_bytes restarts at 0" in caplog.text
     assert model.parts.ledger.total == 0
 
 

@@ -153,10 +153,10 @@ def test_a_lie_moves_the_mean_and_no_robust_rule():
         (FedPav(weighting="cdw"), "weighs clients"),
         (FedAtt(), "weighs clients"),
         (FedNova(), "weighs clients"),
-        (LotteryFL(), "aggregation of its own"),
+        (LotteryFL(), "its own aggregation"),
         (Scaffold(), "also uploads tensors"),
         (SKA(dual=False, unseen="avg", avg_every=3), "also uploads tensors"),  # in the third round
-        (IFCA(), "weighs clients|aggregation of its own"),
+        (IFCA(), "weighs clients|its own aggregation"),
     ],
 )
 def test_methods_that_need_more_than_a_mean_are_refused(method, says):

@@ -59,7 +59,7 @@ def test_without_a_run_directory_nothing_is_written(tmp_path, monkeypatch):
 
 def test_lightning_s_own_trainer_names_what_it_needs_and_then_works(tmp_path):
     options = QUIET | {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    with pytest.raises(ConfigError, match=r"in Python take fedsim\.Trainer, or strategy=FederatedStrategy\(\)"):
+    with pytest.raises(ConfigError, match=r"in Python use fedsim\.Trainer, or strategy=FederatedStrategy\(\)"):
         lightning.Trainer(**options).fit(make_model(FedPav()), datamodule=make_data())
     model, data = make_model(FedPav()), make_data(val="identities")
     trainer = lightning.Trainer(**options, strategy=FederatedStrategy())

@@ -99,8 +99,8 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
         ("auto", 1, BATCH, "only one of them runs; put srun before fedsim"),
         ("auto", 1, STEP | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}, "--ntasks-per-node"),
         ("auto", 1, STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "4 tasks cannot be spread evenly over 2 nodes"),
-        ("two", 1, STEP, "trainer.devices: two is no number of ranks"),
-        (-2, 1, TORCHRUN, "trainer.devices: -2 is no number of ranks"),
+        ("two", 1, STEP, "trainer.devices: two is not a number of ranks"),
+        (-2, 1, TORCHRUN, "trainer.devices: -2 is not a number of ranks"),
         (2, 1, TORCHRUN, "trainer.devices: 2, but torchrun starts 3 per node"),
         ("auto", 4, TORCHRUN, "trainer.num_nodes: 4, but torchrun uses 2"),
         ("auto", 2, {}, "trainer.num_nodes: 2, but there is no launcher to start them; use torchrun or Slurm"),
@@ -108,7 +108,7 @@ def test_steps_and_jobs_meet_at_ports_of_their_own():
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "MASTER_PORT")}, "NODE_RANK set"),
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_ADDR", "NODE_RANK")}, "MASTER_PORT and"),
         (1, 2, {name: BY_HAND[name] for name in ("MASTER_PORT", "NODE_RANK")}, "MASTER_ADDR, "),
-        (1, 2, BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK: 2 is not one of 0 to 1, as trainer.num_nodes says"),
+        (1, 2, BY_HAND | {"NODE_RANK": "2"}, "NODE_RANK: 2 is not one of 0 to 1; trainer.num_nodes is 2"),
         (1, 2, BY_HAND | {"NODE_RANK": "first"}, "NODE_RANK: first is not one of 0 to 1"),
         ("auto", 1, TORCHRUN | {"WORLD_SIZE": "5"}, "the same --nproc-per-node"),
         ("auto", 1, TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "2"}, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
@@ -126,7 +126,7 @@ def test_nodes_that_are_started_one_by_one_say_whom_they_wait_for(caplog, name):
     with caplog.at_level("INFO", logger="fedsim"):
         assert follow_launcher(4, 2, environ) == (4, 2)
     assert caplog.messages == [
-        "NODE_RANK 1 of 2 nodes: waits at first:29500 for the others, as long as trainer.strategy.timeout says"
+        "NODE_RANK 1 of 2 nodes: waits at first:29500 for the others, for at most trainer.strategy.timeout"
     ]
 
 

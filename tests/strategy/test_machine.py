@@ -72,5 +72,5 @@ def test_ranks_that_do_not_share_memory_are_told_so(tmp_path):
     run_on_ranks(hide_on_two, tmp_path)
     for rank in range(2):
         text = (tmp_path / f"{rank}.txt").read_text()
-        assert "rank 1 does not see " in text or "rank 1 stopped" in text
+        assert "rank 1 cannot access " in text or "rank 1 stopped" in text
         assert "--ipc=host" in text

@@ -147,6 +147,6 @@ def test_alone_it_teaches_nothing():
 
 def test_batches_in_pieces_are_refused():
     with pytest.raises(
-        ConfigError, match=r"^model.client.micro_batch: center loss moves its centers with whole batches"
+        ConfigError, match=r"^model.client.micro_batch: center loss updates its centers from whole batches"
     ):
         fit(trained(WITH, micro_batch=4), rounds=1)

@@ -216,7 +216,7 @@ def test_pieces_that_cannot_be_are_refused(method, options, line):
 
 def test_pieces_with_plain_sums_are_refused():
     with pytest.raises(
-        ConfigError, match=r"model.client.micro_batch: the sums of micro-batches are exact; set model.reduction"
+        ConfigError, match=r"model.client.micro_batch: sums over micro-batches are exact; set model.reduction"
     ):
         fit(make_model(FedPav(), client=training(micro_batch=4), reduction="fp32"), rounds=1)
 

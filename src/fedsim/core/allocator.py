@@ -1,4 +1,4 @@
-"""Memory of tensors: keeping freed memory for the next batch, that of CUDA graphs, recognising that it ran out."""
+"""Memory of tensors: keep freed memory for the next batch, share a pool among CUDA graphs, recognise out-of-memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's options, <malloc
 def prepare_memory(device: torch.device) -> None:
     """Set up the process's memory for training on ``device``.
 
-    On a CPU see :func:`keep_freed_memory`. With deterministic algorithms torch fills all new memory, to show programs
-    that read it too early: on GPUs two of three kernels of a step. Nothing here does so, and it is switched off.
+    On a CPU, see :func:`keep_freed_memory`. With deterministic algorithms, torch fills all new memory, to expose reads
+    of uninitialised memory; on GPUs, two of three kernels of a step do only that. fedsim has no such reads, so the
+    filling is switched off.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -40,42 +41,44 @@ def keep_freed_memory() -> bool:
 
 
 class GraphMemory:
-    """The memory that CUDA graphs share if they run one after another, and the stream on which they are recorded.
+    """The memory pool of CUDA graphs that are replayed one after another, and the stream on which they are captured.
 
-    Memory of a graph cannot be used by anything else. torch gives a pool up with its last graph, so the last one stays
-    until the next is recorded. ``device`` is a GPU.
+    Other work cannot use the memory of a graph. torch frees a pool with its last graph, so the last graph is kept until
+    the next one is captured. ``device`` is a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self.last: torch.cuda.CUDAGraph | None = None
-        """the last one that was recorded"""
+        """the graph that was captured last"""
         self.gave_up = False
-        """whether a recording has failed, so that nobody tries again"""
+        """whether a capture has failed; then no further graph is captured"""
 
     def record(self, generators: Sequence[torch.Generator], work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Return ``work`` as a graph. The host runs it, the GPU does not; random numbers come from ``generators``.
+        """Capture ``work`` as a graph and return the graph; random numbers come from ``generators``.
+
+        During the capture the host runs ``work``, but the GPU does not.
 
         Raises:
-            RuntimeError: if the host waits for the GPU meanwhile, or does another thing that a graph cannot hold.
+            RuntimeError: if the host waits for the device meanwhile, or does anything else that cannot be captured.
         """
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
         pool = None if self.last is None else self.last.pool()
-        # other threads may ask the GPU for something meanwhile: those of NCCL, of page-locked memory
+        # other threads may call CUDA meanwhile: those of NCCL and of page-locked memory
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         self.last = graph
         return graph
 
     def on_its_stream(self, work: Callable[[], None]) -> None:
-        """Do ``work`` as usual, but on the stream of recordings: autograd and libraries then know that one."""
-        around = torch.cuda.current_stream()
-        self._stream.wait_stream(around)
+        """Run ``work`` without a capture, but on its stream, to which autograd and libraries then adapt."""
+        caller_stream = torch.cuda.current_stream()
+        self._stream.wait_stream(caller_stream)
         with torch.cuda.stream(self._stream):
             work()
-        around.wait_stream(self._stream)
+        caller_stream.wait_stream(self._stream)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Constructors whose arguments are the fields of a dataclass, so that these stand in one place."""
+"""Constructors whose arguments are the fields of a dataclass, which defines and documents them once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar("S")
 def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]], Callable[Concatenate[Any, P], None]]:
     """Let a constructor of one argument, an instance of the dataclass ``settings``, take its fields instead.
 
-    Type checkers, ``help()`` and jsonargparse see names, types, defaults and texts of the fields.
+    Type checkers, ``help()`` and jsonargparse show the names, types, defaults and texts of the fields.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -39,9 +39,10 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
             constructor(self, settings(*args, **kwargs))
 
         functools.update_wrapper(construct, constructor)
-        del construct.__wrapped__  # type: ignore[attr-defined] # its signature is another one
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        construct.__signature__ = inspect.Signature([own, *fields], return_annotation=None)  # type: ignore[attr-defined]
+        del construct.__wrapped__  # type: ignore[attr-defined] # its signature differs
+        self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.Signature([self_parameter, *fields], return_annotation=None)
+        construct.__signature__ = signature  # type: ignore[attr-defined]
         construct.__doc__ = _text(settings)
         return construct
 
@@ -49,7 +50,7 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
 
 
 def texts_of_fields(node: ast.ClassDef) -> dict[str, str]:
-    """Return field of a dataclass -> the text below it, in one line."""
+    """Return, for each field of a dataclass, the text below it in one line."""
     texts = {}
     for field, below in itertools.pairwise(node.body):
         match field, below:

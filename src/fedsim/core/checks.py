@@ -1,4 +1,4 @@
-"""Checks of settings: each refuses a number with one line that names its field, and refuses NaN."""
+"""Checks of settings: each refuses a number with one line that names the field; NaN is always refused."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from operator import ge, gt, le, lt
 from fedsim.core.errors import ConfigError
 
 Number = float | int | None
-"""None is a setting that was left out: it passes."""
+"""None: the setting was left out, which every check accepts."""
 
 
-def at_least(where: str, least: float, hint: str = "", **fields: Number) -> None:
+def at_least(section: str, least: float, hint: str = "", **fields: Number) -> None:
     """Refuse values of ``fields`` below ``least``: raise ConfigError that names the first of them.
 
-    ``where`` is the section of the config, such as ``model.client``; ``hint``, the remedy, is added to the message.
+    ``section`` is a section of the config, such as ``model.client``; ``hint``, the remedy, is added to the message.
 
     >>> at_least("model.client", 1, local_epochs=2, local_steps=None)
     >>> at_least("model.client", 1, local_epochs=0)
     Traceback (most recent call last):
     fedsim.core.errors.ConfigError: model.client.local_epochs: 0 is less than 1
     """
-    _refuse(where, fields, lambda value: value >= least, f"is less than {least}{hint}")
+    _refuse(section, fields, lambda value: value >= least, f"is less than {least}{hint}")
 
 
-def positive(where: str, hint: str = "", **fields: Number) -> None:
+def positive(section: str, hint: str = "", **fields: Number) -> None:
     """Refuse values of 0 and below; see :func:`at_least`."""
-    _refuse(where, fields, lambda value: value > 0, f"is not positive{hint}")
+    _refuse(section, fields, lambda value: value > 0, f"is not positive{hint}")
 
 
-def not_negative(where: str, hint: str = "", **fields: Number) -> None:
+def not_negative(section: str, hint: str = "", **fields: Number) -> None:
     """Refuse values below 0; see :func:`at_least`."""
-    _refuse(where, fields, lambda value: value >= 0, f"is negative{hint}")
+    _refuse(section, fields, lambda value: value >= 0, f"is negative{hint}")
 
 
-def within(where: str, interval: str, **fields: Number) -> None:
+def within(section: str, interval: str, **fields: Number) -> None:
     """Refuse values outside an interval in mathematical notation: a round bracket excludes its end.
 
     See :func:`at_least` for the other arguments.
@@ -46,17 +46,17 @@ def within(where: str, interval: str, **fields: Number) -> None:
     """
     low, high = map(float, interval[1:-1].split(","))
     above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
-    _refuse(where, fields, lambda value: above(value, low) and below(value, high), f"is not in {interval}")
+    _refuse(section, fields, lambda value: above(value, low) and below(value, high), f"is not in {interval}")
 
 
-def _refuse(where: str, fields: Mapping[str, Number], passes: Callable[[float], bool], why: str) -> None:
+def _refuse(section: str, fields: Mapping[str, Number], passes: Callable[[float], bool], problem: str) -> None:
     for name, value in fields.items():
         if value is not None and not passes(value):
-            raise ConfigError(f"{where}.{name}: {value} {why}")
+            raise ConfigError(f"{section}.{name}: {value} {problem}")
 
 
-def known(where: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:
-    """Refuse unknown names, and list the known ones.
+def known(field: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:
+    """Refuse unknown ``names`` in a field: raise ConfigError, which lists the names to choose from.
 
     >>> known("model.clients", ["town9"], ["town0", "town1"])
     Traceback (most recent call last):
@@ -64,4 +64,4 @@ def known(where: str, names: Iterable[str], among: Collection[str], kind: str = 
     """
     for name in names:
         if name not in among:
-            raise ConfigError(f"{where}: there is no {kind} {name}; choose from {', '.join(among)}")
+            raise ConfigError(f"{field}: there is no {kind} {name}; choose from {', '.join(among)}")

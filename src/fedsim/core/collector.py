@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def imports_without_collection() -> Iterator[None]:
-    """Import PyTorch, Lightning and others without looking for garbage meanwhile, and leave them out of later looks.
+    """Import PyTorch, Lightning and others without garbage collection, and exclude them from later collections.
 
     They make half a million objects that live as long as the process. The collector would visit them several times
-    while they are imported, and again with every full collection of a run, for 0.15 s each. Does nothing in a process
-    that has imported PyTorch already, whose objects may well become garbage.
+    while they are imported, and again with every full collection of a run, for 0.15 s each. Does nothing if PyTorch is
+    already imported: the process then has other objects, which may become garbage.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -25,5 +25,5 @@ def imports_without_collection() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # else libraries that count their objects complain at the end
+        atexit.register(gc.unfreeze)  # else libraries that count their objects warn at the end
         gc.enable()

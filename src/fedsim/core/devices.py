@@ -14,13 +14,13 @@ def devices_here() -> str:
     True
     """
     names = [f"cuda:{index}{_model(index)}" for index in range(torch.cuda.device_count())]
-    return ", ".join(["cpu", *names]) if names else "cpu alone (torch sees no GPU; fedsim doctor says why)"
+    return ", ".join(["cpu", *names]) if names else "cpu alone (torch sees no GPU; fedsim doctor shows why)"
 
 
 def _model(index: int) -> str:
     try:
         return f" ({torch.cuda.get_device_name(index)})"
-    except (RuntimeError, AssertionError):  # one that is counted, but does not start
+    except (RuntimeError, AssertionError):  # a GPU that is counted, but does not start
         return ""
 
 
@@ -30,15 +30,15 @@ def cpu_computes_bf16() -> bool:
     >>> cpu_computes_bf16() in (True, False)
     True
     """
-    asks = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # there is no public way to ask
-    return asks is not None and bool(asks())
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # there is no public function
+    return is_supported is not None and bool(is_supported())
 
 
 def device_named(name: str) -> torch.device:
     """Return the device that the option ``--device`` names: cpu, cuda or cuda:N; cuda is the current GPU.
 
     Raises:
-        ConfigError: if there is none of this name here; it lists those that there are.
+        ConfigError: if this machine has no such device; the message lists its devices.
     """
     try:
         device = torch.device(name)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class FedSimError(Exception):
-    """Base of every error whose message names what is wrong and what to do about it."""
+    """Base of every error whose message names the problem and the remedy."""
 
 
 class ConfigError(FedSimError, ValueError):
@@ -19,11 +19,11 @@ class DataError(FedSimError, ValueError):
 
 
 class DrawsFailedError(FedSimError, RuntimeError):
-    """Some of a sweep's draws, or of several seeds' runs, failed; the others are done."""
+    """Some runs of a sweep, or of several seeds, failed; the others are complete."""
 
 
 class NotReadyError(FedSimError, RuntimeError):
-    """A fit cannot run on this machine as asked; the page that says why is written."""
+    """A fit cannot run on this machine as configured; the report with the reasons is already written."""
 
 
 class TrainingError(FedSimError, RuntimeError):

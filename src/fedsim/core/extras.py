@@ -1,4 +1,4 @@
-"""Libraries that not everybody has: they come with an extra of fedsim, and are imported where they are used."""
+"""Optional libraries: they come with an extra of fedsim, and are imported where they are used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 
 
-def load_extra(module: str, who: str, extra: str) -> Any:
+def load_extra(module: str, setting: str, extra: str) -> Any:
     """Import a module of an optional library, and return it.
 
-    ``who`` is the setting that needs it, and ``extra`` the name by which pip installs it. Raises ConfigError, with the
-    command to install it, if it is missing.
+    ``setting`` is the setting that needs the library, and ``extra`` the extra of fedsim by which pip installs it.
+    Raises ConfigError, with the command to install it, if the library is missing.
 
     >>> load_extra("json", "model.backbone: Example", "models").dumps([1])
     '[1]'
@@ -24,4 +24,4 @@ def load_extra(module: str, who: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         library = (error.name or module).partition(".")[0]
-        raise ConfigError(f"{who} needs {library}; pip install 'fedsim[{extra}]'") from error
+        raise ConfigError(f"{setting} needs {library}; pip install 'fedsim[{extra}]'") from error

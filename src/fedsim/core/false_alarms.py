@@ -19,6 +19,6 @@ _MESSAGES = (
 
 
 def ignore_false_alarms() -> None:
-    """Silence them in this process, or in the block of ``warnings.catch_warnings()`` around the call."""
+    """Silence these warnings in this process, or in the block of ``warnings.catch_warnings()`` around the call."""
     for message in _MESSAGES:
         warnings.filterwarnings("ignore", message)

@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def span(self) -> slice:
-        """Its elements of the buffer."""
+        """The slice of the buffer with its elements."""
         return slice(self.offset, self.offset + self.numel)
 
     @property
@@ -58,10 +58,12 @@ class FlatParameters:
     The buffer is sorted [shared parameters | shared buffers | private parameters | private buffers]. Integer buffers
     (``num_batches_tracked``) stay where they are, and so do tensors that are left out by name.
 
-    Trap: ``module.to(device)`` replaces the tensors, which then are no views any more. Move the module first, and call
-    :meth:`check` in each round. ``is_shared`` says by name whether a tensor is sent to the server. At the end of the
-    buffer, ``reserve`` elements are free for tensors of single clients. ``left_out`` says by name which tensors never
-    change, and belong to nobody.
+    Trap: ``module.to(device)`` replaces the tensors by new ones, which are not views of the buffer. Move the module
+    first, and call :meth:`check` in each round.
+
+    ``is_shared`` returns, for a name, whether the tensor is exchanged with the server. ``left_out`` returns whether the
+    tensor is outside the buffer: it never changes, and is neither shared nor private. At the end of the buffer,
+    ``reserve`` elements are free for tensors of single clients.
 
     Raises:
         TypeError: if a parameter or floating buffer is not float32.
@@ -77,7 +79,7 @@ class FlatParameters:
         self.module = module
         tensors: dict[str, tuple[str, Tensor]] = {n: ("parameter", t) for n, t in module.named_parameters()}
         tensors |= {n: ("buffer", t) for n, t in module.named_buffers() if t.is_floating_point()}
-        tensors = {name: found for name, found in tensors.items() if not left_out(name)}
+        tensors = {name: (kind, tensor) for name, (kind, tensor) in tensors.items() if not left_out(name)}
         for name, (_, tensor) in tensors.items():
             if tensor.dtype is not torch.float32:
                 raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")
@@ -99,7 +101,7 @@ class FlatParameters:
 
     @property
     def shared(self) -> Tensor:
-        """The part that the server sees: a view of shape [num_shared]."""
+        """The part that is exchanged with the server: a view of shape [num_shared]."""
         return self.buffer[: self.num_shared]
 
     @property
@@ -131,7 +133,7 @@ class FlatParameters:
 
     @property
     def gradients(self) -> Tensor:
-        """A second buffer of the same layout, for gradients; made when it is first asked for."""
+        """A second buffer of the same layout, for gradients; created at its first use."""
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.buffer)
         return self._gradients

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 class Placement:
     """An assignment of clients to ranks.
 
-    Where ranks share nothing, a client is trained on its rank in the whole run. Ranks of one machine take each other's
-    clients; a client's own rank then makes and saves its state.
+    If ranks share no clients, a client trains on its host rank during the whole run. Ranks of one machine can train
+    each other's clients; the host rank then creates and saves the client's state.
     """
 
     ranks: Mapping[str, int]
-    """client -> its rank"""
+    """client -> its host rank"""
     loads: tuple[float, ...]
     """rank -> predicted work, in the unit of the costs"""
     per_machine: int = 1
-    """ranks that share their clients; 1: each rank has its own"""
+    """number of ranks that share their clients; 1: ranks share none"""
 
     def clients_of(self, rank: int) -> list[str]:
-        """Return the clients of ``rank``, in the order in which they were given to :func:`place`."""
+        """Return the clients of ``rank``, in the order in which :func:`place` received them."""
         return [client for client, host in self.ranks.items() if host == rank]
 
     @property
@@ -31,7 +31,7 @@ class Placement:
         return [range(first, first + self.per_machine) for first in range(0, len(self.loads), self.per_machine)]
 
     def shared_by(self, ranks: range) -> list[str]:
-        """Return the clients of several ranks, in the order in which they were given to :func:`place`."""
+        """Return the clients of several ranks, in the order in which :func:`place` received them."""
         return [client for client, host in self.ranks.items() if host in ranks]
 
     @property
@@ -63,7 +63,7 @@ def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> P
         return Placement({client: ranks[client] for client in costs}, loads, per_machine)
     work = [0.0] * num_ranks
     assigned: dict[str, int] = {}
-    for client in sorted(costs, key=lambda name: -costs[name]):  # sorted() is stable: ties keep the given order
+    for client in sorted(costs, key=lambda name: -costs[name]):  # sorted() is stable: ties keep the order of ``costs``
         rank = min(range(num_ranks), key=work.__getitem__)
         assigned[client] = rank
         work[rank] += costs[client]
@@ -71,12 +71,12 @@ def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> P
 
 
 def by_device(devices: Sequence[object]) -> str:
-    """Say which ranks of a machine are where, for people; ``devices`` are those of the ranks.
+    """Return a text with the ranks of a machine by device; ``devices`` are those of the ranks, in order.
 
     >>> by_device(["cuda:0", "cuda:1", "cuda:0", "cuda:1"])
     'cuda:0: ranks 0, 2; cuda:1: ranks 1, 3'
     """
-    where: dict[str, list[str]] = {}
+    ranks_of: dict[str, list[str]] = {}
     for rank, device in enumerate(devices):
-        where.setdefault(str(device), []).append(str(rank))
-    return "; ".join(f"{device}: rank{'s' * (len(r) > 1)} {', '.join(r)}" for device, r in where.items())
+        ranks_of.setdefault(str(device), []).append(str(rank))
+    return "; ".join(f"{device}: rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" for device, ranks in ranks_of.items())

@@ -1,4 +1,4 @@
-"""Stateless seeding: every random choice is a function of (seed, round, client, purpose), not of earlier draws.
+"""Stateless seeding: every random choice is a function of (seed, round, client, purpose), not of earlier choices.
 
 So a run does not depend on the number of ranks, and resumes without a saved generator state.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # to plan a sweep takes no torch, which takes seconds to import
+if TYPE_CHECKING:  # planning a sweep needs no torch, whose import takes seconds
     import torch
 
 

@@ -1,6 +1,6 @@
-"""What the processes of one machine share: folders in memory, arrays in them, and a counter.
+"""Memory that the processes of one machine share: folders in memory, arrays in them, and a counter.
 
-Everything is a file. Processes see each other's writes at once, because they go through the same pages of the kernel.
+All of it is files. A write is visible to the other processes at once, because all use the same pages of the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEMORY = Path("/dev/shm")
 
 
 def memory_folder() -> Path:
-    """Return where files are in memory; without such a place, the temporary folder."""
+    """Return the folder whose files are in memory; if there is none, the temporary folder."""
     return _MEMORY if os.access(_MEMORY, os.W_OK) else slow_folder()
 
 
@@ -42,9 +42,10 @@ def is_roomy(num_bytes: float) -> bool:
 
 @contextmanager
 def shared_array(folder: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[Tensor, bool]]:
-    """Yield an array uint8 of this name and shape in a folder, and whether it is new.
+    """Yield the uint8 array of this name and shape in a folder, and whether it is new.
 
-    The block fills a new array; then other processes can map it. Where there is no room, it is this process's own.
+    The block must fill a new array; after the block, other processes can map it. If there is no room for the array, it
+    is private to this process.
     """
     path = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
     if path.exists():
@@ -52,7 +53,7 @@ def shared_array(folder: Path, name: str, shape: tuple[int, ...]) -> Iterator[tu
         return
     partial = path.with_suffix(f".{os.getpid()}")
     try:
-        with partial.open("xb") as file:  # now: where memory is missing, a write into mapped memory kills the process
+        with partial.open("xb") as file:  # allocated now: without room, a later write into the map kills the process
             os.posix_fallocate(file.fileno(), 0, math.prod(shape))
         pixels = torch.from_numpy(np.memmap(partial, np.uint8, "r+", shape=shape))
     except OSError:
@@ -64,11 +65,11 @@ def shared_array(folder: Path, name: str, shape: tuple[int, ...]) -> Iterator[tu
 
 
 def shared_rows(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the float64 array in a file, which is made if there is none; None where memory is missing."""
+    """Return the float64 array in a file, which is created if it is missing; None if there is no memory for it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(file, 0, 8 * math.prod(shape))  # now, as above
+            os.posix_fallocate(file, 0, 8 * math.prod(shape))  # allocated now, as above
         finally:
             os.close(file)
         return torch.from_numpy(np.memmap(path, np.float64, "r+", shape=shape))
@@ -92,9 +93,9 @@ class Counter:
         weakref.finalize(self, os.close, self._file)
 
     def take(self, queue: int) -> int:
-        """Return the next number of ``queue``, 1 or more. A queue begins with its first call, and ends the one before.
+        """Return the next number of ``queue``; queues are numbered from 1, and used one after another.
 
-        Late calls, of a queue that has ended, get the largest number.
+        The first call for a queue ends the queue before it. Late calls for a queue that has ended return 2**62.
         """
         with locked(self._file):
             content = os.pread(self._file, self._FORMAT.size, 0)

@@ -1,7 +1,7 @@
-"""Processes that import PyTorch while the first rank does, and then become its other ranks.
+"""Spares: processes that import PyTorch at the same time as the first rank, and then become the machine's other ranks.
 
-Lightning starts the other ranks of a machine when the first one has read its config and its data. They begin to import
-only then, and the first one waits for them, as long as it has taken itself. A spare imports from the first moment.
+Lightning starts the other ranks of a machine after the first one has read its config and its data. They begin to import
+only then, and the first rank waits for them as long as its own imports took. A spare imports from the beginning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 _LAUNCHERS = (
     "RANK", "LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_RANK",
 )  # fmt: skip
-"""variables by which this process is one of several that somebody else has started"""
+"""variables of launchers: if one is set, another program has started this process as one of several"""
 
 Process = subprocess.Popen[bytes]
 
@@ -26,7 +26,7 @@ _spares: list[Process] = []
 
 
 def may_start(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is the command ``fedsim`` itself, and the one that starts the others."""
+    """Return whether this process is the command ``fedsim`` itself, and must start the other ranks."""
     if not os.path.isfile(sys.argv[0]):  # empty in an interactive Python, whose working directory may be fedsim's
         return False
     program = os.path.realpath(sys.argv[0])
@@ -35,7 +35,7 @@ def may_start(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def start(number: int, program: str) -> None:
-    """Start ``number`` Pythons with ``program``, which calls :func:`become_rank` when it has imported what it needs."""
+    """Start ``number`` Python processes with ``program``, which calls :func:`become_rank` after its imports."""
     command = [sys.executable, "-c", program]
     _spares.extend(subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(number))
     if number:
@@ -43,42 +43,42 @@ def start(number: int, program: str) -> None:
 
 
 def count() -> int:
-    """Return the number of processes that wait."""
+    """Return the number of spares that wait."""
     return len(_spares)
 
 
 def take() -> list[Process]:
-    """Return the processes that were started, and forget them."""
+    """Return the spares, which the caller then owns."""
     taken = [*_spares]
     _spares.clear()
     return taken
 
 
 def dismiss() -> None:
-    """End whoever was not taken."""
+    """Kill the spares that were not used."""
     for spare in take():
         with spare:  # closes its pipe, and waits
             spare.kill()
 
 
 def begin(spare: Process, arguments: list[str], environment: Mapping[str, str]) -> None:
-    """Let a spare become a rank with ``arguments``, of the command line, and ``environment``."""
+    """Let a spare become a rank with these command-line ``arguments`` and this ``environment``."""
     assert spare.stdin is not None
-    told = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode()
-    with suppress(BrokenPipeError), spare.stdin as pipe:  # broken: it has ended, which Lightning sees
-        pipe.write(told)
+    message = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode()
+    with suppress(BrokenPipeError), spare.stdin as pipe:  # broken: the spare has ended, which Lightning detects
+        pipe.write(message)
 
 
 def become_rank() -> None:
-    """Wait in a spare until it is told its rank; end if nobody does, also when the first rank was killed.
+    """Wait in a spare for the message of :func:`begin`; end the process if the first rank ends without sending one.
 
-    Ctrl-C reaches all processes of a terminal: one that is no rank yet leaves the answer to the first rank.
+    Ctrl-C reaches all processes of a terminal. Only the first rank reacts to it while the others are still spares.
     """
     with open(0, "rb", closefd=False) as pipe:
-        told = pipe.read()
-    if not told:
+        message = pipe.read()
+    if not message:
         os._exit(0)
-    content = json.loads(told)
+    content = json.loads(message)
     os.environ.clear()
     os.environ.update(content["environment"])
     sys.argv[1:] = content["arguments"]

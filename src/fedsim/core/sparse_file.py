@@ -24,7 +24,7 @@ _FORMAT = "fedsim sparse 1"
 
 
 def write_sparse(tensors: Mapping[str, Tensor], pruned: Collection[str], path: Path) -> None:
-    """Write float32 CPU tensors by name, those of the names ``pruned`` without their zeros."""
+    """Write float32 CPU tensors by name; tensors whose names are in ``pruned`` are stored without their zeros."""
     parts, shapes = {}, {}
     for name, tensor in tensors.items():
         values = tensor.flatten()

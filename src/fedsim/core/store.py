@@ -79,13 +79,13 @@ class MemoryStore(ClientStore):
 class FileStore(ClientStore):
     """Tensors in a file that any number of processes has opened; :meth:`read` returns copies on the CPU.
 
-    The file holds the place of its end, then each client's place of its table of contents, then tables and tensors. All
-    of them are written over if the new content fits into the old room. Nobody may write a client's tensors while
-    somebody else reads them.
+    The file begins with the offset of its end, followed by the position of each client's table of contents; tables and
+    tensors follow. A table or tensor is overwritten in place if the new content fits into its room. A process must not
+    write a client's tensors while another process reads them.
 
     Args:
-        path: of the file; it may be removed when all have opened it.
-        clients: all names, alike in all processes.
+        path: of the file; it may be removed after all processes have opened it.
+        clients: names of all clients, in the same order in all processes.
     """
 
     _END = struct.Struct("<q")
@@ -151,7 +151,7 @@ class FileStore(ClientStore):
 
     def _write(self, tensor: Tensor, old: _Saved | None) -> _Saved:
         view = bytes_of(tensor.detach().cpu().contiguous())
-        if old is None or old.room < len(view):  # its size may change from round to round: leave it room to grow
+        if old is None or old.room < len(view):  # sizes may change from round to round: leave room to grow
             room = len(view) if old is None else len(view) * 5 // 4
             old = _Saved(self._allocate(room), room, tensor.dtype, tensor.shape)
         offset = old.offset
@@ -174,7 +174,7 @@ class _Saved(NamedTuple):
 
     offset: int
     room: int
-    """bytes that it may have"""
+    """bytes reserved for it"""
     dtype: torch.dtype
     shape: torch.Size
 
@@ -189,7 +189,7 @@ def _parsed(table: bytes) -> Mapping[str, _Saved]:
 
 @contextmanager
 def locked(file: int) -> Iterator[None]:
-    """Keep other processes out that lock the same file; the kernel lifts the lock of a process that ends."""
+    """Hold the lock of a file during the block; the kernel releases the lock of a process that ends."""
     fcntl.lockf(file, fcntl.LOCK_EX)
     try:
         yield

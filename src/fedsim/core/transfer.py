@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device``; to a GPU it is copied while the program goes on.
+    """Return a tensor on ``device``; the copy to a GPU is asynchronous.
 
-    The copy is from page-locked memory, of which torch keeps blocks for the next one: only such a copy runs along.
+    Only copies from page-locked memory are asynchronous; torch keeps its blocks for the next copy.
 
     >>> send(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
@@ -22,9 +22,9 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def ahead(tensors: Iterator[Tensor], copies: torch.cuda.Stream) -> Iterator[Tensor]:
-    """Yield tensors on a GPU, each of which is copied there, on the stream ``copies``, while its predecessor is used.
+    """Yield tensors on a GPU; each is copied there on the stream ``copies`` while its predecessor is used.
 
-    On the usual stream a copy would wait for the work that the GPU has got before it, and later work for the copy.
+    On the usual stream, a copy would wait for work that was queued before it, and later work would wait for the copy.
     """
 
     def fetch() -> tuple[Tensor | None, torch.cuda.Event]:
@@ -33,9 +33,9 @@ def ahead(tensors: Iterator[Tensor], copies: torch.cuda.Stream) -> Iterator[Tens
 
     tensor, arrived = fetch()
     while tensor is not None:
-        following = fetch()
+        prefetched = fetch()
         work = torch.cuda.current_stream(copies.device)
         work.wait_event(arrived)
-        tensor.record_stream(work)  # else its memory could hold the next copy as soon as the host forgets it
+        tensor.record_stream(work)  # else the next copy could get its memory once the host drops it
         yield tensor
-        tensor, arrived = following
+        tensor, arrived = prefetched

@@ -39,7 +39,7 @@ def publish_version(partial: Path) -> Path:
         pointer.write_text(version.name + "\n")
     for old in _versions(folder):
         if old != version:
-            # renamed first: a killed removal then leaves no half of a version behind
+            # renamed first: a removal that is killed then leaves no half of a version
             doomed = old.rename(old.with_name(old.name + ".tmp"))
             # in a thread: removing gigabytes takes a noticeable time
             threading.Thread(target=shutil.rmtree, args=(doomed, True)).start()

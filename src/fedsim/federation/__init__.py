@@ -1,4 +1,4 @@
-"""The federation: the round, what makes it, and what watches it."""
+"""The federation: the round, its parts, and the callbacks that watch it."""
 
 from fedsim.federation.federation import Federation
 

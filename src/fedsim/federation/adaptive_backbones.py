@@ -24,7 +24,8 @@ from fedsim.training.server import Server
 
 log = logging.getLogger(__name__)
 
-OTHER_LADDER = "ckpt_path: model.adaptive_backbones is not that of the run that wrote the checkpoint"
+_FIELD = "model.adaptive_backbones"
+OTHER_LADDER = "ckpt_path: model.adaptive_backbones differs from that of the run that wrote the checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,36 +33,36 @@ class AdaptiveBackbones:
     """Backbones that follow the clients' rewards (paper 002, "Adaptive model selection strategy", Fig. 11).
 
     The paper only says: "based on the hardware constraints and then based on the reward accumulation". The rest is our
-    choice: every few rounds clients are ranked by their mean reward of ``selection: UCB``. The top third steps one way,
-    the bottom third the other, up as far as its hardware allows. A client that switches gets the current global model
-    of the new architecture and a new embedding; it keeps its classifier, whose input has the same width.
+    choice: every few rounds, clients are ranked by their mean reward of ``selection: UCB``. The top third steps in one
+    direction, the bottom third in the other; a step up needs hardware that allows it. A client that switches gets the
+    current global model of the new architecture and a new embedding. It keeps its classifier, whose input has the same
+    width.
     """
 
     ladder: list[Backbone | nn.Module]
-    """backbones from the smallest to the largest; ``model.backbone`` and ``model.clients.NAME.backbone``, where clients
-    begin, must be among them"""
+    """backbones from the smallest to the largest; the clients' first ones, ``model.backbone`` and
+    ``model.clients.NAME.backbone``, must be among them"""
     every: int = 5
     """rounds between two rankings"""
     share: float = 1 / 3
     """share of the clients that may step up, and share that steps down"""
     rewarded: Literal["up", "down"] = "up"
-    """where clients with many rewards step. ``up``: to a larger backbone. ``down``: to a smaller one, as in Fig. 11,
-    where two clients with much data leave the largest backbone; clients with few rewards then step up"""
+    """direction in which clients with many rewards step. ``up``: to a larger backbone. ``down``: to a smaller one, as
+    in Fig. 11, where two clients with much data leave the largest backbone; clients with few rewards then step up"""
     caps: dict[str, int] = field(default_factory=dict)
     """client -> highest rung that its hardware allows, from 1; other clients have no limit"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        where = "model.adaptive_backbones"
         if len(self.ladder) < 2:
-            raise ConfigError(f"{where}.ladder: {len(self.ladder)} backbones leave no choice; give at least 2")
+            raise ConfigError(f"{_FIELD}.ladder: {len(self.ladder)} backbones leave no choice; give at least 2")
         if len({layout_of(backbone) for backbone in self.ladder}) < len(self.ladder):
-            raise ConfigError(f"{where}.ladder: two backbones are the same; leave one out")
-        at_least(where, 1, every=self.every)
-        within(where, "(0, 0.5]", share=self.share)
+            raise ConfigError(f"{_FIELD}.ladder: two backbones are the same; leave one out")
+        at_least(_FIELD, 1, every=self.every)
+        within(_FIELD, "(0, 0.5]", share=self.share)
         for client, rung in self.caps.items():
             if not 1 <= rung <= len(self.ladder):
-                raise ConfigError(f"{where}.caps.{client}: {rung} is no rung; they are 1 to {len(self.ladder)}")
+                raise ConfigError(f"{_FIELD}.caps.{client}: {rung} is not a rung; choose from 1 to {len(self.ladder)}")
 
 
 def next_rungs(
@@ -73,14 +74,15 @@ def next_rungs(
 ) -> dict[str, int]:
     """Return the clients' new rungs.
 
-    A tie with the last client of the top or bottom share belongs to it, unless the two meet: equal rewards move nobody.
+    A client whose reward equals that of the last client of the top or bottom share belongs to the share, unless the two
+    shares would overlap: if all rewards are equal, no client moves.
 
     Args:
-        rewards: client -> mean reward, of those that have been selected; the others stay.
+        rewards: client -> mean reward, for clients that have been selected; the others stay.
         rungs: client -> 1 (smallest), 2, ...
-        caps: client -> its highest rung; all clients.
-        share: of the clients, for each direction.
-        rewarded: where clients with large rewards step.
+        caps: client -> its highest rung, for all clients.
+        share: of the clients that may step in each direction.
+        rewarded: direction in which clients with large rewards step.
 
     >>> next_rungs({"a": 0.0, "b": 0.5, "c": 1.0}, {"a": 2, "b": 2, "c": 2}, {"a": 3, "b": 3, "c": 3}, share=1 / 3)
     {'a': 1, 'b': 2, 'c': 3}
@@ -101,34 +103,33 @@ def next_rungs(
 
 
 class BackboneLadder(RoundListener):
-    """The rung of each client, alike on all ranks; it changes the architectures of ``parts`` in place.
+    """The rung of each client, equal on all ranks; it changes the architectures in ``parts`` in place.
 
     Raises:
-        ConfigError: if settings do not go together.
+        ConfigError: if settings contradict each other.
     """
 
     key = "backbones"
 
     def __init__(self, settings: AdaptiveBackbones, parts: Parts, selection: Selection) -> None:
         self._settings, self._parts, self._selection = settings, parts, selection
-        of_layout = {layout_of(model.network.backbone): arch for arch, model in parts.models.items()}
-        self._archs = [of_layout[layout_of(backbone)] for backbone in settings.ladder]
+        arch_of = {layout_of(model.network.backbone): arch for arch, model in parts.models.items()}
+        self._archs = [arch_of[layout_of(backbone)] for backbone in settings.ladder]
         """names of the ladder's architectures, from the smallest"""
         self._caps = dict.fromkeys(parts.archs, len(self._archs)) | settings.caps
-        where = "model.adaptive_backbones"
         if not selection.has_rewards:
-            raise ConfigError(f"{where}: needs rewards, which {type(selection).__name__} has not; use UCB")
+            raise ConfigError(f"{_FIELD}: needs rewards, which {type(selection).__name__} does not have; use UCB")
         for client, arch in parts.archs.items():
             if arch not in self._archs:
-                raise ConfigError(f"{where}.ladder: lacks the backbone that client {client} begins with; add it")
-        known(f"{where}.caps", settings.caps, list(parts.archs))
+                raise ConfigError(f"{_FIELD}.ladder: lacks the backbone that client {client} begins with; add it")
+        known(f"{_FIELD}.caps", settings.caps, list(parts.archs))
         for client, rung in self.rungs.items():
             if rung > self._caps[client]:
-                raise ConfigError(f"{where}.caps.{client}: it begins on rung {rung}; raise its cap, or begin lower")
+                raise ConfigError(f"{_FIELD}.caps.{client}: it begins on rung {rung}; raise its cap, or begin lower")
         models = [parts.models[arch] for arch in self._archs]
         if len({model.network.num_features for model in models}) > 1 or not models[0].has_own_heads:
             raise ConfigError(
-                f"{where}: classifiers must be the clients' own, on embeddings of equal width; "
+                f"{_FIELD}: clients must keep their classifiers, on embeddings of equal width; "
                 "use a method that does not share the head, and model.neck.kind: linear"
             )
 
@@ -138,25 +139,23 @@ class BackboneLadder(RoundListener):
         return {client: self._archs.index(arch) + 1 for client, arch in self._parts.archs.items()}
 
     def begin(self, round_: int) -> None:
-        """Let clients switch, if it is time."""
+        """Let clients switch in every round that is due."""
         if round_ == 0 or round_ % self._settings.every:
             return
-        parts, how, rewards = self._parts, self._settings, self._selection.mean_rewards()
+        parts, settings, rewards = self._parts, self._settings, self._selection.mean_rewards()
         moved = False
-        for name, rung in next_rungs(rewards, self.rungs, self._caps, how.share, how.rewarded).items():
+        for name, rung in next_rungs(rewards, self.rungs, self._caps, settings.share, settings.rewarded).items():
             old, new = parts.archs[name], self._archs[rung - 1]
             if new != old:
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
                 parts.archs[name] = new
                 moved = True
-                if name in parts.rank_share.own:
+                if name in parts.rank_share.hosted_clients:
                     _move(parts.clients[name], parts.models[new], parts.method, parts.server)
                 elif name in parts.clients:
                     parts.clients[name].model = parts.models[new]
-        if (
-            moved and parts.rank_share.machine is not None
-        ):  # another rank may train a client before its own has moved it
-            parts.rank_share.machine.meet()
+        if moved and parts.rank_share.machine is not None:
+            parts.rank_share.machine.meet()  # else another rank could train a client before its host has moved it
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""
@@ -181,13 +180,13 @@ class BackboneLadder(RoundListener):
 
 
 def _move(client: Client, model: FlatModel, method: Method, server: Server) -> None:
-    """Give a client another architecture: its private state starts anew, but for the classifier."""
+    """Give a client another architecture, with a new private state; only the classifier is kept."""
     generator = torch_generator(client.seed, client.client_name, "head")
     state, head = model.initial_state(client.num_classes, generator), client.head
     assert head is not None, "heads belong to clients"
     for new, old in zip(model.head_of(state, client.num_classes), head, strict=True):
         new.copy_(old)
     client.model = model
-    model.shared.copy_(server.vector(model.arch))  # what it holds is of the last client that was seated
+    model.shared.copy_(server.vector(model.arch))  # it still holds the last client's values
     model.flat.private.copy_(model.initial_private)
     client.store_private(state, method.initial_state(model).client)

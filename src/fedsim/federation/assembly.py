@@ -1,4 +1,4 @@
-"""Building what a rank needs from settings and data: the server, the models and the clients that it hosts."""
+"""Assembly of a rank's parts from settings and data: the server, the models and the clients that it may train."""
 
 from __future__ import annotations
 
@@ -34,70 +34,76 @@ from fedsim.training.statistics import BatchNormStatistics, shared_names
 
 
 def assemble(
-    how: Settings,
+    settings: Settings,
     data: FederatedDataModule,
     rank: int,
     world_size: int,
     device: torch.device,
     machine: Machine | None = None,
 ) -> Parts:
-    """Build the server and the clients that ``rank`` may train: its own, or those of its ``machine``.
+    """Build the server and the clients that ``rank`` may train: those that it hosts, or all of its ``machine``.
 
     No image is read. With a machine, all ranks of the run assemble together.
 
     Raises:
-        ConfigError: if settings and data do not fit together.
+        ConfigError: if settings and data contradict each other.
     """
-    settings = {c.name: settings_of(c, how.client, how.overrides) for c in data.federated.clients}
-    federated = data.federated.without_identities({n for n, s in settings.items() if s.clusters})
-    check_settings(federated, how.overrides, how.bn_stats, how.method, how.hardware)
-    check_batches(federated.clients, settings, says=rank == 0)
-    models, archs = _build_models(how, federated.clients, device)
-    costs = {c.name: float(c.num_images * settings[c.name].passes) for c in federated.clients}
-    check_micro_batches(settings, models, how.method, how.objective, how.reduction)
-    check_graphs(federated.clients, settings, how.method, device, says=rank == 0)
-    check_compiler(settings, device)
+    client_settings = {c.name: settings_of(c, settings.client, settings.overrides) for c in data.federated.clients}
+    federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
+    check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
+    check_batches(federated.clients, client_settings, logs=rank == 0)
+    models, archs = _build_models(settings, federated.clients, device)
+    costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
+    check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
+    check_graphs(federated.clients, client_settings, settings.method, device, logs=rank == 0)
+    check_compiler(client_settings, device)
     check_image_sizes(models, data)
     for model in models.values():
-        model.prepare(settings.values())
-    server = Server(models, archs, data.augmentation, how.seed, len(federated.public or ()))
-    server.load_kept({arch: how.method.initial_state(model).server for arch, model in models.items()})
-    trains_alone = len(federated.clients) == 1 or not how.method.shared_groups
+        model.prepare(client_settings.values())
+    server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
+    server.load_kept({arch: settings.method.initial_state(model).server for arch, model in models.items()})
+    trains_alone = len(federated.clients) == 1 or not settings.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
-    micro_batches = {c.name: settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
-    rank_share = make_rank_share(costs, micro_batches, rank, world_size, machine, how.client_store, device, largest)
-    near = set(rank_share.near)
+    micro_batches = {c.name: client_settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
+    rank_share = make_rank_share(
+        costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest
+    )
+    trainable = set(rank_share.trainable_clients)
     clients = {
-        mine.name: Client(
-            data=mine, training=settings[mine.name], objective=how.objective, augmentation=data.augmentation,
-            model=models[archs[mine.name]], store=rank_share.states, seed=how.seed, trains_alone=trains_alone,
+        client.name: Client(
+            data=client, training=client_settings[client.name], objective=settings.objective,
+            augmentation=data.augmentation, model=models[archs[client.name]], store=rank_share.states,
+            seed=settings.seed, trains_alone=trains_alone,
         ).to(device)
-        for mine in federated.clients if mine.name in near
+        for client in federated.clients if client.name in trainable
     }  # fmt: skip
-    for name in rank_share.own:  # now, so that out-of-memory shows before round 1
-        clients[name].start(how.method.initial_state(models[archs[name]]).client)
+    for name in rank_share.hosted_clients:  # now, so that out-of-memory shows before round 1
+        clients[name].start(settings.method.initial_state(models[archs[name]]).client)
     return Parts(
-        method=how.method, federated=federated, models=models, archs=archs, costs=costs,
+        method=settings.method, federated=federated, models=models, archs=archs, costs=costs,
         micro_batches=micro_batches, rank_share=rank_share,
-        statistics={arch: BatchNormStatistics(how.bn_stats, model) for arch, model in models.items()},
-        server=server, ledger=Ledger(how.method, server, archs, how.hardware, how.accounting),
-        clients=clients, objective=how.objective,
+        statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
+        server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
+        clients=clients, objective=settings.objective,
     )  # fmt: skip
 
 
 def _build_models(
-    how: Settings, clients: Sequence[ClientData], device: torch.device
+    settings: Settings, clients: Sequence[ClientData], device: torch.device
 ) -> tuple[dict[str, FlatModel], dict[str, str]]:
     """Build one model per architecture: return architecture -> model, client -> architecture.
 
-    Clients whose backbones have the same layout share one; the first client's initial weights count. Every backbone on
-    the ladder gets a model, with room for the largest head.
+    Clients whose backbones have the same layout share a model, with the initial weights of the first client's backbone.
+    Every backbone on the ladder gets a model, with room for the largest head.
     """
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
-    common, ladder = layout_of(how.backbone), how.adaptive_backbones.ladder if how.adaptive_backbones else ()
+    common, ladder = (
+        layout_of(settings.backbone),
+        settings.adaptive_backbones.ladder if settings.adaptive_backbones else (),
+    )
     for data in clients:
-        own = how.overrides[data.name].backbone if data.name in how.overrides else None
-        backbone, layout = (how.backbone, common) if own is None else (own, layout_of(own))
+        override = settings.overrides[data.name].backbone if data.name in settings.overrides else None
+        backbone, layout = (settings.backbone, common) if override is None else (override, layout_of(override))
         groups.setdefault(layout, (backbone, []))[1].append(data)
     for backbone in ladder:
         groups.setdefault(layout_of(backbone), (backbone, []))
@@ -108,12 +114,13 @@ def _build_models(
         if name in models:
             name = next(new for i in itertools.count(2) if (new := f"{name}{i}") not in models)
         max_classes = max(c.num_classes for c in (clients if ladder else group))
-        shared_head = max_classes if Group.HEAD in how.method.shared_groups and max_classes else None
-        with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend on the seed alone
-            torch.manual_seed(how.seed)
-            network = ReIDModel(copy.deepcopy(backbone), how.neck, shared_head, how.objective.head_std).to(device)
-        of_names = group_names(network)
-        shared = shared_names(of_names, how.method.shared_groups, how.bn_stats)
-        models[name] = FlatModel(name, network, shared, of_names, max_classes)
+        shared_head = max_classes if Group.HEAD in settings.method.shared_groups and max_classes else None
+        with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend only on the seed
+            torch.manual_seed(settings.seed)
+            network = ReIDModel(copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std)
+        network = network.to(device)
+        group_of = group_names(network)
+        shared = shared_names(group_of, settings.method.shared_groups, settings.bn_stats)
+        models[name] = FlatModel(name, network, shared, group_of, max_classes)
         archs |= {c.name: name for c in group}
     return models, archs

@@ -1,4 +1,4 @@
-"""fedsim's part of a checkpoint: written, compared with a federation, and loaded."""
+"""fedsim's part of a checkpoint: save it, compare it with a federation, load it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
         "threads": threads,
     }
     states = {listener.key: listener.state_dict() for listener in listeners if listener.key}
-    private = ((name, parts.rank_share.states.read(name)) for name in parts.rank_share.own)
+    private = ((name, parts.rank_share.states.read(name)) for name in parts.rank_share.hosted_clients)
     return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
 
 
@@ -43,21 +43,21 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     """Load the additions of :func:`save` into the server, the clients and ``listeners``.
 
     Raises:
-        ConfigError: naming the first difference, if the checkpoint is of another method, federation or model.
+        ConfigError: with the first difference, if the checkpoint is of another method, federation or model.
     """
     content = checkpoint[CONTENT_KEY]
-    # up to 0.1 the ledger's state stood apart
+    # up to version 0.1, the ledger's state was stored under two other keys
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
     _check_content(content, parts)
     if content.get(BackboneLadder.key) and not any(isinstance(listener, BackboneLadder) for listener in listeners):
         raise ConfigError(OTHER_LADDER)
-    for listener in listeners:  # before the clients' states, whose layout a ladder decides
+    for listener in listeners:  # before the clients' states, whose layout depends on the ladder
         listener.load_state_dict(content.get(listener.key, {}))
-    for name, state in read_states(Path(content["path"]), content, parts.rank_share.own).items():
+    for name, state in read_states(Path(content["path"]), content, parts.rank_share.hosted_clients).items():
         parts.clients[name].load_private_state(state)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if content["threads"] != threads:
-        log.warning("the checkpoint is of %d threads per rank: last bits may differ", content["threads"])
+        log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
 
 
 def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
@@ -65,8 +65,8 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
     if content["method"] != name:
         raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {name}")
     if classes.keys() != content["clients"].keys():
-        here, there = ", ".join(classes), ", ".join(content["clients"])
-        raise ConfigError(f"ckpt_path: the checkpoint's clients are {there}; this federation's are {here}")
+        names, saved_names = ", ".join(classes), ", ".join(content["clients"])
+        raise ConfigError(f"ckpt_path: the checkpoint's clients are {saved_names}; this federation's are {names}")
     for arch in sorted({*parts.models, *content["layouts"]}):
         model = parts.models.get(arch)
         _compare(arch, "shares", model.flat.shared_entries if model else [], content["layouts"].get(arch, []))
@@ -85,11 +85,11 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
             )
 
 
-def _compare(arch: str, does: str, mine: Sequence[Entry], theirs: list[dict[str, Any]]) -> None:
-    for ours, other in itertools.zip_longest(_layout(mine), theirs):
-        if ours != other:
+def _compare(arch: str, verb: str, entries: Sequence[Entry], saved_layout: list[dict[str, Any]]) -> None:
+    for entry, saved in itertools.zip_longest(_layout(entries), saved_layout):
+        if entry != saved:
             raise ConfigError(
-                f"ckpt_path: of {arch}, the checkpoint {does} {_name(other)} where this config {does} {_name(ours)}; "
+                f"ckpt_path: of {arch}, the checkpoint {verb} {_name(saved)} where this config {verb} {_name(entry)}; "
                 "use the config of the run that wrote it"
             )
 
@@ -99,7 +99,7 @@ def _private_entries(model: FlatModel) -> list[Entry]:
 
 
 def _layout(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Say where each tensor lies in the flat buffer, in plain types."""
+    """Return the place of each tensor in the flat buffer, in plain types."""
     return [{"name": e.name, "shape": list(e.shape), "offset": e.offset} for e in entries]
 
 

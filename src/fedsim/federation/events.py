@@ -1,4 +1,4 @@
-"""Events inside a round, beside Lightning's own callback hooks, and the numbers that they tell."""
+"""Events within a round, in addition to Lightning's callback hooks, and the publication of numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.training.client import BatchReport
 
 
 class RoundCallback(Callback):
-    """A Lightning callback that also hears what happens within a round, on the rank where it happens."""
+    """A Lightning callback with hooks for events within a round, called on the rank of the event."""
 
     def on_placed(self, placement: Placement) -> None:
         """Clients have been assigned to ranks."""
@@ -25,38 +25,39 @@ class RoundCallback(Callback):
     def on_client_batch(self, report: BatchReport) -> None:
         """A client has done one batch."""
 
-    def on_scoring(self, what: str) -> None:
-        """A model is about to be scored on a data set."""
+    def on_scoring(self, subject: str) -> None:
+        """A model will be scored on a data set; ``subject`` names both."""
 
 
 def publish(trainer: Trainer, round_: int, metrics: Mapping[str, float]) -> None:
-    """Give the numbers of round ``round_``, from 0, to loggers and callbacks.
+    """Pass the numbers of round ``round_``, from 0, to loggers and callbacks.
 
-    Straight to them: Lightning's own bookkeeping takes a quarter of a millisecond per number.
+    Lightning's own bookkeeping is bypassed: it takes a quarter of a millisecond per number.
     """
     for logger in trainer.loggers:
         logger.log_metrics({**metrics, "epoch": round_}, step=round_)
-    values = torch.tensor([*metrics.values()])  # one for all numbers takes hardly longer than for each
+    values = torch.tensor([*metrics.values()])  # one tensor takes hardly longer for all numbers than for one
     trainer.callback_metrics.update(zip(metrics, values.unbind(), strict=True))
 
 
 def log_scores(federation: LightningModule, metrics: dict[str, float]) -> dict[str, float]:
-    """Log scores, which are equal on all ranks already, and return them; of very many data sets loggers get means."""
+    """Log scores, which are equal on all ranks, and return them; of very many data sets, loggers get means."""
     trainer = federation.trainer
-    values = {name: torch.tensor(value) for name, value in metrics.items()}  # on the CPU: of numbers Lightning makes
-    few = {name: values[name] for name in few_names(metrics)}  # tensors on the GPU, and reads each of them again
+    values = {name: torch.tensor(value) for name, value in metrics.items()}
+    # tensors on the CPU: Lightning would make tensors on the GPU of numbers, and read each of them again
+    shown = {name: values[name] for name in few_names(metrics)}
     if trainer.state.fn == "fit":
-        publish(trainer, trainer.current_epoch, {name: value.item() for name, value in few.items()})
-    else:  # trainer.test() returns what was logged so; sync_dist for rank 0 alone: no collective, no advice to use one
-        federation.log_dict(few, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+        publish(trainer, trainer.current_epoch, {name: value.item() for name, value in shown.items()})
+    else:  # trainer.test() returns these; sync_dist with rank_zero_only: no collective, and no warning to use one
+        federation.log_dict(shown, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
     trainer.callback_metrics.update(values)
     return metrics
 
 
 def round_callbacks(trainer: Trainer) -> list[RoundCallback]:
-    """Return the trainer's callbacks that hear of rounds."""
-    everybody = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-    return [callback for callback in everybody if isinstance(callback, RoundCallback)]
+    """Return the trainer's callbacks with hooks for rounds."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+    return [callback for callback in callbacks if isinstance(callback, RoundCallback)]
 
 
 def evaluates_after(trainer: Trainer, round_: int) -> bool:
@@ -80,7 +81,7 @@ def was_stopped(trainer: Trainer) -> bool:
 
 
 def as_oracle(scores: Mapping[str, float]) -> dict[str, float]:
-    """Rename test scores by which a model could be chosen: only under a name that says what that is.
+    """Rename main test scores to ``oracle/``: choosing a model by test data must be visible in the name.
 
     >>> as_oracle({"test/mAP": 0.5, "test/global/market1501/mAP": 0.6})
     {'oracle/mAP': 0.5, 'test/global/market1501/mAP': 0.6}

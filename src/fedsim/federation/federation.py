@@ -1,4 +1,4 @@
-"""The federation as Lightning sees it: one communication round is one training step; ``round.py`` has the steps."""
+"""The federation as a Lightning module: one communication round is one training step; ``round.py`` has the steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedsim.training.messages import Report
 
 
 class Federation(LightningModule):
-    """Server, clients of this rank, and the round that joins them.
+    """Server, clients of this rank, and the round that they run.
 
     Its arguments are the fields of :class:`~fedsim.federation.settings.Settings`.
     """
@@ -52,20 +52,20 @@ class Federation(LightningModule):
         self.scores: dict[str, float] = {}
         """of the last evaluation"""
         self.rankings: Path | None = None
-        """where a test writes ranked lists; None: nowhere"""
+        """folder in which a test writes ranked lists; None: it writes none"""
         self.maps: Path | None = None
-        """where a prediction draws maps; None: nowhere"""
+        """folder in which a prediction draws maps; None: it draws none"""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Run one communication round."""
         optimizer, round_ = self.optimizers(), self.current_epoch
         assert not isinstance(optimizer, list)
         with torch.autocast(self.device.type, enabled=False):  # clients switch it on for their forward passes
-            # through LightningOptimizer.step(): it counts global_step, without which ModelCheckpoint saves nothing
+            # LightningOptimizer.step() counts global_step, without which ModelCheckpoint saves nothing
             result = self.round.run(round_, optimizer.step, keep_snapshots=evaluates_after(self.trainer, round_))
         self.reports, self.round_metrics = result.reports, result.metrics
         publish(self.trainer, round_, self.round_metrics)
-        if result.stop_signal is not None:  # agreed by all ranks: the run ends with this round's checkpoint
+        if result.stop_signal is not None:  # equal on all ranks: the run ends with this round's checkpoint
             self.strategy.request_stop(result.stop_signal, self.strategy.stop_deadline)
             self.trainer.should_stop = True
 
@@ -75,9 +75,9 @@ class Federation(LightningModule):
         return make(parameters) if make else SGD(parameters, lr=1.0)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
-        """Score the validation sets, and during a fit the test sets, too."""
+        """Score the validation sets; during a fit also the test sets, if they are configured."""
         if self.trainer.sanity_checking:
-            return  # to score untrained models shows nothing, and takes as long as any scoring
+            return  # scores of untrained models are useless, and take as long as any others
         trained = list(self.reports) if (fitting := self.trainer.state.fn == "fit") else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.settings.evaluation.test_during_fit:
@@ -94,7 +94,7 @@ class Federation(LightningModule):
         return [str(path) for path in files]
 
     def setup(self, stage: str) -> None:
-        """Assemble server and clients, and read this rank's images; if a rank cannot, all stop."""
+        """Assemble server and clients, and read this rank's images; if this fails on a rank, all ranks stop."""
         check_trainer(self.trainer)
         torch.set_num_threads(self.settings.threads)
         strategy, is_new = self.strategy, not hasattr(self, "parts")
@@ -128,7 +128,7 @@ class Federation(LightningModule):
         return strategy_of(self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what fedsim must know; private states go to the strategy, which writes each rank's own."""
+        """Add fedsim's content; the strategy writes private states, on each rank those of its clients."""
         checkpoint |= save(self.parts, self.listeners, self.settings.threads)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -137,54 +137,55 @@ class Federation(LightningModule):
             restore(checkpoint, self.parts, self.listeners, self.settings.threads)
 
 
-def listeners_of(how: Settings, parts: Parts) -> list[RoundListener]:
-    """Return what acts around the rounds: choices that any method can be combined with.
+def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
+    """Return the round listeners: components that any method can be combined with.
 
     Raises:
-        ConfigError: if they do not go together with the federation.
+        ConfigError: if they contradict the federation's other settings.
     """
-    ladder = how.adaptive_backbones and BackboneLadder(how.adaptive_backbones, parts, how.selection)
-    how.noise.prepare(how.method, parts.server, how.selection)
-    how.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
-    if how.aggregation is not None:
-        how.aggregation.check(how.method, parts.server, how.bn_stats, how.noise)
-    return [*([ladder] if ladder else []), how.selection, parts.ledger, how.noise, parts.rank_share.scheduler]
+    ladder = settings.adaptive_backbones and BackboneLadder(settings.adaptive_backbones, parts, settings.selection)
+    settings.noise.prepare(settings.method, parts.server, settings.selection)
+    settings.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
+    if settings.aggregation is not None:
+        settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
+    return [*([ladder] if ladder else []), settings.selection, parts.ledger, settings.noise, parts.rank_share.scheduler]
 
 
-def round_of(how: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
+def round_of(settings: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
     """Return the round that a trainer runs."""
     strategy = strategy_of(trainer)
-    aggregator = _make_aggregator(how, parts, strategy)
-    worker = RankWorker(how, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
-    return Round(how, parts, listeners, worker, aggregator, strategy)
+    aggregator = _make_aggregator(settings, parts, strategy)
+    worker = RankWorker(settings, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
+    return Round(settings, parts, listeners, worker, aggregator, strategy)
 
 
-def evaluator_of(how: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:
-    """Return what scores the federation's models."""
+def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:
+    """Return the evaluator of the federation's models."""
     strategy = strategy_of(trainer)
 
-    def tell(what: str) -> None:
+    def report(subject: str) -> None:
         strategy.poll()
-        strategy.describe_activity(f"scoring the {what}")
+        strategy.describe_activity(f"scoring the {subject}")
         for callback in round_callbacks(trainer):
-            callback.on_scoring(what)
+            callback.on_scoring(subject)
 
     rank_share = parts.rank_share
     return make_evaluator(
-        settings=how.evaluation, method=how.method, server=parts.server, clients=parts.clients, models=parts.models,
-        archs=parts.archs, federated=parts.federated, placement=rank_share.placement, machine=rank_share.machine,
-        snapshots=rank_share.snapshots, strategy=strategy, open_images=data.open_test, progress=tell,
+        settings=settings.evaluation, method=settings.method, server=parts.server, clients=parts.clients,
+        models=parts.models, archs=parts.archs, federated=parts.federated, placement=rank_share.placement,
+        machine=rank_share.machine, snapshots=rank_share.snapshots, strategy=strategy,
+        open_images=data.open_test, progress=report,
     )  # fmt: skip
 
 
-def _make_aggregator(how: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
+def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
     """Return the sums that the method's uploads need."""
     rule: UploadRule | None = None
-    if how.aggregation is not None:
-        rule = how.aggregation.aggregate
-    elif "uploads" in how.method.requires:
-        rule = partial(how.method.aggregate, parts.server)
-    form = MaskedSum() if clients_prune(how.method) else PlainSum()
+    if settings.aggregation is not None:
+        rule = settings.aggregation.aggregate
+    elif "uploads" in settings.method.requires:
+        rule = partial(settings.method.aggregate, parts.server)
+    form = MaskedSum() if clients_prune(settings.method) else PlainSum()
     return Aggregator(
-        strategy, parts.statistics, parts.archs, how.reduction, strategy.root_device, how.seed, form, rule
+        strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.seed, form, rule
     )

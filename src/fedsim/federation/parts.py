@@ -1,4 +1,4 @@
-"""A federation that has been assembled: what all ranks share, and the clients of this rank."""
+"""A federation that has been assembled: its data, models and server, and the clients of this rank."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Parts:
     """Server, clients and models; see :func:`~fedsim.federation.assembly.assemble`."""
 
     method: Method
-    """of the run"""
+    """the federated method"""
     federated: FederatedData
     """the images and labels of all clients, not decoded"""
     models: Mapping[str, FlatModel]
     """architecture -> the model of this rank"""
     archs: dict[str, str]
-    """of all clients"""
+    """client -> architecture, for all clients"""
     statistics: Mapping[str, BatchNormStatistics]
-    """architecture -> what happens to running statistics"""
+    """architecture -> the treatment of its running statistics"""
     costs: Mapping[str, float]
     """client -> predicted work of a round: images times local epochs"""
     micro_batches: Mapping[str, int]
-    """client -> micro-batches; 1: they are not cut"""
+    """client -> number of micro-batches of a batch; 1: batches are not split"""
     rank_share: RankShare
-    """which clients this rank may train, and what it shares with the ranks of its machine"""
+    """placement of clients on this rank, and the state shared with its machine"""
     server: Server
     """the global models"""
     ledger: Ledger
-    """counts the bytes"""
+    """counts the simulated traffic"""
     objective: Objective
-    """of the run"""
+    """the supervised loss"""
     clients: Mapping[str, Client]
-    """clients that this rank may train"""
+    """name -> client, for the clients that this rank may train"""
 
     @cached_property
     def names(self) -> list[str]:
@@ -73,41 +73,43 @@ class Parts:
             client.limit_batches = limit
 
     def read_images(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool) -> None:
-        """Decode what this rank needs in ``stage``, so that a damaged file stops the run before it starts.
+        """Decode the images that this rank needs in ``stage``, so that a damaged file stops the run before it starts.
 
         Args:
             data: opens images.
-            evaluator: reads its own.
-            stage: Lightning's name.
+            evaluator: reads the images of evaluations.
+            stage: Lightning's name of the stage.
             tests: whether a fit scores the test sets, too.
         """
         if (machine := self.rank_share.machine) is None:
-            self._read(data, evaluator, stage, tests, near=False)
+            self._read(data, evaluator, stage, tests, whole_machine=False)
             return
         images = sum(self.data_of[name].num_images for name in self.clients)
         images += sum(len(sets.query) + len(sets.gallery) for sets in self.federated.tests.values())
         with machine.folder(3 * data.size[0] * data.size[1] * images) as data.shared_folder:
-            self._read(data, evaluator, stage, tests, near=False)
+            self._read(data, evaluator, stage, tests, whole_machine=False)
             machine.meet()
-            self._read(data, evaluator, stage, tests, near=True)
+            self._read(data, evaluator, stage, tests, whole_machine=True)
         data.shared_folder = None
 
-    def _read(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool, near: bool) -> None:
-        """Read this rank's own images, or those that other ranks of the machine have read (``near``)."""
+    def _read(
+        self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool, whole_machine: bool
+    ) -> None:
+        """Read the images of this rank's clients; ``whole_machine``: those that other ranks have read."""
         if stage == "fit":
-            for name in (
-                [n for n in self.rank_share.near if n not in self.rank_share.own] if near else self.rank_share.own
-            ):
+            hosted = self.rank_share.hosted_clients
+            of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in hosted]
+            for name in of_other_ranks if whole_machine else hosted:
                 self.clients[name].images.open(data.open_train)
-            if self.federated.public is not None and not near:
+            if self.federated.public is not None and not whole_machine:
                 images = data.decode(self.federated.public.images, "public images")
                 device = next(iter(self.models.values())).device
                 self.server.public = PublicImages(images, self.server.augmentation, self.server.seed, device)
         trained = self.names if stage == "fit" else ()
         if stage in ("fit", "validate"):
-            evaluator.prepare("val", trained, near)
+            evaluator.prepare("val", trained, whole_machine)
         if stage in ("test", "predict") or (stage == "fit" and tests):
-            evaluator.prepare("test", trained, near)
+            evaluator.prepare("test", trained, whole_machine)
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ class Parts:
 
 
 def layout_of(backbone: nn.Module) -> tuple[str, ...]:
-    """Return the layout that backbones of one architecture have in common."""
-    # repr() tells strides and epsilons, which shapes do not
+    """Return a description that is the same for all backbones of one architecture."""
+    # repr() contains strides and epsilons, which shapes do not
     shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
     return (type(backbone).__name__, repr(backbone), *shapes)

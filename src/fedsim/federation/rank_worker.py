@@ -1,4 +1,4 @@
-"""The share of one rank in a round: its models hold one client after another."""
+"""The work of one rank in a round: it trains one client after another."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fedsim.training.messages import Upload
 
 @dataclass(frozen=True)
 class RankWorker:
-    """A rank, and what clients need to train on it."""
+    """A rank, and everything that clients need to train on it."""
 
-    how: Settings
-    """the federation as configured"""
+    settings: Settings
+    """the settings of the federation"""
     parts: Parts
-    """the federation, assembled"""
+    """the parts of the federation"""
     aggregator: Aggregator
-    """takes the uploads"""
+    """adds up the uploads"""
     strategy: FederatedStrategy
-    """tells when to leave"""
+    """the collectives and the control channel"""
     precision: str
-    """of forward passes, Lightning's name"""
+    """of forward passes, by Lightning's name"""
     callbacks: Sequence[RoundCallback]
-    """told about rounds and batches"""
+    """called at the start of rounds and after batches"""
 
     def train(
         self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
     ) -> Exception | None:
-        """Train those of the clients ``called`` that this rank is dealt, and fill their rows of ``table``.
+        """Train the clients among ``called`` that the scheduler gives to this rank; fill their rows of ``table``.
 
-        ``work``: client -> share of its work that gets done. ``keep_snapshots`` keeps local models for an evaluation.
-        Returns the error, if there was one: the other ranks must hear of it.
+        ``work``: client -> share of its local work that it completes. ``keep_snapshots`` keeps local models for an
+        evaluation. Returns the error, if there was one, for the exchange with the other ranks.
         """
         scheduler = self.parts.rank_share.scheduler
         orders = scheduler.orders(called, work)
@@ -54,7 +54,7 @@ class RankWorker:
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
                 session = self._train_client(self.parts.clients[name], round_, work[name], rank_group, keep_snapshots)
                 table.enter(self.strategy.global_rank, name, session)
-        except Exception as error:  # whatever it is
+        except Exception as error:  # of any type: the other ranks must stop, too
             return error
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
         if self.strategy.stop_signal is not None:
@@ -66,7 +66,7 @@ class RankWorker:
     ) -> SessionReport:
         """Train one client and return the numbers of its session; an update that does not count is left out.
 
-        The ranks of a ``rank_group`` do the same session, each with micro-batches; the first sends the results.
+        The ranks of a ``rank_group`` run the same session, each with its micro-batches; the first sends the results.
         """
         try:
             client.model.flat.check()
@@ -76,7 +76,7 @@ class RankWorker:
             finally:
                 client.leave()
         except LeftOutError as error:
-            if isinstance(error, BadUpdateError) and self.how.on_bad_update == "stop":
+            if isinstance(error, BadUpdateError) and self.settings.on_bad_update == "stop":
                 raise
             return SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
         except (RuntimeError, MemoryError) as error:
@@ -86,7 +86,7 @@ class RankWorker:
 
     def _do_round(self, client: Client, keep_snapshot: bool) -> SessionReport:
         """Download, train, measure, upload."""
-        method, server, privacy = self.how.method, self.parts.server, self.how.privacy
+        method, server, privacy = self.settings.method, self.parts.server, self.settings.privacy
         message = message_to(method, server, client.model.arch)
         client.received = message if privacy is None else privacy.received(client, server, message)
         method.download(client)
@@ -98,26 +98,26 @@ class RankWorker:
         parts = (contribution.vector, *contribution.extras.values())
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
         outcome = client.end_round(parts, self.aggregator.limit, signals)
-        numbers, of_tensors = self._sorted(outcome, upload)
+        numbers, tensor_numbers = self._sorted(outcome, upload)
         sends = client.session.is_first
         if sends and keep_snapshot:
             self.parts.rank_share.snapshots.keep(client.client_name, client.model.flat.buffer)
         if sends:
             self.aggregator.add(client.client_name, contribution)
-        return SessionReport(sends, outcome, {**outcome.facts, **numbers}, of_tensors)
+        return SessionReport(sends, outcome, {**outcome.facts, **numbers}, tensor_numbers)
 
     def _sorted(self, outcome: Outcome, upload: Upload) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-        """Return the numbers that a client measured, and those of its tensors; undeclared ones are refused."""
+        """Return the signals of the client, and those with a number for each tensor; refuse undeclared ones."""
         numbers: dict[str, float] = {}
-        of_tensors: dict[str, Sequence[float]] = {}
+        tensor_numbers: dict[str, Sequence[float]] = {}
         for name, value in outcome.signals.items():
             if isinstance(value, int | float):
                 numbers[name] = value
             else:
-                of_tensors[name] = value
-        kinds = {name: "tensor" if name in of_tensors else "client" for name in upload.signals}
-        assert kinds == self.how.method.measures, "upload must have the signals that measures names"
-        return numbers, of_tensors
+                tensor_numbers[name] = value
+        kinds = {name: "tensor" if name in tensor_numbers else "client" for name in upload.signals}
+        assert kinds == self.settings.method.measures, "upload must have the signals that measures names"
+        return numbers, tensor_numbers
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()

@@ -26,7 +26,7 @@ from fedsim.training.server import Server
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round, alike on all ranks but for measured times."""
+    """The outcome of a round, equal on all ranks except for measured times."""
 
     reports: Mapping[str, Report]
     """client -> its report, of the clients whose updates count"""
@@ -38,14 +38,14 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Round:
-    """A round; every rank runs it, and all come to the same."""
+    """A round; every rank runs it, and all get the same result."""
 
-    how: Settings
-    """the federation as configured"""
+    settings: Settings
+    """the settings of the federation"""
     parts: Parts
-    """the federation, assembled"""
+    """the parts of the federation"""
     listeners: Sequence[RoundListener]
-    """choices beside the method; they act before a round and learn from it"""
+    """components besides the method; they act before a round and observe its outcome"""
     worker: RankWorker
     """trains this rank's clients"""
     aggregator: Aggregator
@@ -58,36 +58,37 @@ class Round:
 
         ``optimizer_step`` steps the server's optimizer; ``keep_snapshots`` keeps local models for an evaluation.
         """
-        started, how, parts, method = time.perf_counter(), self.how, self.parts, self.how.method
-        # 1. The server picks clients; some of them do not answer, or are slow.
+        started, settings, parts = time.perf_counter(), self.settings, self.parts
+        method = settings.method
+        # 1. The server selects clients; some of them do not answer, or are slow.
         parts.server.round = round_
         for listener in self.listeners:
             listener.begin(round_)
-        selected = how.selection.select(round_, parts.names, how.seed)
-        work = how.availability.of(selected, round_, how.seed)
+        selected = settings.selection.select(round_, parts.names, settings.seed)
+        work = settings.availability.of(selected, round_, settings.seed)
         called = [name for name in work if work[name] > 0]
-        # 2. If weights are known already, uploads are summed as they come; otherwise they wait.
+        # 2. If the weights are known already, uploads are summed as they arrive; otherwise they wait.
         extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
         self.aggregator.begin(round_, extras, self._early_weights(called))
         # 3. Each rank trains its clients, one after another.
         table = self._empty_table()
         error = self.worker.train(round_, called, work, table, keep_snapshots)
-        # 4. All ranks meet: reports, who is left out, whether somebody asked to stop; small sums come along.
+        # 4. All ranks exchange reports, clients that are left out, stop signals, and small sums.
         self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
         table.warn_of_skipped(round_, called)
         reports = {name: self._report(table, name) for name in table.returned(called)}
-        # 5. Every rank computes the same weights, normalised before they meet any upload.
+        # 5. Every rank computes the same weights, normalised before they multiply any upload.
         weights = aggregation_weights(method, reports, parts.archs)
-        # 6. Weighted sums over all clients, one collective per architecture if large; noise, if there is to be any.
-        means = how.noise.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
-        # 7. The server moves towards the means, and does what else the method asks of it.
-        if means:  # nobody answered: no step, not even of the momentum
+        # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
+        means = settings.noise.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
+        # 7. The server steps towards the means, and does the server step of the method.
+        if means:  # without any answer there is no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)
             self._step_server(means, weights, optimizer_step)
-        # 8. The listeners learn from the round.
-        overall = method.weights(reports).clients if reports and how.selection.learns else {}
+        # 8. The listeners observe the round.
+        overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
-        record = RoundRecord(round_, how.seed, list(work), reports, shown, dict(parts.archs))
+        record = RoundRecord(round_, settings.seed, list(work), reports, shown, dict(parts.archs))
         for listener in self.listeners:
             listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
@@ -95,49 +96,49 @@ class Round:
         return RoundResult(reports, metrics, table.stop_signal)
 
     def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
-        """Return the round's weights if they depend neither on measured signals nor on who is left out."""
-        method, parts = self.how.method, self.parts
-        if method.measures or self.how.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
+        """Return the round's weights if they depend neither on measured signals nor on clients that are left out."""
+        method, parts = self.settings.method, self.parts
+        if method.measures or self.settings.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
             return None
         reports = {name: Report(parts.data_of[name].num_images, {}) for name in called}
         return aggregation_weights(method, reports, parts.archs)
 
     def _empty_table(self) -> RoundTable:
-        method, parts = self.how.method, self.parts
+        method, parts = self.settings.method, self.parts
         numbers, tensors = (tuple(n for n, kind in method.measures.items() if kind == k) for k in ("client", "tensor"))
         columns = Columns(parts.facts, numbers, self.aggregator.columns, tensors)
         num_tensors = {name: len(parts.statistics[arch].parameters) for name, arch in parts.archs.items() if tensors}
         return RoundTable(parts.names, columns, self.strategy.world_size, num_tensors)
 
     def _report(self, table: RoundTable, name: str) -> Report:
-        hardware = self.how.hardware
+        hardware = self.settings.hardware
         return table.report(name, self.parts.data_of[name].num_images, hardware.speed(name) if hardware else None)
 
     def _metrics(self, round_: int) -> dict[str, float]:
-        """Return the numbers that the listeners have to say after a round."""
-        few = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
-        metrics = {"round": float(round_ + 1), "client/lr": self.how.client.lr_in(round_)}
+        """Return the numbers of the listeners after a round."""
+        named = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
+        metrics = {"round": float(round_ + 1), "client/lr": self.settings.client.lr_in(round_)}
         for listener in self.listeners:
-            metrics |= listener.metrics(round_, few)
+            metrics |= listener.metrics(round_, named)
         return metrics
 
     def _step_server(
         self, means: Mapping[str, Tensor], weights: Mapping[str, Weights], optimizer_step: Callable[[], Any]
     ) -> None:
-        how, parts = self.how, self.parts
-        exact = {a: s.span if how.server_optimizer else slice(None) for a, s in parts.statistics.items()}
+        settings, parts = self.settings, self.parts
+        exact = {a: s.span if settings.server_optimizer else slice(None) for a, s in parts.statistics.items()}
         sizes = {arch: w.step_size for arch, w in weights.items()}
         parts.server.step(optimizer_step, means, exact, sizes, self.aggregator.untouched)
-        recalibrates = how.bn_stats == "recalibrate"
-        if recalibrates or has_server_step(how.method, parts.server.round):
-            size = how.evaluation.batch_size if recalibrates else None
-            work_on_server(self.strategy, parts.server, how.method, size)
+        recalibrates = settings.bn_stats == "recalibrate"
+        if recalibrates or has_server_step(settings.method, parts.server.round):
+            size = settings.evaluation.batch_size if recalibrates else None
+            work_on_server(self.strategy, parts.server, settings.method, size)
 
 
 def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, recalibrate: int | None) -> None:
-    """Let rank 0 work as the server, and give everybody the result: replicas would drift apart.
+    """Do the server's work on rank 0, and broadcast the result: separate computations would drift apart.
 
-    ``recalibrate`` is the batch size of new running statistics from public images; None: they stay.
+    ``recalibrate`` is the batch size for new running statistics from public images; None: they stay.
     """
     with strategy.together():
         if strategy.global_rank == 0:
@@ -150,7 +151,7 @@ def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, 
 
 
 def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
-    """Give every rank what rank 0's server holds: the global models, and what the method keeps."""
+    """Broadcast the server of rank 0: the global models, and the tensors that the method keeps."""
     for arch in sorted(server.vectors):
         strategy.broadcast_(server.vector(arch))
     kept = {(arch, name): tensor for arch, tensors in server.kept.items() for name, tensor in tensors.items()}

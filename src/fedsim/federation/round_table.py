@@ -1,4 +1,4 @@
-"""The numbers that ranks exchange at the end of a round: one row per client, filled by the rank that hosts it."""
+"""The numbers that ranks exchange at the end of a round: one row per client, filled by the rank that trained it."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from fedsim.training.messages import Report
 log = logging.getLogger(__name__)
 
 _COMMON = ("loss", "correct", "images", "seconds", "skipped")
-_REASONS = (BadUpdateError, NoClustersError)  # the column ``skipped`` holds the position here from 1; 0: it counts
+_REASONS = (BadUpdateError, NoClustersError)  # column ``skipped``: position here, from 1; 0: the update counts
 
 
 class Columns(NamedTuple):
-    """Names of further numbers about a session. NaN in a row: the client has no such number."""
+    """Names of further columns. NaN: the client has no such number."""
 
     facts: tuple[str, ...] = ()
-    """logged for each client"""
+    """numbers that are logged for each client"""
     signals: tuple[str, ...] = ()
-    """measured for the server's weights; logged, too"""
+    """numbers measured for the server's weights; logged, too"""
     traffic: tuple[str, ...] = ()
-    """only for the ledger"""
+    """numbers only for the ledger"""
     tensors: tuple[str, ...] = ()
-    """one for each shared parameter tensor, in tables of their own"""
+    """numbers for each shared parameter tensor, in separate tables"""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """All columns of the main table."""
         return self.facts + self.signals + self.traffic
 
 
 class SessionReport(NamedTuple):
-    """The numbers of a client's session on one rank."""
+    """The numbers of a client session on one rank."""
 
     sends: bool
-    """whether this rank sends the results: of the ranks that train a client together, the first does"""
+    """whether this rank sends the results: of a rank group, only the first does"""
     outcome: Outcome | None = None
     """None: the update is left out"""
     numbers: Mapping[str, float] = MappingProxyType({})
-    """by column; a missing one becomes NaN"""
+    """column -> number; a missing one becomes NaN"""
     tensors: Mapping[str, Sequence[float]] = MappingProxyType({})
-    """by column, one number for each shared parameter tensor"""
+    """column -> one number for each shared parameter tensor"""
     left_out: LeftOutError | None = None
-    """the reason"""
+    """the reason, if the update is left out"""
 
 
 class RoundTable:
     """Numbers of a round. Entries of other ranks are zero until the strategy has summed :attr:`parts`.
 
     Args:
-        clients: names of all clients; the rows.
+        clients: names of all clients, in the order of the rows.
         columns: further columns.
         world_size: number of ranks.
         num_tensors: client -> number of its shared parameter tensors, if there are numbers for each.
@@ -74,7 +74,7 @@ class RoundTable:
         self._row_of = {name: row for row, name in enumerate(clients)}
         self._table = torch.zeros(len(clients), len(_COMMON) + len(columns.names), dtype=torch.float64)
         self._filled: dict[int, list[float]] = {}
-        self._seconds = [0.0] * world_size  # a list until ranks meet: writing single entries of a tensor is slow
+        self._seconds = [0.0] * world_size  # a list until the exchange: writing single entries of a tensor is slow
         self._busy = torch.zeros(world_size, dtype=torch.float64)
         self._stop_signals = torch.zeros(world_size, dtype=torch.float64)
 
@@ -82,14 +82,14 @@ class RoundTable:
     def parts(self) -> list[Tensor]:
         """The tensors to be summed over ranks, float64 on the CPU."""
         self._busy = torch.tensor(self._seconds, dtype=torch.float64)
-        if self._filled:  # all at once, likewise
+        if self._filled:  # all at once, for the same reason
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
         return [self._table, self._busy, self._stop_signals, *self._tensors.values()]
 
     def enter(self, rank: int, client: str, session: SessionReport) -> None:
-        """Enter a client's session on ``rank``."""
+        """Enter a client session on ``rank``."""
         if session.outcome is not None:
             self.busy(rank, session.outcome.seconds)
         if not session.sends:
@@ -108,25 +108,26 @@ class RoundTable:
     ) -> None:
         """Write the row of a client that has trained.
 
-        ``numbers`` are by column, and a missing one becomes NaN; ``tensors`` has one for each shared parameter tensor.
+        ``numbers``: column -> number, where a missing one becomes NaN; ``tensors``: column -> one number for each
+        shared parameter tensor.
         """
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
-        others = (numbers.get(name, math.nan) for name in self._columns.names)
-        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *others]
+        further = (numbers.get(name, math.nan) for name in self._columns.names)
+        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *further]
 
     def busy(self, rank: int, seconds: float) -> None:
-        """Note the time that a rank has spent on a client."""
+        """Add the time that a rank has spent on a client."""
         self._seconds[rank] += seconds
 
-    def skip(self, client: str, why: LeftOutError) -> None:
+    def skip(self, client: str, reason: LeftOutError) -> None:
         """Mark a client whose update is left out."""
         empty = [0.0] * self._table.shape[1]
-        empty[_COMMON.index("skipped")] = 1.0 + _REASONS.index(type(why))
+        empty[_COMMON.index("skipped")] = 1.0 + _REASONS.index(type(reason))
         self._filled[self._row_of[client]] = empty
 
     def ask_to_stop(self, rank: int, signum: int) -> None:
-        """Note that a signal has asked ``rank`` to end the run."""
+        """Enter a signal that asked ``rank`` to end the run."""
         self._stop_signals[rank] = signum
 
     @property
@@ -135,22 +136,22 @@ class RoundTable:
         return int(self._stop_signals.max()) or None
 
     def returned(self, called: Sequence[str]) -> list[str]:
-        """Return those of the clients ``called`` whose updates count."""
+        """Return the clients among ``called`` whose updates count."""
         skipped = self._skipped.tolist()
         return [name for name in called if not skipped[self._row_of[name]]]
 
     def warn_of_skipped(self, round_: int, called: Sequence[str]) -> None:
-        """Name the clients that are left out of round ``round_``, from 0."""
+        """Log the clients that are left out of round ``round_``, from 0."""
         column = self._skipped.tolist()
         for number, reason in enumerate(_REASONS, start=1):
             if skipped := sorted(name for name in called if column[self._row_of[name]] == number):
                 log.warning("round %d leaves out %s: %s", round_ + 1, ", ".join(skipped), reason.why)
 
     def report(self, client: str, num_images: int, speed: float | None = None) -> Report:
-        """Return the report of a client whose update counts; ``speed`` is its device's, in images per second."""
+        """Return the report of a client whose update counts; ``speed`` is that of its device, in images per second."""
         row = self._row_of[client]
-        loss, correct, images, seconds, _, *others = self._table[row].tolist()
-        numbers = dict(zip(self._columns.names, others, strict=True))
+        loss, correct, images, seconds, _, *further = self._table[row].tolist()
+        numbers = dict(zip(self._columns.names, further, strict=True))
         tensors = {name: table[row, : self._num_tensors[client]].tolist() for name, table in self._tensors.items()}
         return Report(
             num_images, {name: numbers[name] for name in self._columns.signals}, tensors, speed,
@@ -171,11 +172,11 @@ class RoundTable:
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
-        if len(self._row_of) <= MAX_NAMES:  # of all clients: a sample of a few each round comes to many in the end
+        if len(self._row_of) <= MAX_NAMES:  # of all clients: few selected ones per round add up to many names
             for name, report in reports.items():
                 numbers = {"loss": report.loss, **report.facts, **report.signals}
                 metrics |= {f"train/{name}/{key}": value for key, value in numbers.items()}
-            if self._columns.signals:  # other weights are known beforehand
+            if self._columns.signals:  # other weights do not depend on the round
                 metrics |= {f"train/{name}/weight": weight for name, weight in shares.items()}
         return metrics
 

@@ -1,4 +1,4 @@
-"""A federation as configured: the section ``model``."""
+"""Settings of a federation: the section ``model`` of a config."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Settings:
     neck: Neck = Neck()
     """layers between pooled features and the identity head"""
     client: LocalTraining = LocalTraining()
-    """what clients do in a round"""
+    """local training of the clients in a round"""
     clients: dict[str, ClientOverride] | None = None
-    """settings of single clients that differ, by client name"""
+    """client -> its settings that differ from the common ones"""
     objective: Objective = Objective()
     """the supervised loss"""
     selection: Selection = AllClients()
-    """who takes part in a round"""
+    """choice of the clients that take part in a round"""
     availability: Availability = Availability()
     """drop-outs and stragglers"""
     adaptive_backbones: AdaptiveBackbones | None = None
@@ -51,33 +51,33 @@ class Settings:
     privacy: Privacy | None = None
     """WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed"""
     hardware: Hardware | None = None
-    """the clients' links and devices, from which simulated seconds are logged; null: they are not"""
+    """the clients' links and devices, for simulated seconds in the log; null: none are logged"""
     accounting: Accounting = Accounting()
-    """how bytes are counted, of pruned models above all"""
+    """rules for counting bytes, mainly of pruned models"""
     aggregation: Aggregation | None = None
-    """Median, TrimmedMean or Krum in the place of the weighted mean; null: the method's own"""
+    """Median, TrimmedMean or Krum instead of the weighted mean; null: the aggregation of the method"""
     server_optimizer: OptimizerCallable | None = None
     """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
     bn_stats: StatisticsPolicy = "mean"
-    """what happens to running statistics; see fedsim.training.statistics.BatchNormStatistics"""
+    """treatment of running statistics; see fedsim.training.statistics.BatchNormStatistics"""
     reduction: Literal["exact", "fp32"] = "exact"
     """exact: the same bits on any number of ranks; fp32: plain float32 sums"""
     on_bad_update: Literal["stop", "skip_client"] = "stop"
     """after a loss or weights that are not finite, stop the run, or leave the client out of the round"""
     client_store: StorePlace = "device"
-    """where private states wait between rounds: device, host, or disk (for very many clients)"""
+    """place of private states between rounds: device, host, or disk (for very many clients)"""
     evaluation: Evaluation = Evaluation()
-    """how models are scored"""
+    """settings of evaluations"""
     threads: int = 1
-    """CPU threads per rank. Results depend on it in the last bits, so it does not follow the machine"""
+    """CPU threads per rank. Results depend on it in the last bits, so the default does not depend on the machine"""
     seed: int = 0
-    """of all training randomness; set by seed_everything on the command line"""
+    """seed of all randomness of training; on the command line, set seed_everything"""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without data."""
+        """Check the settings as far as possible without data."""
         self.client.check("model.client")
         at_least("model", 1, threads=self.threads)
-        within("model", "[1, 1024]", threads=self.threads)  # torch's own error is a page
+        within("model", "[1, 1024]", threads=self.threads)  # torch's error message is a page long
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)
 
@@ -88,5 +88,5 @@ class Settings:
 
     @property
     def noise(self) -> Privacy:
-        """:attr:`privacy`, or the kind that changes nothing."""
+        """:attr:`privacy`; without it, an object that adds no noise."""
         return self.privacy or Privacy()

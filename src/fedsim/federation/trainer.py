@@ -29,19 +29,19 @@ DEFAULTS = {
     "max_epochs": 100,
     "enable_model_summary": False,
 }
-"""Values of Lightning's settings that a federation needs, or is better with; the command line has the same."""
+"""Defaults of Lightning's settings for a federation; the command line has the same."""
 
 
 class Trainer(lightning.Trainer):
     """Lightning's Trainer for a :class:`~fedsim.federation.federation.Federation`.
 
     ``max_epochs`` is the number of rounds, ``devices`` the number of ranks, ``check_val_every_n_epoch`` the interval of
-    evaluation; all of Lightning's other arguments have their meaning.
+    evaluation; all other arguments of Lightning keep their meaning.
 
     Args:
-        run_dir: where a fit writes ``metrics.csv``, ``summary.json`` and ``checkpoints``, for fedsim report and export;
-            None: nothing is written.
-        options: Lightning's arguments, in the place of :data:`DEFAULTS`.
+        run_dir: folder in which a fit writes ``metrics.csv``, ``summary.json`` and ``checkpoints``, for fedsim report
+            and export; None: nothing is written.
+        options: Lightning's arguments; they override :data:`DEFAULTS`.
 
     Raises:
         ConfigError: if ``run_dir`` holds a run already.
@@ -60,11 +60,11 @@ class Trainer(lightning.Trainer):
             _begin(folder)
             callbacks += [*_of_run(folder), *_checkpoints(folder, options.get("enable_checkpointing"), callbacks)]
             options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
-        given: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
-        if isinstance(strategy := given["strategy"], FederatedStrategy):
-            given["devices"] = gpus_for(given.get("devices", "auto"), strategy.ranks_per_device)
+        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
+        if isinstance(strategy := arguments["strategy"], FederatedStrategy):
+            arguments["devices"] = gpus_for(arguments.get("devices", "auto"), strategy.ranks_per_device)
         with _without_false_alarms():
-            super().__init__(**given, callbacks=callbacks)
+            super().__init__(**arguments, callbacks=callbacks)
 
     @property
     def scores(self) -> list[dict[str, str | float]]:
@@ -94,15 +94,15 @@ def _begin(folder: Path) -> None:
 
 
 def _of_run(folder: Path) -> list[Callback]:
-    # settings made in Python have no text to compare: each run is of a kind of its own
+    # settings made in Python have no text to compare, so each run gets its own fingerprint
     return [RunSummary(str(folder), hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12])]
 
 
-def _checkpoints(folder: Path, wanted: bool | None, given: list[Callback]) -> list[Callback]:
-    if wanted is False or any(isinstance(callback, ModelCheckpoint) for callback in given):
+def _checkpoints(folder: Path, wanted: bool | None, callbacks: list[Callback]) -> list[Callback]:
+    if wanted is False or any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
         return []
-    where = folder / "checkpoints"
-    return [ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)]
+    path = folder / "checkpoints"
+    return [ModelCheckpoint(path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)]
 
 
 @contextmanager
@@ -112,5 +112,5 @@ def _without_false_alarms() -> Iterator[None]:
         yield
 
 
-def _as_list(given: Any) -> list[Any]:
-    return [] if given is None else list(given) if isinstance(given, list) else [given]
+def _as_list(callbacks: Any) -> list[Any]:
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, list) else [callbacks]

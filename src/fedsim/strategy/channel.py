@@ -1,7 +1,8 @@
-"""The control channel: signs of life and trouble between ranks that are busy with their own clients.
+"""The control channel: signs of life and error reports between ranks while each of them trains its own clients.
 
-Ranks meet in collectives once a round, which may take hours. Meanwhile a thread of each rank writes a sign of life and
-a word about trouble to a small key-value store, and reads the lines of the others. Checks only read a variable.
+Ranks meet in collectives once a round, which may take hours. Meanwhile a thread of each rank writes a line with a sign
+of life (a counter), and a report if the rank stops, to a small key-value store, and reads the lines of the other ranks.
+Checks only read a variable.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import NoReturn, Protocol
 
 from fedsim.core.errors import PeerError, RunStoppedError
 
-_PERIOD = 0.5  # seconds between two looks at the others
-_PATIENCE = 5.0  # seconds for a main thread to notice trouble; it may wait in a collective that never ends
-_LINGER = 3.0  # seconds that a failing rank stays, so that the others can read its message
+_PERIOD = 0.5  # seconds between two readings of the other ranks' lines
+_PATIENCE = 5.0  # seconds for a main thread to notice an error; it may wait in a collective that never ends
+_LINGER = 3.0  # seconds that a failing rank stays, so that the others can read its report
 
 _ABANDON = "abandon:"
 _FAILED = "failed:"
@@ -43,22 +44,22 @@ class ControlChannel:
         self._store, self._rank, self._silence = store, rank, silence
         self._others = set(range(world_size)) - {rank}
         self.activity = "start"
-        """the present work of this rank, for the others' messages"""
+        """the present work of this rank, for error messages of the other ranks"""
         self.last_act: Callable[[int], None] = lambda _: None
         """called with the signal's number before a forced end of this process, while its main thread is busy"""
-        self._word = ""
-        self._heard: set[int] = set()  # ranks that have read our word
-        self._acknowledged: set[int] = set()  # ranks whose word we have read
-        self._trouble: Exception | None = None
-        self._trouble_since = 0.0
+        self._report = ""
+        self._readers: set[int] = set()  # ranks that have read our report
+        self._acknowledged: set[int] = set()  # ranks whose report we have read
+        self._error: Exception | None = None
+        self._error_since = 0.0
         self._beat = 0
-        # silence is counted in our own waits, not by the clock: while this process was frozen, others were not silent
+        # silence is counted in our own waits, not in seconds: a rank was not silent while this process was frozen
         self._beats: dict[int, tuple[str, int]] = {}  # rank -> (last beat, number of waits without a newer one)
         self._activities: dict[int, str] = {}  # rank -> its last activity
-        self._idle = 0  # waits of the guard since the last look at the others
+        self._idle = 0  # waits of the guard since the other ranks' lines were read
         self._wake = threading.Event()
         self._closing = threading.Event()
-        # two threads: if rank 0 is frozen, a thread that asks its store is frozen, too
+        # two threads: if rank 0 is frozen, a thread that reads its store is frozen, too
         self._threads = [
             threading.Thread(target=target, name=f"fedsim {target.__name__}", daemon=True)
             for target in (self._guard, self._look)
@@ -69,7 +70,7 @@ class ControlChannel:
         self._write()
 
     def watch(self) -> None:
-        """Start to look at the others."""
+        """Start to read the lines of the other ranks."""
         for thread in self._threads:
             thread.start()
 
@@ -77,112 +78,112 @@ class ControlChannel:
 
     def check(self) -> None:
         """Raise PeerError if another rank failed or fell silent, RunStoppedError if one abandoned the round."""
-        if self._trouble is not None:
-            raise self._trouble
+        if self._error is not None:
+            raise self._error
 
     def await_news(self) -> NoReturn:
-        """Wait until the thread knows why a collective broke, and raise that: a PeerError, or RunStoppedError."""
+        """Wait until the thread has read why a collective broke, and raise it: a PeerError, or RunStoppedError."""
         before, deadline = dict(self._beats), time.monotonic() + 3 * _PERIOD
-        while self._trouble is None and time.monotonic() < deadline:
+        while self._error is None and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.05)
         silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
         silent = [rank for rank in silent if rank not in self._acknowledged]
-        how = "ended without a word, or did not answer in time"
+        problem = "ended without a word, or did not answer in time"
         if len(silent) == 1:
-            self._note(PeerError(f"rank {silent[0]} {how}, in {self._activities[silent[0]]}", silent[0]))
-        self._note(PeerError(f"another rank {how}"))
-        assert self._trouble is not None
-        raise self._trouble
+            self._note(PeerError(f"rank {silent[0]} {problem}, in {self._activities[silent[0]]}", silent[0]))
+        self._note(PeerError(f"another rank {problem}"))
+        assert self._error is not None
+        raise self._error
 
     def fail(self, message: str) -> None:
-        """Tell the others that this rank stops, and stay until they have read it."""
-        self._tell(f"{_FAILED}{self.activity}: {message}")
+        """Report to the other ranks that this rank stops, and wait until they have read it."""
+        self._send(f"{_FAILED}{self.activity}: {message}")
 
     def abandon(self, signum: int) -> None:
-        """Tell the others to abandon the round because of a signal, and stay until they have read it."""
-        self._tell(f"{_ABANDON}{signum}")
+        """Ask the other ranks to abandon the round because of a signal, and wait until they have read it."""
+        self._send(f"{_ABANDON}{signum}")
 
     def close(self) -> None:
-        """Say goodbye; rank 0, which holds the store, leaves last."""
-        in_order = not self._word and self._trouble is None
+        """Report that this rank is done; rank 0, which holds the store, leaves last."""
+        in_order = not self._report and self._error is None
         if in_order:
-            self._word = _DONE
-            if self._rank == 0:  # wait for the goodbyes of the living
-                soon = time.monotonic() + _PERIOD  # as a rule they leave now; later, silence counts again
-                while not self._others <= self._acknowledged and self._trouble is None:
+            self._report = _DONE
+            if self._rank == 0:  # wait for the reports of the ranks that still run
+                soon = time.monotonic() + _PERIOD  # usually they leave now; later, silence counts again
+                while not self._others <= self._acknowledged and self._error is None:
                     if time.monotonic() < soon:
                         self._wake.set()
                     time.sleep(0.02)
         self._closing.set()
-        if in_order:  # else a thread may be waiting for a store that never answers
+        if in_order:  # else a thread may wait for a store that never answers
             self._wake.set()
             for thread in self._threads:
                 thread.join(timeout=_PERIOD)
             with suppress(Exception):  # rank 0 may be gone already, with the store
                 self._write()
 
-    def _tell(self, word: str) -> None:
-        """Say our first word, and stay until the others have read it, or are leaving themselves."""
-        if self._word:
+    def _send(self, report: str) -> None:
+        """Write our first report, and wait until the other ranks have read it, or are leaving themselves."""
+        if self._report:
             return
-        self._word, deadline = word, time.monotonic() + _LINGER
-        while not self._others <= self._heard | self._acknowledged and time.monotonic() < deadline:
+        self._report, deadline = report, time.monotonic() + _LINGER
+        while not self._others <= self._readers | self._acknowledged and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.02)
 
     # -- the threads' side ---------------------------------------------------------------------------------------------
 
     def _guard(self) -> None:
-        """End this process if its main thread does not notice trouble in time."""
+        """End this process if its main thread does not notice an error in time."""
         while not self._closing.wait(_PERIOD):
             self._idle += 1
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
-            is_late = self._trouble is not None and time.monotonic() - self._trouble_since > _PATIENCE
+            is_late = self._error is not None and time.monotonic() - self._error_since > _PATIENCE
             if is_late and not self._closing.is_set():
-                if isinstance(self._trouble, RunStoppedError):
-                    self.last_act(self._trouble.signum)
-                    _die(str(self._trouble), 128 + self._trouble.signum)
-                _die(str(self._trouble))
+                if isinstance(self._error, RunStoppedError):
+                    self.last_act(self._error.signum)
+                    _die(str(self._error), 128 + self._error.signum)
+                _die(str(self._error))
 
     def _look(self) -> None:
-        others = sorted(self._others)
-        while not self._closing.is_set() and self._trouble is None:
+        peers = sorted(self._others)
+        while not self._closing.is_set() and self._error is None:
             waited = not self._wake.wait(_PERIOD)
             self._wake.clear()
             try:
                 self._write()
-                values = self._store.multi_get([_key(rank) for rank in others])
+                values = self._store.multi_get([_key(rank) for rank in peers])
             except Exception as error:  # of any type: the store is gone, with rank 0 or torchrun's agent
                 if not self._closing.is_set():
                     doing, kind = self._activities.get(0, "start"), type(error).__name__
                     self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({kind})", 0))
                 return
             self._idle = 0
-            for rank, value in zip(others, values, strict=True):
+            for rank, value in zip(peers, values, strict=True):
                 self._read(rank, value.decode(), waited)
         if self._acknowledged:  # failed ranks need not stay any longer
             with suppress(Exception):
                 self._write()
 
     def _write(self) -> None:
-        """Write our line: beat, the ranks whose word we have read, activity, word."""
+        """Write our line: beat, the ranks whose report we have read, activity, report."""
         self._beat += 1
-        heard = ",".join(map(str, sorted(self._acknowledged)))
-        self._store.set(_key(self._rank), "\n".join([str(self._beat), heard, self.activity, self._word]))
+        acknowledged = ",".join(map(str, sorted(self._acknowledged)))
+        self._store.set(_key(self._rank), "\n".join([str(self._beat), acknowledged, self.activity, self._report]))
 
     def _read(self, rank: int, line: str, waited: bool) -> None:
-        beat, heard, activity, word = line.split("\n", 3)
+        beat, acknowledged, activity, report = line.split("\n", 3)
         self._activities[rank] = activity
-        if str(self._rank) in heard.split(","):
-            self._heard.add(rank)
-        if word:
+        if str(self._rank) in acknowledged.split(","):
+            self._readers.add(rank)
+        if report:
             self._acknowledged.add(rank)
-            if word.startswith(_FAILED):
-                self._note(PeerError(f"rank {rank} stopped in {word.removeprefix(_FAILED)}", rank))
-            elif word.startswith(_ABANDON):
-                self._note(RunStoppedError(int(word.removeprefix(_ABANDON))))
+            if report.startswith(_FAILED):
+                self._note(PeerError(f"rank {rank} stopped in {report.removeprefix(_FAILED)}", rank))
+            elif report.startswith(_ABANDON):
+                self._note(RunStoppedError(int(report.removeprefix(_ABANDON))))
         elif rank not in self._beats or self._beats[rank][0] != beat:
             self._beats[rank] = (beat, 0)
         elif waited:
@@ -191,14 +192,14 @@ class ControlChannel:
             if times * _PERIOD > self._silence:
                 self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
 
-    def _note(self, trouble: Exception) -> None:
-        if self._trouble is None and self._word in ("", _DONE):  # a failed rank knows its own reason
-            self._trouble, self._trouble_since = trouble, time.monotonic()
+    def _note(self, error: Exception) -> None:
+        if self._error is None and self._report in ("", _DONE):  # a failed rank has an error of its own
+            self._error, self._error_since = error, time.monotonic()
 
 
 @cache
 def end_with_launcher(pid: int) -> None:
-    """End this process when its parent is not ``pid`` any more; a second call with the same number does nothing."""
+    """End this process when its parent is no longer ``pid``; a second call with the same number does nothing."""
 
     def watch() -> None:
         while os.getppid() == pid:

@@ -1,4 +1,4 @@
-"""Checkpoints: directories that any number of ranks can write together and read apart.
+"""Checkpoints: directories that all ranks write together, and that any number of ranks can read.
 
 ``NAME.ckpt/vN/`` holds
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,18 +28,39 @@ from torch import Tensor
 from fedsim.core.errors import DataError
 from fedsim.core.files import flush_file
 from fedsim.core.store import STORABLE, bytes_of
-from fedsim.core.versions import current_version
+from fedsim.core.versions import begin_version, current_version
 
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
-"""of the text of the resolved configuration, on its way to the writer"""
+"""key of the text of the resolved configuration, for the writer"""
 SERVER_KEY = "fedsim_server"
-"""of the method's tensors on the server: architecture -> name -> tensor"""
+"""key of the method's tensors on the server: architecture -> name -> tensor"""
 STATES_KEY = "fedsim_states"
-"""of a rank's private states on their way to the writer: an iterator over (client, state)"""
+"""key of a rank's private states, for the writer: an iterator over (client, state)"""
 FORMAT = 2
 
-_SHARD_BYTES = 2**29  # size at which private states in memory are written
+_TOKEN = "token"  # file of a partial version by which all ranks recognise it
+_SHARD_BYTES = 2**29  # size of the private states in memory at which they are written
+
+
+def begin_with_token(folder: Path) -> list[str]:
+    """Create a partial version of a checkpoint; return its name, and the token in it for :func:`has_token`."""
+    partial, token = begin_version(folder), secrets.token_hex(8)
+    (partial / _TOKEN).write_text(token)
+    return [partial.name, token]
+
+
+def has_token(partial: Path, token: str) -> bool:
+    """Return whether this process can read a partial version that another one began."""
+    try:
+        return (partial / _TOKEN).read_text() == token
+    except OSError:
+        return False
+
+
+def remove_token(partial: Path) -> None:
+    """Remove the token, which is no part of a checkpoint."""
+    (partial / _TOKEN).unlink()
 
 
 def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
@@ -99,8 +121,8 @@ def find_version(path: Path) -> Path:
     if version is None or not (version / "global.ckpt").is_file():
         if path.is_file():
             raise DataError(f"{path}: is a file; checkpoints of fedsim are directories (format {FORMAT})")
-        what = "holds no complete checkpoint" if path.is_dir() else "no such checkpoint"
-        raise DataError(f"{path}: {what}; look into the run directory's folder checkpoints")
+        problem = "holds no complete checkpoint" if path.is_dir() else "no such checkpoint"
+        raise DataError(f"{path}: {problem}; look into the run directory's folder checkpoints")
     return version
 
 
@@ -161,7 +183,7 @@ def _shards(content: Mapping[str, Any], ranks: Iterable[int]) -> list[str]:
 
 
 def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
-    """Change paths in the states of ModelCheckpoint callbacks to ``folder``, the checkpoint's place after a move."""
+    """Change paths in the states of ModelCheckpoint callbacks to ``folder``, where the checkpoint is after a move."""
     for state in checkpoint.get("callbacks", {}).values():
         old = state.get("dirpath") if isinstance(state, dict) else None
         if not isinstance(old, str) or Path(old).name != folder.name:

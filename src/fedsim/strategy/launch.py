@@ -1,7 +1,7 @@
 """Slurm and torchrun: number of ranks, the address where ranks meet, and the restart of a job.
 
 These launchers start the processes and describe them in environment variables, which settings must not contradict.
-docs/cluster.md is for users.
+For users, see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 Environment = MutableMapping[str, str]
 Devices = list[int] | str | int
 
-_INTERACTIVE = ("bash", "interactive")  # Lightning takes jobs of these names for a shell without other ranks
+_INTERACTIVE = ("bash", "interactive")  # Lightning treats jobs of these names as a shell without other ranks
 _FIRST_PORT, _PORTS = 15000, 17000  # below the range of Linux's ports for outgoing connections
 _PAUSE = 0.5  # seconds between two attempts to reach an address
 _LINGER = 5.0  # seconds by which rank 0 may be later than the others
-_ARRIVAL = 3.0  # seconds that a message to the own address may take
+_ARRIVAL = 3.0  # seconds that a message of this process to its own address may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ def follow_launcher(
 ) -> tuple[Devices, int]:
     """Return ``trainer.devices`` and ``trainer.num_nodes`` of the launcher, or the configured ones without a launcher.
 
-    As ``devices``, ``auto`` and -1 take the launcher's number; as ``num_nodes`` the default, 1, does. A list of GPUs is
-    for ``ranks_per_device`` times as many ranks. ``environ`` gets the variables that Lightning and torch read.
+    If ``devices`` is ``auto`` or -1, or ``num_nodes`` is its default, 1, the launcher's number is used. A list of GPUs
+    is for ``ranks_per_device`` times as many ranks. The variables that Lightning and torch read are set in ``environ``.
 
     Raises:
         ConfigError: if the config or the launch contradicts the launcher.
@@ -68,26 +68,26 @@ def follow_launcher(
         if num_nodes > 1:
             _check_by_hand(num_nodes, environ)
         return devices, num_nodes
-    given = _count(devices)
-    if given is not None and not str(devices).strip().isdigit():
-        given *= ranks_per_device
-    if given is None and str(devices).strip() not in ("auto", "-1"):
-        raise ConfigError(f"trainer.devices: {devices} is no number of ranks; leave it out (auto)")
-    if given is not None and given != launch.per_node:
+    count = _count(devices)
+    if count is not None and not str(devices).strip().isdigit():
+        count *= ranks_per_device
+    if count is None and str(devices).strip() not in ("auto", "-1"):
+        raise ConfigError(f"trainer.devices: {devices} is not a number of ranks; leave it out (auto)")
+    if count is not None and count != launch.per_node:
         raise ConfigError(
-            f"trainer.devices: {given}, but {launch.launcher} starts {launch.per_node} per node; "
-            f"leave it out (auto), or {launch.remedy}={given}"
+            f"trainer.devices: {count}, but {launch.launcher} starts {launch.per_node} per node; "
+            f"leave it out (auto), or {launch.remedy}={count}"
         )
     if num_nodes not in (1, launch.nodes):
         raise ConfigError(f"trainer.num_nodes: {num_nodes}, but {launch.launcher} uses {launch.nodes}; leave it out")
     if launch.launcher == "Slurm":
         _complete_slurm(environ, launch)
-    return (launch.per_node if given is None else devices), launch.nodes
+    return (launch.per_node if count is None else devices), launch.nodes
 
 
 def _check_by_hand(num_nodes: int, environ: Environment) -> None:
-    """Check the variables (Lightning's own) by which nodes that a user starts one by one find each other."""
-    if LSFEnvironment.detect() or MPIEnvironment.detect():  # Lightning follows these by itself
+    """Check Lightning's variables by which nodes find each other if a user starts them one by one."""
+    if LSFEnvironment.detect() or MPIEnvironment.detect():  # Lightning supports these launchers itself
         return
     number = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -97,9 +97,9 @@ def _check_by_hand(num_nodes: int, environ: Environment) -> None:
             "(docs/cluster.md), or start fedsim on each node with MASTER_ADDR, MASTER_PORT and NODE_RANK set"
         )
     if number not in {*map(str, range(num_nodes))}:
-        raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}, as trainer.num_nodes says")
+        raise ConfigError(f"NODE_RANK: {number} is not one of 0 to {num_nodes - 1}; trainer.num_nodes is {num_nodes}")
     log.info(
-        "NODE_RANK %s of %d nodes: waits at %s:%s for the others, as long as trainer.strategy.timeout says",
+        "NODE_RANK %s of %d nodes: waits at %s:%s for the others, for at most trainer.strategy.timeout",
         number, num_nodes, host, port,
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def leave_launcher(environ: Environment = os.environ) -> None:
 
 
 def find_launch(environ: Environment = os.environ) -> Launch | None:
-    """Return the launch of this process, or None: then Lightning starts the ranks of this machine.
+    """Return the launch of this process, or None if Lightning starts the ranks of this machine.
 
     Raises:
         ConfigError: if the launcher was used in a way that cannot work.
@@ -169,7 +169,7 @@ def _torchrun(environ: Environment) -> Launch:
 
 
 def _count(devices: Devices) -> int | None:
-    """Return the number of devices of a setting; None: all that there are.
+    """Return the number of devices of a setting; None: all devices.
 
     >>> [_count(devices) for devices in ("auto", -1, 2, "2", [0, 3], "0,3", "0,")]
     [None, None, 2, 2, 2, 2, 1]
@@ -206,20 +206,20 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
 
 
 def _resolve(host: str, deadline: float, patience: float) -> None:
-    """Look a name up until it is known: a new pod or node may get its name late."""
-    found, problem = threading.Event(), ["no answer from the name service"]
+    """Look a name up until it resolves: the name of a new pod or node may be registered late."""
+    resolved, problem = threading.Event(), ["no answer from the name service"]
 
     def look_up() -> None:  # in a thread, because nothing else limits its time
-        while not found.is_set() and time.monotonic() < deadline:
+        while not resolved.is_set() and time.monotonic() < deadline:
             try:
                 socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-                found.set()
+                resolved.set()
             except OSError as error:
                 problem[0] = error.strerror or str(error)
                 time.sleep(_PAUSE)
 
     threading.Thread(target=look_up, name="fedsim look-up", daemon=True).start()
-    if not found.wait(max(deadline - time.monotonic(), 0)):
+    if not resolved.wait(max(deadline - time.monotonic(), 0)):
         raise ConfigError(
             f"MASTER_ADDR: {_named(host)} does not resolve on {socket.gethostname()} within {patience:.0f} s "
             f"({problem[0]}); export MASTER_ADDR with an address of rank 0's machine that all machines reach"
@@ -227,7 +227,7 @@ def _resolve(host: str, deadline: float, patience: float) -> None:
 
 
 def _listening(port: int) -> socket.socket:
-    """Listen like rank 0 will."""
+    """Listen at the port, as rank 0 will."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -240,13 +240,13 @@ def _listening(port: int) -> socket.socket:
 
 
 def _reach(host: str, port: int, deadline: float, patience: float, server: socket.socket | None) -> None:
-    """Connect to any process, or to ``server`` if it is given."""
+    """Connect to any process, or, if there is a ``server``, to that one."""
     while True:
         try:
             with socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.1)) as connection:
                 if server is None or _leads_to(server, connection, deadline):
                     return
-            problem = "it is another machine's"
+            problem = "it belongs to another machine"
             break
         except OSError as error:
             if isinstance(error, ConnectionRefusedError) and server is None:
@@ -255,21 +255,21 @@ def _reach(host: str, port: int, deadline: float, patience: float, server: socke
         if time.monotonic() + _PAUSE > deadline or server is not None:
             break
         time.sleep(_PAUSE)
-    where = f"gives no answer within {patience:.0f} s" if server is None else "does not lead to rank 0"
+    failure = f"gives no answer within {patience:.0f} s" if server is None else "does not lead to rank 0"
     raise ConfigError(
-        f"MASTER_ADDR: {_named(host)}, port {port}, {where} on {socket.gethostname()} ({problem}); "
+        f"MASTER_ADDR: {_named(host)}, port {port}, {failure} on {socket.gethostname()} ({problem}); "
         "export MASTER_ADDR with an address of rank 0's machine that all machines reach"
     )
 
 
 def _leads_to(server: socket.socket, connection: socket.socket, deadline: float) -> bool:
-    """Return whether ``connection`` reaches ``server``, which may also hear from other ranks."""
+    """Return whether ``connection`` reaches ``server``, to which other ranks may connect, too."""
     token = secrets.token_bytes(16)
     connection.sendall(token)
-    # immediate on loopback; the connection exists, so there is no name or route to wait for
+    # immediate on loopback: the connection exists, so no name or route needs time
     deadline = min(deadline, time.monotonic() + _ARRIVAL)
-    while (rest := deadline - time.monotonic()) > 0:
-        server.settimeout(rest)
+    while (remaining := deadline - time.monotonic()) > 0:
+        server.settimeout(remaining)
         try:
             peer, _ = server.accept()
             with peer:
@@ -291,10 +291,10 @@ def _named(host: str) -> str:
 
 
 def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
-    """Give rank 0 time to report an error that all ranks have: srun and torchrun end all ranks when one fails.
+    """Wait until rank 0 has reported an error that all ranks have: srun and torchrun end all ranks when one fails.
 
-    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether it lets this process live:
-    then this rank may be the only one with the error.
+    ``code`` is the exit code if the launcher ends this process meanwhile. Returns whether a launcher was there and did
+    not end it: this rank may then be the only one with the error.
     """
     if "TORCHELASTIC_RUN_ID" not in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -312,7 +312,7 @@ def requeue(environ: Environment = os.environ) -> None:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     try:
         result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
-        problem = "" if result.returncode == 0 else re.sub(r"\s+", " ", result.stderr.strip()) or "it does not say why"
+        problem = "" if result.returncode == 0 else re.sub(r"\s+", " ", result.stderr.strip()) or "without a reason"
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     if problem:

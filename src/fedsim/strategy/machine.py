@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class Machine:
-    """This rank's machine; all ranks of a run make theirs together, by :func:`machine_of`.
+    """This rank's machine; all ranks of a run create theirs together, by :func:`machine_of`.
 
-    ``ranks`` are the machine's, by their numbers in the run.
+    ``ranks`` are the ranks of the machine, by their numbers in the run.
     """
 
     def __init__(self, strategy: FederatedStrategy, ranks: range) -> None:
@@ -33,13 +33,13 @@ class Machine:
 
     @contextmanager
     def folder(self, num_bytes: float = 0.0, in_memory: bool = True) -> Iterator[Path]:
-        """Let all ranks of the machine see a new folder during a block, which all ranks of the run enter.
+        """Yield a new folder that all ranks of the machine share during a block; all ranks of the run enter the block.
 
-        It is in memory, unless there is no room for ``num_bytes``. It vanishes after the block; who has opened a file
-        in it goes on to use that.
+        The folder is in memory if there is room for ``num_bytes``. It is removed after the block; files in it that a
+        process has opened stay usable.
 
         Raises:
-            ConfigError: if a rank does not see it.
+            ConfigError: if a rank has no access to it.
         """
         name, size = self.strategy.broadcast(secrets.token_hex(8)), len(self.ranks)
         rank, machine = self.strategy.global_rank, self.ranks.start // size
@@ -57,7 +57,7 @@ class Machine:
             with self.strategy.together():
                 if not folder.is_dir():
                     raise ConfigError(
-                        f"rank {rank} does not see {folder.parent} of rank {self.ranks.start} on the same machine; "
+                        f"rank {rank} cannot access {folder.parent} of rank {self.ranks.start} on the same machine; "
                         "start all ranks of a machine in one container, or their containers with --ipc=host"
                     )
             yield folder
@@ -72,13 +72,13 @@ class Machine:
         return self.strategy.global_rank - self.ranks.start
 
     def open_rank_groups(self, blocks: Sequence[range]) -> None:
-        """Let ranks train clients together, those of each block by their places; all ranks of the run call it."""
+        """Prepare rank groups: ``blocks`` are ranges of places on a machine; all ranks of the run call it."""
         size = len(self.ranks)
         firsts = range(0, self.strategy.world_size, size)  # of all machines
         self.strategy.make_groups([range(f + block.start, f + block.stop) for f in firsts for block in blocks])
 
     def rank_group(self, places: range) -> RankGroup:
-        """Return the ranks of one of these blocks."""
+        """Return the rank group of one of these blocks."""
         return RankGroup(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
 
     def meet(self) -> None:
@@ -86,9 +86,9 @@ class Machine:
         self.strategy.exchange([])
 
     def queue(self, items: Sequence[T]) -> Iterator[T]:
-        """Yield those of the items that this rank gets, one by one; all ranks of the machine call it with the same.
+        """Yield the items that this rank takes, one by one; all ranks of the machine call it with the same items.
 
-        An item goes to the rank that asks first, in the order of the items. Ranks meet between two queues.
+        Each item, in order, goes to the first rank that is free. Ranks meet between two queues.
         """
         self._queues += 1
         return self._taken(self._queues, items)
@@ -99,7 +99,7 @@ class Machine:
 
 
 def machine_of(strategy: FederatedStrategy) -> Machine | None:
-    """Return this rank's machine, on all ranks together; None where ranks cannot share: each has clients of its own."""
+    """Return this rank's machine; all ranks call it together. None: ranks share no clients."""
     size = strategy.num_processes
     if size == 1 or strategy.world_size % size:
         return None

@@ -19,10 +19,10 @@ _PART = 2**20  # numbers that are summed at a time: 8 MB
 
 
 class MemorySum:
-    """Sums float64 tables on CPUs. All ranks of the machine make theirs together.
+    """Sums float64 tables on CPUs. All ranks of the machine create theirs together.
 
-    Each rank writes its part of the table, then each adds up a share of it over all ranks, in their order. Two areas
-    take turns: whoever is slow may still read one while others write into the other.
+    Each rank writes its numbers; then each adds up a share of the table over all ranks, in their order. Two areas are
+    used in turn: a slow rank may still read one while other ranks write into the other.
 
     Args:
         rank: of this process.
@@ -39,17 +39,17 @@ class MemorySum:
         path = memory_folder() / f"fedsim-sum-{broadcast(secrets.token_hex(8))}"
         self._areas = self._open(path, shape)
         if rank == 0:
-            path.unlink(missing_ok=True)  # it lives as long as somebody has it open
+            path.unlink(missing_ok=True)  # it exists as long as a process has it open
 
     def _open(self, path: Path, shape: tuple[int, int, int]) -> Tensor | None:
-        """Return the areas; None, on all ranks, if a rank has no room, or does not see the file of rank 0."""
+        """Return the areas; None, on all ranks, if there is no room, or a rank has no access to rank 0's file."""
         areas = None
         for is_own_turn in (self._rank == 0, self._rank > 0):  # rank 0 makes the file
             if is_own_turn and (_has_room(8.0 * math.prod(shape)) if self._rank == 0 else path.exists()):
                 areas = shared_rows(path, shape)
-            found = torch.tensor([float(areas is not None)], dtype=torch.float64)
-            self._exchange(found)
-        return areas if found.item() == self._ranks else None
+            num_open = torch.tensor([float(areas is not None)], dtype=torch.float64)
+            self._exchange(num_open)
+        return areas if num_open.item() == self._ranks else None
 
     def sum_(self, table: Tensor) -> bool:
         """Sum a contiguous float64 table over the ranks in place; return False, on all ranks, if there is no memory."""
@@ -71,5 +71,5 @@ class MemorySum:
 
 
 def _has_room(num_bytes: float) -> bool:
-    """Whether there are so many bytes of memory, which is no folder on a disk."""
+    """Whether the folder in memory has so much room; a temporary folder on a disk does not count."""
     return memory_folder() != slow_folder() and is_roomy(num_bytes)

@@ -1,4 +1,4 @@
-"""Notebooks: one rank runs in them; more cannot be started from there."""
+"""Notebooks: a single rank can run in them; they cannot start further ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 
 
 class OneRank(_SubprocessScriptLauncher):
-    """Lightning's launcher where it has nobody to start: it needs no script to run again, so notebooks may use it."""
+    """Lightning's launcher for a single rank: it starts no process, so it needs no script and works in notebooks."""
 
     @property
     def is_interactive_compatible(self) -> bool:

@@ -11,7 +11,7 @@ from fedsim.strategy.strategy import FederatedStrategy
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Some ranks, and this one among them; all of them do the same session, each with micro-batches."""
+    """The ranks that train a client together, including this one: each trains some of its micro-batches."""
 
     strategy: FederatedStrategy
     ranks: range
@@ -24,12 +24,12 @@ class RankGroup:
 
     @property
     def place(self) -> int:
-        """This rank's place in it, from 0."""
+        """This rank's place in the group, from 0."""
         return self.strategy.global_rank - self.ranks.start
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that sends and stores the results."""
+        """Whether this rank sends and stores the results."""
         return self.place == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:

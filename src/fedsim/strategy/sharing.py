@@ -1,6 +1,6 @@
-"""Ranks that share a GPU: the GPUs to ask Lightning for, the one of each rank, and who has the same one.
+"""Ranks that share a GPU: the GPUs to request from Lightning, the GPU of each rank, and the ranks of each GPU.
 
-A batch of 32 images does not fill a large GPU, so two or more ranks may work on one. docs/gpus.md is for users.
+A batch of 32 images does not fill a large GPU, so two or more ranks may work on one. For users, see docs/gpus.md.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from fedsim.strategy.launch import Devices, Environment, find_launch, follow_lau
 
 FIELD = "trainer.strategy.ranks_per_device"
 _MOST_HERE, _MOST_ELSEWHERE = 64, 1024
-"""ranks of a machine above which their number must be a slip, unless this one has as many cores: each is a process with
-a PyTorch of its own. More ranks than cores gain nothing, but somebody may try a large federation on a small machine"""
+"""largest plausible number of ranks of a machine, for this machine if it has no more cores; a larger one is a mistake.
+Each rank is a process with a PyTorch of its own. More ranks than cores gain nothing, but help to try a large federation
+on a small machine"""
 
 
 def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.environ) -> Devices:
-    """Return the devices that Lightning must look for, where ``trainer.devices`` counts ranks.
+    """Return the devices to request from Lightning, where ``trainer.devices`` counts ranks.
 
-    A list names GPUs, and each of them gets ``ranks_per_device`` ranks; so do all GPUs of ``auto``. Where a launcher
-    has bound its task to a single GPU, that is the one.
+    A list names GPUs, and each of them gets ``ranks_per_device`` ranks; so do all GPUs of ``auto``. If a launcher has
+    bound its task to a single GPU, the result is that one.
 
     >>> gpus_for(4, 2, {}), gpus_for([0, 3], 2, {}), gpus_for("auto", 2, {}), gpus_for(4, 1, {})
     (2, [0, 3], 'auto', 4)
@@ -44,7 +45,7 @@ def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.
     if ranks % ranks_per_device:
         raise ConfigError(
             f"{FIELD}: {ranks_per_device} does not divide the {ranks} rank{'s' * (ranks > 1)} of trainer.devices; "
-            f"set that to {ranks + -ranks % ranks_per_device}, or leave this out"
+            f"set devices to {ranks + -ranks % ranks_per_device}, or leave ranks_per_device out"
         )
     gpus = ranks // ranks_per_device
     is_bound = gpus > 1 and find_launch(environ) is not None and torch.cuda.device_count() == 1
@@ -52,9 +53,9 @@ def gpus_for(devices: Devices, ranks_per_device: int, environ: Environment = os.
 
 
 def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, elsewhere: bool) -> tuple[Devices, int]:
-    """Return the devices and machines that Lightning must be told of: :func:`follow_launcher`, then :func:`gpus_for`.
+    """Return the devices and machines to request from Lightning: :func:`follow_launcher`, then :func:`gpus_for`.
 
-    ``elsewhere``: the run is only described here, so this process's launcher says nothing about it.
+    ``elsewhere``: the run is only described here, so the launcher of this process does not count.
 
     Raises:
         ConfigError: if no machine takes that many ranks, or they cannot be spread evenly.
@@ -68,36 +69,38 @@ def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, else
 
 
 def _check_ranks(devices: Devices, most: int) -> None:
-    """Refuse a number of ranks that would bring the machine down: each of them is a process."""
+    """Refuse a number of ranks that would overload the machine: each of them is a process."""
     number = str(devices).strip()
     if number.isdigit() and int(number) > most:
         raise ConfigError(f"trainer.devices: {number} ranks are too many for a machine; give at most {most}")
 
 
 def check_number(ranks_per_device: int) -> None:
-    """Raise ConfigError unless it is a number of ranks."""
+    """Raise ConfigError unless ``ranks_per_device`` is positive."""
     if ranks_per_device < 1:
-        raise ConfigError(f"{FIELD}: {ranks_per_device} is no number of ranks; give one from 1")
+        raise ConfigError(f"{FIELD}: {ranks_per_device} is not a number of ranks; set it to 1 or more")
 
 
 def spread(
     devices: Sequence[torch.device], ranks_per_device: int, environ: Environment = os.environ
 ) -> list[torch.device]:
-    """Return the device of each rank of a machine; neighbours have different ones, for ranks that train one client.
+    """Return the device of each rank of a machine; neighbours have different devices, for rank groups.
 
     >>> gpus = [torch.device("cuda", index) for index in range(2)]
     >>> [device.index for device in spread(gpus, 2, {})]
     [0, 1, 0, 1]
     """
-    if len(devices) == 1 and (launch := find_launch(environ)) is not None:  # each task's single GPU, its own or not
+    if (
+        len(devices) == 1 and (launch := find_launch(environ)) is not None
+    ):  # the single GPU of a task; tasks may share it
         return [*devices] * launch.per_node
     return [*devices] * max(ranks_per_device, 1)
 
 
 def address_of(device: torch.device) -> int:
-    """Return the place of a GPU in its machine, from 0: the same for all MIG slices of it, as for NCCL."""
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
-    return int((found.pci_domain_id << 16) | (found.pci_bus_id << 8) | found.pci_device_id)
+    """Return the place of a GPU in its machine, from 0: the same for all of its MIG slices, as in NCCL."""
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
+    return int((properties.pci_domain_id << 16) | (properties.pci_bus_id << 8) | properties.pci_device_id)
 
 
 def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device: int) -> list[list[int]]:
@@ -109,29 +112,29 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
     Raises:
         ConfigError: if a GPU has more than ``ranks_per_device``.
     """
-    found: dict[tuple[int, float], list[int]] = {}
+    ranks_of: dict[tuple[int, float], list[int]] = {}
     for rank, address in enumerate(addresses):
-        found.setdefault((rank // per_machine, address), []).append(rank)
-    most = max(found.values(), key=len)
+        ranks_of.setdefault((rank // per_machine, address), []).append(rank)
+    most = max(ranks_of.values(), key=len)
     if len(most) > ranks_per_device:
         raise ConfigError(
             f"{FIELD}: {ranks_per_device}, but ranks {', '.join(map(str, most))} have one GPU; "
             f"set it to {len(most)}, or bind fewer tasks to a GPU"
         )
-    return list(found.values())
+    return list(ranks_of.values())
 
 
 class SharedGpus:
-    """Sums of ranks on common GPUs: in the host's memory within a GPU, by one rank of each GPU among them.
+    """Sums of ranks that share GPUs: within a GPU in the host's memory, among GPUs by one rank of each.
 
-    NCCL takes one rank of a GPU. All ranks of the run make this together.
+    NCCL accepts only one rank per GPU. All ranks of the run create this together.
 
     Args:
         gpus: the ranks of each GPU.
-        rank: this one.
+        rank: of this process.
         backend: of the sums among GPUs.
         timeout: of a sum.
-        wait: for a collective.
+        wait: waits for a collective.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class SharedGpus:
         tensor.copy_(host)
 
     def _sum(self, host: Tensor, tensor: Tensor) -> None:
-        """Sum within each GPU, then among GPUs, for which ``tensor`` is there."""
+        """Sum ``host`` within each GPU, then among GPUs; the second sum overwrites ``tensor``."""
         self._wait(dist.all_reduce(host, group=self._within, async_op=True))
         if self._among is None:
             return

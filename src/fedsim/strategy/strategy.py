@@ -15,42 +15,39 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
-from fedsim.core.versions import begin_version, publish_version
+from fedsim.core.versions import publish_version
 from fedsim.strategy import checkpoint_files
-from fedsim.strategy.channel import ControlChannel, end_with_launcher
+from fedsim.strategy.channel import ControlChannel
 from fedsim.strategy.launch import check_address
 from fedsim.strategy.memory_sum import LEAST, MemorySum
-from fedsim.strategy.notebook import OneRank, check_notebook
-from fedsim.strategy.ready_ranks import ReadyRanks
+from fedsim.strategy.ready_ranks import follow_starter, new_launcher
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
 
 T = TypeVar("T")
-
-_LAUNCHER = "FEDSIM_LAUNCHER"  # in the environment: process id of the rank 0 that starts the others of its machine
 
 
 class FederatedStrategy(DDPStrategy):
     """Processes without DistributedDataParallel: ranks train different clients and meet once a round.
 
-    NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses. Status always travels
-    over gloo: a waiting NCCL collective occupies the GPU and trips its watchdog. Between meetings, ranks watch each
-    other through a control channel.
+    NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses. The tables of
+    :meth:`exchange` always use gloo: a waiting NCCL collective occupies the GPU and triggers its watchdog. Between
+    collectives, ranks monitor each other through a control channel.
 
     Args:
-        timeout: longest time for ranks to find each other at the start, and for a sum after all have come to it.
+        timeout: longest time for ranks to find each other at the start, and for a sum after all ranks have entered it.
         round_timeout: longest wait of a rank for the others to finish their clients. A rank with small clients waits
             for one with a large client, so this is long.
-        silence_timeout: longest time without a sign of life from a rank; then the others end.
+        silence_timeout: longest time without a sign of life from a rank; after it, the others end.
         connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
             answers before rank 0 runs there, ``timeout`` applies.
-        process_group_backend: nccl, gloo, or null for the device's own; where ranks share GPUs, of sums among GPUs.
+        process_group_backend: nccl, gloo, or null for the default of the device; if ranks share GPUs, for sums among
+            GPUs.
         ranks_per_device: ranks on each GPU; ``trainer.devices`` then counts ranks, so 4 of them with 2 on each need two
-            GPUs. A list of GPUs gets so many on each.
+            GPUs. With a list of GPUs, each of them gets so many ranks.
         start_method: of processes on one machine; popen runs the command line again.
     """
 
@@ -73,27 +70,29 @@ class FederatedStrategy(DDPStrategy):
         self.stop_deadline: float | None = None
         """time.monotonic() at which this rank stops waiting for the round's end"""
         self._is_saving = False
-        self._patient: Any = None  # the group in which ranks wait for each other's clients
+        self._patient: Any = None  # the group of all ranks, with the long timeout
         self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
-        self._shared: SharedGpus | None = None  # if several ranks are on a GPU
+        self._shared: SharedGpus | None = None  # if ranks share GPUs
         self._memory: MemorySum | None = None  # from the first large sum on
         self._channel: ControlChannel | None = None
 
     def check(self) -> None:
-        """Raise ConfigError if a timeout or the backend is none: the parser hides errors of the constructor."""
+        """Raise ConfigError if a timeout or the backend is wrong: the parser hides errors of the constructor."""
         for name in ("timeout", "round_timeout", "silence_timeout", "connect_timeout"):
             if (value := getattr(self, name)) <= timedelta():
-                raise ConfigError(f"trainer.strategy.{name}: {value} is no time")
+                raise ConfigError(f"trainer.strategy.{name}: must be positive, got {value}")
         if (backend := self._process_group_backend) not in (None, "nccl", "gloo"):
-            raise ConfigError(f"trainer.strategy.process_group_backend: {backend} is neither nccl nor gloo, nor null")
+            raise ConfigError(
+                f"trainer.strategy.process_group_backend: {backend} is not a backend; choose nccl, gloo or null"
+            )
         check_number(self.ranks_per_device)
 
     def check_device(self) -> None:
-        """Raise ConfigError if ranks are to share a GPU, and there is none."""
+        """Raise ConfigError if ranks must share a GPU, but their devices are CPUs."""
         if self.ranks_per_device > 1 and self.root_device.type != "cuda":
             raise ConfigError(
                 f"{FIELD}: {self.ranks_per_device} is for GPUs, and these ranks are on CPUs; leave it out: "
-                "trainer.devices alone says how many ranks there are"
+                "trainer.devices alone is their number"
             )
 
     @property
@@ -143,11 +142,11 @@ class FederatedStrategy(DDPStrategy):
             if "Duplicate GPU" not in str(error):
                 raise
             raise ConfigError(
-                f"{FIELD}: 1, but several ranks have one GPU, which NCCL refuses; set it to the ranks on a GPU"
+                f"{FIELD}: 1, but several ranks have one GPU, which NCCL refuses; set it to the number of ranks per GPU"
             ) from error
 
     def _get_process_group_backend(self) -> str:
-        """Return the backend of the group of all ranks; of ranks that share GPUs it is in the host's memory."""
+        """Return the backend of the group of all ranks: gloo, in the host's memory, if ranks share GPUs."""
         return "gloo" if self.ranks_per_device > 1 else str(super()._get_process_group_backend())
 
     def _open_store(self) -> Any:
@@ -155,7 +154,7 @@ class FederatedStrategy(DDPStrategy):
         name = [secrets.token_hex(8)]
         dist.broadcast_object_list(name, src=0, group=self._patient)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # torch exports these classes without saying so
+        # torch exports these classes, but not in its stubs
         store = dist.TCPStore(host, port, None, False, self.timeout, False)  # type: ignore[attr-defined] # see above
         return dist.PrefixStore(name[0], store)  # type: ignore[attr-defined] # as above
 
@@ -164,26 +163,16 @@ class FederatedStrategy(DDPStrategy):
         super()._configure_launcher()
         assert self.cluster_environment is not None
         if self._start_method == "popen":
-            check_notebook(self.num_processes * self.num_nodes, self.cluster_environment)
-            launcher = OneRank if self.num_processes * self.num_nodes == 1 else ReadyRanks
-            self._launcher = launcher(self.cluster_environment, self.num_processes, self.num_nodes)
-        if isinstance(self.cluster_environment, SLURMEnvironment):
-            self.cluster_environment.auto_requeue = False  # it would save in the middle of a round; Preemption does not
-            end_with_launcher(os.getppid())
-        elif "TORCHELASTIC_RUN_ID" in os.environ:
-            end_with_launcher(os.getppid())
-        elif not self.cluster_environment.creates_processes_externally:  # then this process will start the others
-            os.environ[_LAUNCHER] = str(os.getpid())
-        elif os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()) and self._start_method == "popen":
-            end_with_launcher(int(os.environ[_LAUNCHER]))
+            self._launcher = new_launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        follow_starter(self.cluster_environment, self._start_method)
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks about an error that they did not hear in a collective."""
+        """Report an error to the other ranks, unless a collective has already done so."""
         super().on_exception(exception)
-        self._tell(exception)
+        self._report(exception)
 
     def teardown(self) -> None:
         """Close the control channel."""
@@ -195,7 +184,7 @@ class FederatedStrategy(DDPStrategy):
     # -- while ranks are apart -----------------------------------------------------------------------------------------
 
     def describe_activity(self, activity: str) -> None:
-        """Set this rank's activity, one line, for the messages of the others."""
+        """Set this rank's activity, one line, for error messages of the other ranks."""
         if self._channel is not None:
             self._channel.activity = activity
 
@@ -218,12 +207,12 @@ class FederatedStrategy(DDPStrategy):
         if self._channel is not None:
             self._channel.check()
         late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
-        if late and not self._is_saving:  # the round is done: a checkpoint may take its time
+        if late and not self._is_saving:  # while a checkpoint is written, the round is complete
             self.abandon_round()
 
     def abandon_round(self) -> NoReturn:
         """Leave the round on all ranks: raise RunStoppedError."""
-        assert self.stop_signal is not None, "nobody asked to stop"
+        assert self.stop_signal is not None, "no stop was requested"
         if self._channel is not None:
             self._channel.abandon(self.stop_signal)
         raise RunStoppedError(self.stop_signal)
@@ -252,15 +241,15 @@ class FederatedStrategy(DDPStrategy):
 
     def make_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""
-        own = {} if self._shared is not None else {self.root_device.type: self.process_group_backend}
+        of_device = {} if self._shared is not None else {self.root_device.type: self.process_group_backend}
         for ranks in groups:
-            for device, backend in ({"cpu": "gloo"} | own).items():
+            for device, backend in ({"cpu": "gloo"} | of_device).items():
                 if (ranks, device) not in self._groups:
                     group = dist.new_group(list(ranks), timeout=self.round_timeout, backend=backend)
                     self._groups[ranks, device] = group
 
     def sum_within_(self, tensor: Tensor, ranks: range) -> Tensor:
-        """Sum a tensor over the ranks of a group in place; all of these call it."""
+        """Sum a tensor over the ranks of a group in place; all ranks of the group call it."""
         if self._shared is not None and tensor.device.type == "cuda":
             self._shared.through_host(tensor, lambda host: self.sum_within_(host, ranks))
         else:
@@ -277,11 +266,11 @@ class FederatedStrategy(DDPStrategy):
             PeerError: on the other ranks.
         """
         if error is not None:
-            self._tell(error)
+            self._report(error)
             raise error
         if self.world_size == 1:
             return
-        # never empty: without tables this is where ranks wait for each other
+        # never empty: without tables, ranks still wait for each other here
         payload = torch.cat([torch.zeros(1, dtype=torch.float64), *(table.flatten() for table in tables)])
         self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))
         for table, part in zip(tables, payload[1:].split([table.numel() for table in tables]), strict=True):
@@ -293,7 +282,7 @@ class FederatedStrategy(DDPStrategy):
         error: Exception | None = None
         try:
             yield
-        except Exception as e:  # of any type: the other ranks must hear of it
+        except Exception as e:  # of any type: the other ranks must stop, too
             error = e
         self.exchange([], error)
 
@@ -309,7 +298,7 @@ class FederatedStrategy(DDPStrategy):
     def broadcast(self, obj: T, src: int = 0) -> T:
         """Return the object of rank ``src``, of plain types."""
         if self.world_size > 1:
-            self.exchange([])  # wait here, because here failures of others are heard
+            self.exchange([])  # wait here, where failures of other ranks are noticed
         return super().broadcast(obj, src)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Lightning's signature
@@ -325,14 +314,14 @@ class FederatedStrategy(DDPStrategy):
             time.sleep(min((time.monotonic() - start) / 50, 2e-3))  # late by 2 % at most
         try:
             work.wait()
-        except RuntimeError as error:  # a connection broke: the channel may know why
+        except RuntimeError as error:  # a connection broke: the channel may have the reason
             assert self._channel is not None
             try:
                 self._channel.await_news()
             except FedSimError as news:
                 raise news from error
 
-    def _tell(self, exception: BaseException) -> None:
+    def _report(self, exception: BaseException) -> None:
         if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
             text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
             self._channel.fail(text)
@@ -340,7 +329,7 @@ class FederatedStrategy(DDPStrategy):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
-        """Write a checkpoint directory; every rank writes its own clients' states. A kill leaves one whole version."""
+        """Write a checkpoint directory; every rank writes its clients' states. A kill leaves one complete version."""
         states = checkpoint.pop(checkpoint_files.STATES_KEY, ())
         files = torch.zeros(self.world_size, dtype=torch.float64)
         self._is_saving = True
@@ -356,38 +345,32 @@ class FederatedStrategy(DDPStrategy):
                         checkpoint_files.write_global(partial, checkpoint)
                         publish_version(partial)
             except FedSimError:
-                shutil.rmtree(partial, ignore_errors=True)  # else half a checkpoint would fill the disk
+                shutil.rmtree(partial, ignore_errors=True)  # else half a checkpoint would occupy the disk
                 raise
         finally:
             self._is_saving = False
 
     def _begin_version(self, folder: Path) -> Path:
-        """Make a partial version on rank 0, and check that all ranks see it."""
-        token = ["", ""]
+        """Create a partial version on rank 0, and check that all ranks can read it."""
+        name_and_token = ["", ""]
         with self._writing(folder):
             if self.is_global_zero:
-                partial = begin_version(folder)
-                token = [partial.name, secrets.token_hex(8)]
-                (partial / "token").write_text(token[1])
-        name, secret = self.broadcast(token)
+                name_and_token = checkpoint_files.begin_with_token(folder)
+        name, token = self.broadcast(name_and_token)
         partial = folder / str(name)
         with self._writing(partial):
-            try:
-                found = (partial / "token").read_text()
-            except OSError:
-                found = ""
-            if found != secret:
+            if not checkpoint_files.has_token(partial, token):
                 raise DataError(
-                    f"{folder}: rank {self.global_rank} on {socket.gethostname()} does not see what rank 0 wrote; "
+                    f"{folder}: rank {self.global_rank} on {socket.gethostname()} cannot read the files of rank 0; "
                     "put --run_dir on a file system that all machines share"
                 )
         if self.is_global_zero:
-            (partial / "token").unlink()
+            checkpoint_files.remove_token(partial)
         return partial
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Run a block that writes, on all ranks together; a full disk gives one line."""
+        """Run a block that writes, on all ranks together; raise DataError if the disk is full."""
         with self.together():
             try:
                 yield
@@ -396,11 +379,11 @@ class FederatedStrategy(DDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
         """Read a checkpoint without the clients' private states; each rank reads those of its own clients."""
-        found = ""
+        path = ""
         with self.together():
             if self.is_global_zero:  # one rank chooses the version: a fit may be writing the next one
-                found = str(checkpoint_files.find_version(Path(checkpoint_path)))
-        version = Path(self.broadcast(found))
+                path = str(checkpoint_files.find_version(Path(checkpoint_path)))
+        version = Path(self.broadcast(path))
         with self.together():
             checkpoint = checkpoint_files.read_checkpoint(version)
         checkpoint[checkpoint_files.CONTENT_KEY]["path"] = str(version)

@@ -1,4 +1,4 @@
-"""A sum over ranks that are only there to try it: whether NCCL, or gloo on CPUs, works on this machine."""
+"""A test sum over ranks that run only for it: whether NCCL, or gloo on CPUs, works on this machine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-_NUMBERS = 1 << 20  # 8 MiB: NCCL takes another way for a few bytes
+_NUMBERS = 1 << 20  # 8 MiB: NCCL uses another protocol for a few bytes
 
 
 def try_sum(rank: int, devices: Sequence[torch.device], store: Path, *, seconds: float) -> None:
-    """Sum numbers over ranks, one process per device, all of which call this with their own ``rank``.
+    """Sum numbers over ranks, one process per device; each process calls this with its ``rank``.
 
     Args:
         rank: of this process, from 0.
         devices: one per rank, all CPUs (gloo) or GPUs of this machine (NCCL).
-        store: a path, not there yet, that all of them see: they meet by this file.
+        store: a path that all processes can access, without a file so far: they meet by this file.
         seconds: longest wait for the others.
 
     Raises:

@@ -1,1 +1,1 @@
-"""From uploads to their means."""
+"""Aggregation: from uploads to their means."""

@@ -1,4 +1,4 @@
-"""Single uploads instead of sums: for rules that no weighted mean can express."""
+"""Gathered single uploads, for aggregation rules that are not weighted means."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.training.statistics import StatisticsPolicy
 from fedsim.training.uploads import Uploads
 
 UploadRule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
-"""architecture, uploads, reports -> the vector [num_shared] that takes the place of the weighted mean"""
+"""architecture, uploads, reports -> the vector [num_shared] that replaces the weighted mean"""
 
 
 def gather(
@@ -22,26 +22,26 @@ def gather(
 ) -> Uploads:
     """Return the uploads of all ranks' ``clients``, vectors of ``length``, for a rule.
 
-    ``waiting`` are those of this rank's clients, in host memory: 4 bytes per shared element. Ranks exchange them chunk
-    by chunk: a chunk of all clients has at most 64 MiB, and no rank holds more than its own clients' uploads beside it.
-    Every rank computes with the same numbers in the same order, that of ``clients``: the result has the same bits on
+    ``waiting`` are the uploads of this rank's clients, in host memory: 4 bytes per shared element. Ranks exchange them
+    in chunks. A chunk of all clients has at most 64 MiB; besides it, a rank holds only the uploads of its clients.
+    Every rank computes with the same numbers in the same order, that of ``clients``, so the result has the same bits on
     any number of ranks.
     """
 
     def chunk(span: slice) -> Tensor:
-        """Every row is filled by one rank and zero elsewhere, so the sum is exact."""
+        """Return a slice of all uploads; each is zero on all ranks but one, so the sum is exact."""
         rows = torch.zeros(len(clients), span.stop - span.start, device=device)
         for row, name in zip(rows, clients, strict=True):
             if name in waiting:
                 row.copy_(waiting[name].vector[span])
-        return strategy.sum_(rows).add_(0.0).cpu()  # -0 becomes 0 on one rank, too
+        return strategy.sum_(rows).add_(0.0).cpu()  # -0 becomes 0 also on a single rank
 
     return Uploads(clients, length, chunk)
 
 
 def check_statistics_of_uploads(bn_stats: StatisticsPolicy, user: str) -> None:
-    """Refuse policies for running statistics that only weighted sums can have; ``user`` sees single uploads."""
+    """Refuse policies for running statistics that need weighted sums; ``user`` uses single uploads."""
     if bn_stats in ("pooled", "first"):
         raise ConfigError(
-            f"model.bn_stats: {bn_stats} is for weighted means, but {user} sees single uploads; set it to mean"
+            f"model.bn_stats: {bn_stats} is for weighted means, but {user} uses single uploads; set it to mean"
         )

@@ -15,28 +15,28 @@ from fedsim.training.statistics import BatchNormStatistics
 
 
 def clients_prune(method: Method) -> bool:
-    """Return whether uploads may lack elements, each client's others."""
+    """Return whether clients prune: uploads may lack elements, different ones for each client."""
     return "masks" in method.requires
 
 
 class MaskedSum(ModelSum):
     """The sum of the uploads of clients that prune.
 
-    The buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is
-    ``(sum of w m x) / (sum of w m / sum of w)``. The second quotient is exactly 1 where no client has pruned, so that
-    masks of ones change no bit. (Plain fp32 sums of more than two ranks need not add in the same order at both places;
-    there it is 1 up to rounding.) Statistics are not masked.
+    The buffer is [sum of w m x | sum of w m | sum of w], and an element's mean is ``(sum of w m x) / (sum of w m / sum
+    of w)``. The second quotient is exactly 1 where no client has pruned, so that masks of ones change no bit. (Plain
+    fp32 sums over more than two ranks may add the two parts in different orders; then it is 1 up to rounding.)
+    Statistics are not masked.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("unpruned", "new mask")
-    """shared parameters, counted by element, that the client has not pruned; 1 if the server did not know the mask"""
+    """number of elements of shared parameters that the client has not pruned; 1 if the mask is new to the server"""
 
     def length(self, statistics: BatchNormStatistics) -> int:
-        """Return the length of the three parts."""
+        """Return the total length of the three parts."""
         return statistics.num_shared + statistics.span.start + 1
 
     def facts(self, upload: Upload, num_parameters: int) -> Signals:
-        """Count the elements that an upload's mask leaves."""
+        """Count the elements that an upload's mask keeps."""
         if upload.mask is None:
             return dict(zip(self.columns, (float(num_parameters), 0.0), strict=True))
         unpruned = Measured((~upload.mask).count_nonzero(), lambda pruned: num_parameters - pruned[0])
@@ -45,8 +45,8 @@ class MaskedSum(ModelSum):
         return dict(zip(self.columns, (unpruned, new_mask), strict=True))
 
     def add(self, upload: Upload, weights: Stretches, total: Tensor, accumulate: Accumulate) -> None:
-        """Add a client's elements, and its weight where it has them."""
-        assert len(weights) <= 2, "weights of single tensors do not go together with masks"
+        """Add a client's elements, and its weight at these elements."""
+        assert len(weights) <= 2, "masks cannot be combined with weights of single tensors"
         x = upload.vector.to(total.device)
         values, shares = total.split([len(x), len(total) - len(x)])
         mask = torch.ones(len(shares), dtype=torch.bool, device=total.device)

@@ -1,4 +1,4 @@
-"""From uploads to their weighted means: the sums of a round."""
+"""The sums of a round: from uploads to their weighted means."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedsim.training.messages import Answers, Report, Signals, Upload
 from fedsim.training.statistics import BatchNormStatistics
 
 Extras = Mapping[str, Mapping[str, tuple[int, ...]]]
-"""architecture -> name -> shape of a tensor that every client uploads beside its vector"""
+"""architecture -> name -> shape of a tensor that every client uploads in addition to its vector"""
 Stretches = Sequence[tuple[slice, float]]
-"""parts of the shared vector that follow each other, each with a client's weight: parameters, and statistics last"""
+"""consecutive parts of the shared vector, each with a client's weight: parameters first, statistics last"""
 Accumulate = Callable[[Tensor, float, Tensor], object]
 """total, weight, x: add ``weight * x`` to ``total`` in place, exactly or in float32"""
 
 
 def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, Weights]:
-    """Ask the method for weights, separately for the clients of each architecture that has reports.
+    """Return the method's weights, separately for the clients of each architecture that has reports.
 
-    ``reports`` are of the clients that returned an update; ``archs``: client -> architecture. The result is by
-    architecture.
+    ``reports`` are those of the clients that returned an update; ``archs``: client -> architecture. The result has
+    architectures as keys.
 
     Raises:
         AssertionError: if weights do not sum to 1: the model would shrink or grow each round.
@@ -46,7 +46,7 @@ def aggregation_weights(method: Method, reports: Mapping[str, Report], archs: Ma
 
 
 def by_architecture(reports: Mapping[str, Report], archs: Mapping[str, str]) -> dict[str, dict[str, Report]]:
-    """Return architecture, sorted -> client -> report; architectures without a report are missing."""
+    """Return architecture -> client -> report, sorted by architecture; architectures without a report are missing."""
     members: dict[str, dict[str, Report]] = {arch: {} for arch in sorted({archs[client] for client in reports})}
     for client, report in reports.items():
         members[archs[client]][client] = report
@@ -72,7 +72,7 @@ class ModelSum(ABC):
 
     @abstractmethod
     def facts(self, upload: Upload, num_parameters: int) -> Signals:
-        """Return the numbers about an upload that all ranks need, by :attr:`columns`; refuse what the sum would ignore.
+        """Return the numbers about an upload that all ranks need, by :attr:`columns`; refuse content without a use.
 
         ``num_parameters`` are the shared ones of the model, without padding.
         """
@@ -96,7 +96,7 @@ class PlainSum(ModelSum):
         """Return the length of the shared vector."""
         return statistics.num_shared
 
-    def facts(self, upload: Upload, num_parameters: int) -> Signals:  # noqa: ARG002 - of a plain upload there are none
+    def facts(self, upload: Upload, num_parameters: int) -> Signals:  # noqa: ARG002 - a plain upload has none
         """Refuse masks."""
         assert upload.mask is None, "the method declares no masks"
         return {}
@@ -117,21 +117,21 @@ def add_stretches(x: Tensor, weights: Stretches, total: Tensor, accumulate: Accu
 
 
 class Aggregator:
-    """Makes one vector of the uploads of each architecture, by a sum, or by a rule that sees single uploads.
+    """Computes one vector of the uploads of each architecture, by a sum, or by a rule for single uploads.
 
-    Where weights are known when a round begins, each upload is added at once, to a buffer that lives as long as the
+    If the weights are known when a round begins, each upload is added at once to a buffer that exists as long as the
     federation. Otherwise uploads wait in host memory. Both give the same bits: the sums run over a rank's clients in
     the order in which they trained.
 
     Args:
         strategy: the collectives.
-        statistics: by architecture.
+        statistics: architecture -> treatment of running statistics.
         archs: client -> architecture, for all clients.
         reduction: exact, or plain fp32.
-        device: where sums are made.
+        device: device of the sums.
         seed: of the run.
-        form: of the sum of models.
-        rule: takes the place of the sum of models; uploads wait for it.
+        form: form of the sum of models.
+        rule: replaces the sum of models; all uploads wait for it.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Aggregator:
         """largest value that a contribution may hold"""
         self.untouched: dict[str, Tensor] = {}
         """architecture -> shared parameters without a mean in the last round, bool [num_shared_parameters], if there
-        are any; ignore the values of :meth:`means` at their places"""
+        are any; the values of :meth:`means` at these elements have no meaning"""
         empty = torch.zeros(0, dtype=torch.float64 if self.is_exact else torch.float32, device=device)
-        self._totals = {arch: empty.new_zeros(self._form.length(of_arch)) for arch, of_arch in statistics.items()}
+        self._totals = {arch: empty.new_zeros(self._form.length(policy)) for arch, policy in statistics.items()}
         self._extras: dict[tuple[str, str], Tensor] = {}
         self._shapes: Extras = {}
         self._waiting: dict[str, Upload] = {}
@@ -190,14 +190,14 @@ class Aggregator:
         return self._form.facts(upload, self.statistics[self.archs[client]].num_parameters)
 
     def add(self, client: str, contribution: Upload) -> None:
-        """Take a client's encoded upload, all of whose values are within :attr:`limit`."""
+        """Add a client's encoded upload, now or in :meth:`means`; its values are within :attr:`limit`."""
         if self._weights is None:
             self._waiting[client] = contribution.on_host()
         else:
             self._sum(client, contribution, self._weights[self.archs[client]])
 
     def ready(self) -> list[Tensor]:
-        """Return the sums if they are complete and small: ranks exchange them with the reports, in one collective.
+        """Return the sums if they are complete and small; ranks then exchange them with the reports, in one collective.
 
         They are exact float64 sums in host memory, of at most 1 MiB together.
         """
@@ -232,7 +232,7 @@ class Aggregator:
         return answers
 
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
-        """Add a client's model, unless a rule has seen it, and its extra tensors, to their plain means."""
+        """Add a client's model, unless there is a rule, and its extra tensors, whose plain mean is computed."""
         arch = self.archs[client]
         if self._rule is None:
             self._form.add(upload, self._stretches(client, weights), self._totals[arch], self._accumulate)

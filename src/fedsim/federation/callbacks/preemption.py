@@ -1,4 +1,4 @@
-"""Ending a run when a scheduler or a user asks for it, so that at most the running round is lost."""
+"""End of a run by a signal of a scheduler or a user, at the cost of at most the running round."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Preemption(RoundCallback):
-    """Listens to signals while a fit runs, in place of Lightning's own handlers.
+    """Handles signals while a fit runs, instead of Lightning's own handlers.
 
-    Lightning's handlers save and broadcast wherever the rank happens to be. Here a handler only sets a flag. All ranks
-    agree on it at the end of the round, and the run ends with a checkpoint. If the rest of the round is predicted to
-    take longer than the time of grace, the round is abandoned and the last checkpoint stands.
+    Lightning's handlers save and broadcast at any point of the training. Here a handler only sets a flag. All ranks
+    exchange it at the end of the round, and the run ends with a checkpoint. If the round is predicted to take longer
+    than the grace period, it is abandoned, and the last checkpoint remains.
 
     SIGTERM and SIGUSR1 give ``grace`` seconds. Ctrl-C gives none; a second Ctrl-C ends the process at once. After
-    SIGUSR1, which Slurm sends to a job whose time runs out (``--signal=USR1@300``), rank 0 asks Slurm to start the job
-    again. After SIGTERM it does not: the sender restarts the job, or wants its end.
+    SIGUSR1, which Slurm sends to a job whose time limit is near (``--signal=USR1@300``), rank 0 asks Slurm to start the
+    job again. After SIGTERM it does not: the sender restarts the job, or the job must end.
 
     Args:
-        grace: seconds from the signal to the forced end, less the time of a checkpoint.
+        grace: seconds from the signal to the forced end, minus the time of a checkpoint.
         requeue: whether a Slurm job starts again after SIGUSR1.
     """
 
     def __init__(self, grace: float = 120.0, requeue: bool = True) -> None:
         if not grace >= 0:
-            raise ConfigError(f"trainer.callbacks: Preemption's grace of {grace} s is negative")
+            raise ConfigError(f"trainer.callbacks: Preemption: grace must not be negative, got {grace}")
         self.grace, self.requeue = grace, requeue
         self._previous: dict[int, Any] = {}
         self._costs: Mapping[str, float] = {}
@@ -53,14 +53,14 @@ class Preemption(RoundCallback):
         self._started = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signals over; Lightning has installed its handlers by now."""
+        """Install the signal handlers; Lightning has installed its own before."""
         federation = federation_of(pl_module)
         self._strategy: FederatedStrategy = federation.strategy
         self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
         self._costs = federation.parts.costs
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-            # its flag is never set now, but all ranks would wait for it in each round
+            # without Lightning's handlers its flag is never set, but all ranks would exchange it in each round
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign] # see above
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -72,13 +72,13 @@ class Preemption(RoundCallback):
             self._strategy.request_stop(number, time.monotonic() + self.grace)
 
     def on_round_start(self, round_: int, clients: list[str]) -> None:
-        """Do not begin a round that would only be cut short."""
+        """Abandon the round at once if a signal has arrived before it."""
         self._clients, self._started = clients, time.monotonic()
         if self._strategy.stop_signal is not None:
             self._strategy.abandon_round()
 
     def on_client_batch(self, report: BatchReport) -> None:
-        """Give the round up if it cannot end in time."""
+        """Abandon the round if it is predicted to miss the deadline."""
         if (deadline := self._strategy.stop_deadline) is None:
             return
         costs = [self._costs[name] for name in self._clients]
@@ -91,26 +91,26 @@ class Preemption(RoundCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save a last round at once: an evaluation that follows may take longer than the time of grace."""
+        """Save the last round at once: an evaluation after it may take longer than the grace period."""
         if trainer.should_stop and self._strategy.stop_signal is not None and trainer.checkpoint_callbacks:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         self._end(trainer, self._strategy.stop_signal)
         if was_stopped(trainer):
             self._ask_to_start_again(trainer, self._strategy.stop_signal)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         number = exception.signum if isinstance(exception, RunStoppedError) else None
         self._end(trainer, number)
         self._ask_to_start_again(trainer, number)
 
     def _end(self, trainer: Trainer, number: int | None) -> None:
-        """Restore the handlers; say how to continue after signal ``number``, if there was one."""
+        """Restore the handlers; after signal ``number``, if there was one, log the command that continues the run."""
         if self._previous:
-            del trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor  # what on_train_start put there
+            del trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor  # the replacement by on_train_start
         while self._previous:
             caught, handler = self._previous.popitem()
             signal.signal(caught, handler if handler is not None else signal.SIG_DFL)

@@ -25,11 +25,11 @@ _MAX_NAMES = 12  # of clients in one line
 class RoundProgress(RoundCallback, ProgressBar):
     """One bar over all rounds on a terminal, and one line per round; without a terminal also lines within long rounds.
 
-    Reading a loss waits for the device, so the bar looks at most every ``interval`` seconds.
+    Reading a loss makes the host wait for the device, so the bar reads one at most every ``interval`` seconds.
 
     Args:
         interval: seconds between two updates of the bar.
-        line_interval: seconds without a line after which one is written, where there is no terminal.
+        line_interval: seconds without a line after which one is written, if there is no terminal.
     """
 
     def __init__(self, interval: float = 0.2, line_interval: float = 60.0) -> None:
@@ -41,22 +41,22 @@ class RoundProgress(RoundCallback, ProgressBar):
         self._round, self._clients = 0, list[str]()
 
     def disable(self) -> None:
-        """Stay silent (Lightning calls this on all ranks but the first)."""
+        """Stop printing (Lightning calls this on all ranks but the first)."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Speak again."""
+        """Print again."""
         self._enabled = True
 
     def on_placed(self, placement: Placement) -> None:
-        """Print who is where, and what several ranks can bring at best."""
+        """Print the clients of each rank, and the predicted speed-up by several ranks."""
         if not self._enabled:
             return
         for ranks in placement.groups:
             names = placement.shared_by(ranks)
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-            who = f"rank {ranks[0]} trains" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]} train"
-            log.info("%s %s", who, (", ".join(names[:_MAX_NAMES]) or "nobody") + more)
+            trainers = f"rank {ranks[0]} trains" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]} train"
+            log.info("%s %s", trainers, (", ".join(names[:_MAX_NAMES]) or "no client") + more)
         if len(placement.loads) > 1:
             log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
 
@@ -70,11 +70,11 @@ class RoundProgress(RoundCallback, ProgressBar):
             self._bar = tqdm(total=total, initial=done, unit="round", bar_format=layout, dynamic_ncols=True)
 
     def on_round_start(self, round_: int, clients: list[str]) -> None:
-        """Remember which clients of this rank are to come."""
+        """Store the clients of the round."""
         self._round, self._clients = round_, clients
 
     def on_client_batch(self, report: BatchReport) -> None:
-        """Move the bar, or write a line if there has been none for long."""
+        """Move the bar, or write a line if the last one is old."""
         pause = self.line_interval if self._bar is None else self.interval
         if not self._enabled or time.monotonic() - self._last < pause:
             return
@@ -90,16 +90,16 @@ class RoundProgress(RoundCallback, ProgressBar):
             self._bar.set_postfix_str(status)
 
     def _time_left(self, done: float) -> str:
-        """Return the time that the rest will take at the pace so far; empty if nobody knows; ``done``: rounds."""
+        """Return the time for the remaining rounds at the average pace; empty if unknown. ``done``: rounds."""
         if done <= self._first or self._rounds <= done:
             return ""
         seconds = (time.monotonic() - self._started) * (self._rounds - done) / (done - self._first)
         return f", about {timedelta(seconds=round(seconds))} left"
 
-    def on_scoring(self, what: str) -> None:
-        """Say what is being scored."""
+    def on_scoring(self, subject: str) -> None:
+        """Show the model and the data set that are scored."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"scoring {what}")
+            self._bar.set_postfix_str(f"scoring {subject}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print a line about the round."""
@@ -110,7 +110,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
         names["time/simulated_seconds"] = "simulated seconds"
         monitor, every = federation.settings.evaluation.monitor, trainer.check_val_every_n_epoch or 1
-        if (trainer.current_epoch + 1) % every == 0:  # else the score would be an earlier round's
+        if (trainer.current_epoch + 1) % every == 0:  # else the score would be that of an earlier round
             names[monitor] = monitor.replace("/", " ")
         shown = ", ".join(f"{short} {float(metrics[name]):.3f}" for name, short in names.items() if name in metrics)
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
@@ -132,9 +132,9 @@ class RoundProgress(RoundCallback, ProgressBar):
             self._bar = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the error stands on a line of its own."""
+        """Close the bar, so that the error starts on a new line."""
         self.on_train_end(trainer, pl_module)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return nothing: the lines above say it."""
+        """Return nothing: the bar and the lines already contain the metrics."""
         return {}

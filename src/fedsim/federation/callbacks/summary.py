@@ -23,24 +23,23 @@ if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
 QUERIES_FILE = "queries.npz"
-"""In the run directory: scores of single queries in the last evaluation, see evaluation/query_file.py."""
+"""file in the run directory with scores of single queries in the last evaluation; see evaluation/query_file.py"""
 
 
 def federation_of(pl_module: LightningModule) -> Federation:
-    """Return the module with its type: fedsim's callbacks watch nothing but federations."""
+    """Return the module with its type: fedsim's callbacks are only used with federations."""
     return cast("Federation", pl_module)
 
 
 class RunSummary(Callback):
-    """Writes the final and the best scores, bytes, seconds, versions and seed; anew after each evaluation.
+    """Writes the final and the best scores, bytes, seconds, versions and seed after each round and evaluation.
 
-    Beside it, scores of single queries in the last evaluation.
-
-    "Best" is by ``val/mAP``, or ``val/top1``, never by a test score.
+    In a second file, it writes the scores of single queries in the last evaluation. "Best" is by ``val/mAP``, or
+    ``val/top1``, never by a test score.
 
     Args:
         folder: the run directory.
-        fingerprint: hash of the configuration without the seed; runs with the same one are repetitions.
+        fingerprint: hash of the configuration without the seed; runs with the same fingerprint are repetitions.
     """
 
     def __init__(self, folder: str, fingerprint: str) -> None:
@@ -52,7 +51,7 @@ class RunSummary(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add up the round, before an evaluation or a checkpoint looks at the sums."""
+        """Add the round to the sums, before an evaluation or a checkpoint reads them."""
         metrics = federation_of(pl_module).round_metrics
         self.totals["seconds"] += metrics["time/round_seconds"]
         if "time/simulated_seconds" in metrics:
@@ -60,11 +59,11 @@ class RunSummary(Callback):
             self.totals["simulated_seconds"] = simulated + metrics["time/simulated_seconds"]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is known so far."""
+        """Write the summary of the rounds so far."""
         self._write(trainer, pl_module, trainer.current_epoch + 1, finished=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the scores of a round."""
+        """Store the scores of a round."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         federation = federation_of(pl_module)
@@ -81,7 +80,7 @@ class RunSummary(Callback):
         self._write(trainer, pl_module, trainer.current_epoch, finished=not was_stopped(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from."""
+        """Return the scores and sums from which a resumed run continues."""
         return {"final": self.final, "best": self.best, "totals": self.totals}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -119,14 +118,14 @@ class RunSummary(Callback):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of fedsim, of Python and of the libraries that numbers depend on."""
-    found = {"fedsim": __version__, "python": platform.python_version()}
+    """Return the versions of fedsim, of Python and of the libraries that results depend on."""
+    numbers = {"fedsim": __version__, "python": platform.python_version()}
     for package in ("torch", "torchvision", "lightning", "numpy"):
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+            numbers[package] = "unknown"
+    return numbers
 
 
 class KeepConfig(SaveConfigCallback):
@@ -138,34 +137,34 @@ class KeepConfig(SaveConfigCallback):
             partial.write_text(self._text)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Hand the text to the strategy, which makes a file of it."""
+        """Add the text, which the strategy writes into a file."""
         checkpoint[CONFIG_KEY] = self._text
 
     @cached_property
     def _text(self) -> str:
-        """The configuration as text: made once, as it takes time and does not change; valid, as it was parsed."""
+        """The configuration as text: dumped once, as it does not change; not validated, as it was parsed."""
         config = self.config.clone()
-        config["ckpt_path"], config["overwrite"] = None, False  # of this start, not of the run
+        config["ckpt_path"], config["overwrite"] = None, False  # settings of this start, not of the run
         text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
         return text
 
 
 class ScoreLastRound(Callback):
-    """Lets an evaluation follow the last round: a run without scores of its last model would have to be tested again.
+    """Schedules an evaluation after the last round, so that every run has scores of its last model.
 
-    An interval that is longer than the run still means that there is no evaluation.
+    If the evaluation interval is longer than the run, there is still no evaluation.
     """
 
     def __init__(self) -> None:
         self._every: int | None = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the interval 1 in the last round; before it, clients are told whether their models are kept."""
+        """Set the interval to 1 at the start of the last round, which decides whether local models are kept."""
         every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
         if every is not None and last is not None and every <= last == trainer.current_epoch + 1:
             self._every, trainer.check_val_every_n_epoch = every, 1
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the trainer its interval back."""
+        """Restore the trainer's interval."""
         if self._every is not None:
             self._every, trainer.check_val_every_n_epoch = None, self._every

@@ -1,6 +1,6 @@
 """Additions for W&B to the numbers of every logger: the run's identity, tables, curves, pictures.
 
-All names and their meaning: docs/tracking.md.
+For all names and their meaning, see docs/tracking.md.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fedsim.federation.federation import Federation
 log = logging.getLogger(__name__)
 
 RUN_ID_FILE = "wandb_id"
-"""In the run directory: the id of the W&B run that a continued job continues."""
+"""file in the run directory with the id of the W&B run that a resumed job continues"""
 
 _OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
 _CHARTED = ("mAP", "rank1")
-"""what single data sets are charted by"""
+"""metrics with a chart for each data set"""
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -54,9 +54,9 @@ class Tracking(Callback):
         self.config = config
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the round the x-axis of everything, and say what runs."""
+        """Make the round the x-axis of all charts, and log configuration and versions."""
         for run in _runs(trainer):
-            for name in ("epoch", "trainer/global_step"):  # of Lightning: the round, less one
+            for name in ("epoch", "trainer/global_step"):  # Lightning's: the round, minus one
                 run.define_metric(name, hidden=True)
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
@@ -66,13 +66,13 @@ class Tracking(Callback):
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the data, once per run."""
+        """Log a contact sheet of the data, once per run."""
         for run in _runs(trainer) if trainer.current_epoch == 0 else ():
             import wandb
 
             try:
                 sheet = contact_sheet(data_of(trainer).list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
-            except Exception as error:  # the run is worth more than its picture
+            except Exception as error:  # a missing picture must not end the run
                 log.warning("no contact sheet for W&B: %s", error)
                 return
             run.log({"data": wandb.Image(sheet), "round": 0})
@@ -80,7 +80,7 @@ class Tracking(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log what clients did in the round: by name if they are few, how it is spread if they are many."""
+        """Log the clients' numbers of the round: by name if they are few, as distributions if they are many."""
         if not (runs := _runs(trainer)):
             return
         federation, values = federation_of(pl_module), dict[str, dict[str, float]]()
@@ -89,11 +89,11 @@ class Tracking(Callback):
                 values.setdefault(metric, {})[name] = value
         for run in runs:
             row: dict[str, Any] = {"round": trainer.current_epoch + 1}
-            for metric, of_clients in values.items():
+            for metric, client_values in values.items():
                 if len(federation.parts.names) <= MAX_NAMES:
-                    row |= {f"train/{name}/{metric}": value for name, value in of_clients.items()}
+                    row |= {f"train/{name}/{metric}": value for name, value in client_values.items()}
                 else:
-                    row |= _spread(f"train/{metric}", of_clients.values())
+                    row |= _spread(f"train/{metric}", client_values.values())
             run.log(row)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,14 +106,14 @@ class Tracking(Callback):
             run.log({**row, **_cmc(federation.evaluator.curves, round_), "round": round_})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell W&B if the run was preempted: a sweep's server gives it to the next agent, which continues it."""
+        """Mark a preempted run in W&B: the server of a sweep gives it to the next agent, which continues it."""
         stop_signal = strategy_of(trainer).stop_signal
         if was_stopped(trainer) and stop_signal in (signal.SIGTERM, signal.SIGUSR1):
             for run in _runs(trainer):
                 run.mark_preempting()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Tell W&B if the run was preempted, in the middle of a round."""
+        """Mark a run in W&B that was preempted within a round."""
         if isinstance(exception, RunStoppedError):
             self.on_train_end(trainer, pl_module)
 
@@ -126,11 +126,11 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
     path, options = folder / RUN_ID_FILE, logger._wandb_init  # there is no public way to set an id later
     if options.get("id") is None:
         if not path.is_file():
-            with replacing(path) as partial:  # an agent of W&B names the run that it expects
+            with replacing(path) as partial:  # an agent of W&B sets the id that it expects
                 partial.write_text(os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
         options["id"] = path.read_text().strip()
     if options.get("anonymous") is None:
-        options.pop("anonymous", None)  # W&B warns of the word alone
+        options.pop("anonymous", None)  # W&B warns even if it is None
     if options.get("dir") in (None, "."):
         options["dir"] = str(folder)
     if options.get("name") is None and "WANDB_SWEEP_ID" not in os.environ:
@@ -140,9 +140,9 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
 def end_run(code: int) -> None:
     """Close this process's W&B run, if there is one.
 
-    Left to itself, W&B takes every end of the process but a traceback for a success. ``code`` is the exit code.
+    Otherwise W&B would treat every end of the process without a traceback as a success. ``code`` is the exit code.
     """
-    wandb = sys.modules.get("wandb")  # who has a run has imported it
+    wandb = sys.modules.get("wandb")  # a process with a run has imported it
     if wandb is not None and wandb.run is not None:
         wandb.run.finish(exit_code=code)
 
@@ -160,9 +160,9 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def uncharted(federation: Federation) -> Iterator[str]:
-    """Yield names of numbers of single clients and data sets that get no chart by themselves.
+    """Yield the names of numbers of single clients and data sets without charts.
 
-    Four clients have 275 numbers. Further ranks and ways to average stand in the table and in the CMC plots.
+    Four clients have 275 numbers. The table and the CMC plots contain those without charts.
     """
     clients = federation.parts.names
     domains = [*clients, *sorted(federation.parts.federated.unseen)]
@@ -178,7 +178,7 @@ def uncharted(federation: Federation) -> Iterator[str]:
 
 def code_version() -> dict[str, Any]:
     """Return fedsim's version and, if its source is in a repository, the commit and whether files differ from it."""
-    # an installed copy may lie, unknown to git, in the environment of somebody else's repository
+    # an installed copy may be in a virtual environment within another repository, unknown to git
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return {"version": __version__}
     commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
@@ -203,14 +203,14 @@ def _shorten(value: Any) -> Any:
 
 
 def _runs(trainer: Trainer) -> list[Any]:
-    """The W&B runs of this job: on the first rank, that is."""
+    """Return the W&B runs of this job; only the first rank has any."""
     if not trainer.is_global_zero:
         return []
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:
-    """Quantiles and a histogram, in the place of a curve for each of many."""
+    """Return quantiles and a histogram, instead of many curves."""
     import wandb
 
     numbers = np.array([value for value in values if np.isfinite(value)])
@@ -221,7 +221,7 @@ def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:
 
 
 def _score_spreads(scores: Mapping[str, float]) -> dict[str, Any]:
-    """How the scores of single data sets are spread, where there are too many to name."""
+    """Return the distributions of the scores of data sets that are too many to be logged by name."""
     named, groups = few_names(scores), dict[str, list[float]]()
     for key, value in scores.items():
         if key not in named:
@@ -231,7 +231,7 @@ def _score_spreads(scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
-    """Data set x model x metric, fractions of 1; of many data sets, the means."""
+    """Return a table of data set x model x metric, as fractions of 1; of many data sets, the means."""
     import wandb
 
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -248,7 +248,7 @@ def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
 
 
 def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
-    """One line plot per split and kind of model, with a line per data set; none where they are too many."""
+    """Return a plot per split and kind of model, with a line per data set, unless these are too many."""
     import wandb
 
     groups: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -268,22 +268,22 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
 
 
 MLFLOW_ID_FILE = "mlflow_id"
-"""In the run directory: the id of the MLflow run that a continued job continues."""
+"""file in the run directory with the id of the MLflow run that a resumed job continues"""
 
 
 def reach_mlflow(logger: MLFlowLogger) -> None:
-    """Ask a logger's server something, before the run directory is touched; MLflow raises if it does not answer."""
+    """Send a request to a logger's server before the run directory is touched; MLflow raises without an answer."""
     logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
 
 
 def join_mlflow_run(logger: MLFlowLogger, folder: Path, config: Mapping[str, Any]) -> None:
     """Let a logger, before its first use, continue the MLflow run whose id is in the run directory, or begin one.
 
-    A run that begins gets the name of ``folder``, unless the logger has one, and ``config`` as its parameters. A logger
-    with a ``run_id`` of its own keeps it. Call it on rank 0 only.
+    A new run gets the name of ``folder``, unless the logger has a name, and ``config`` as its parameters. A logger with
+    a ``run_id`` keeps it. Call it on rank 0 only.
     """
     path = folder / MLFLOW_ID_FILE
-    if logger._run_id is not None:  # there is no public way to ask for it, or to set it later
+    if logger._run_id is not None:  # there is no public way to read it, or to set it later
         return
     if path.is_file():
         logger._run_id = path.read_text().strip()

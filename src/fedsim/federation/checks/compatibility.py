@@ -1,4 +1,4 @@
-"""Lightning options without a meaning, or with another one, in a federation: refused by name, with a replacement."""
+"""Refusals of Lightning options that have no meaning, or another one, in a federation; each names a replacement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedsim.strategy.strategy import FederatedStrategy
 
 log = logging.getLogger(__name__)
 
-# field of the trainer section -> Lightning's other words for it
+# field of the trainer section -> words in Lightning's messages about it
 _OTHER_WORDS = {
     "accelerator": "gpu backend found|can not run on your system",
     "devices": r"You requested gpu|GPUs requested|CUDA_VISIBLE_DEVICES|Device ID|invalid literal for int\(\)",
@@ -38,7 +38,7 @@ _OTHER_WORDS = {
 }
 _REMEDIES = {
     "accelerator": "set trainer.accelerator to cpu or auto",
-    "devices": "give a number of ranks from 1, or auto; on GPUs also a list of theirs",
+    "devices": "give a number of ranks from 1, or auto; on GPUs also a list of GPUs",
     "num_nodes": "leave it out, or give the number of machines, which Slurm or torchrun must start",
     "strategy": "leave it out or use fedsim.strategy.FederatedStrategy",
     "max_time": "give days:hours:minutes:seconds, such as 00:12:00:00",
@@ -46,8 +46,8 @@ _REMEDIES = {
 
 
 @contextmanager
-def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
-    """Name the field of the trainer section ``given`` that Lightning's constructor of trainers refuses.
+def naming_the_field(options: Mapping[str, Any]) -> Iterator[None]:
+    """Name the field of the trainer section ``options`` that the constructor of Lightning's Trainer refuses.
 
     Raises:
         ConfigError: if Lightning raises; errors of other code in the block stay as they are.
@@ -58,27 +58,27 @@ def naming_the_field(given: Mapping[str, Any]) -> Iterator[None]:
         *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
         if innermost.f_globals["__name__"].partition(".")[0] != "lightning":
             raise
-        raise ConfigError(_refusal(str(error), given)) from error
+        raise ConfigError(_refusal(str(error), options)) from error
 
 
-def _refusal(words: str, given: Mapping[str, Any]) -> str:
-    """Return a line about the first field that Lightning's message is about.
+def _refusal(message: str, options: Mapping[str, Any]) -> str:
+    """Return a line about the first field that Lightning's message names.
 
     >>> _refusal("`num_nodes` must be a positive integer, but got 0.", {"devices": "auto", "num_nodes": 0})[:42]
     'trainer.num_nodes: 0 cannot be used (`num_'
     """
-    words = words.rstrip(".")
-    names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, words)]
-    names += re.findall(rf"\b({'|'.join(given)})\b", words)
-    if "for __new__()" in words:  # fields of a time that is none
-        names += [n for n in ("max_time", "val_check_interval") if not isinstance(given[n], str | int | float | None)]
+    message = message.rstrip(".")
+    names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, message)]
+    names += re.findall(rf"\b({'|'.join(options)})\b", message)
+    if "for __new__()" in message:  # fields of a timedelta that is none
+        names += [n for n in ("max_time", "val_check_interval") if not isinstance(options[n], str | int | float | None)]
     if not names:
-        return f"trainer: {words}"
+        return f"trainer: {message}"
     name = names[0]
     remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
     if name in ("devices", "accelerator"):
         remedy += f"; here: {devices_here()}"
-    return f"trainer.{name}: {given[name]} cannot be used ({words}){remedy}"
+    return f"trainer.{name}: {options[name]} cannot be used ({message}){remedy}"
 
 
 def check_trainer(
@@ -86,7 +86,8 @@ def check_trainer(
 ) -> None:
     """Raise ConfigError for the first option of ``trainer`` that fedsim does not support.
 
-    ``has_validation``: clients hold out validation data, which monitors of ``val/*`` need. ``metrics``: of the scores.
+    ``has_validation``: clients hold out validation data, which monitors of ``val/*`` need. ``metrics``: names of the
+    scores.
     """
     limit, steps = trainer.limit_train_batches, trainer.log_every_n_steps  # type: ignore[attr-defined] # in a connector
     problems = {
@@ -108,13 +109,13 @@ def check_trainer(
         f"val_check_interval: {trainer.val_check_interval} is within a round; set trainer.check_val_every_n_epoch": (
             trainer.val_check_interval not in (None, 1.0)
         ),
-        f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is no number of rounds; give one from 1": (
+        f"check_val_every_n_epoch: {trainer.check_val_every_n_epoch} is not a number of rounds; set it to 1 or more": (
             trainer.check_val_every_n_epoch is None or trainer.check_val_every_n_epoch < 1
         ),
-        f"num_sanity_val_steps: {trainer.num_sanity_val_steps} is no number of batches; use 0 for none, -1 for all": (
+        f"num_sanity_val_steps: {trainer.num_sanity_val_steps} is not a number of batches; use 0, or -1 for all": (
             trainer.num_sanity_val_steps < -1
         ),
-        f"log_every_n_steps: {steps} is no number of rounds; give one from 1, or 0 to log nothing": steps < 0,
+        f"log_every_n_steps: {steps} is not a number of rounds; set it to 1 or more, or to 0 to log nothing": steps < 0,
         f"precision: {trainer.precision} is not supported; use 32-true or bf16-mixed": (
             trainer.precision not in ("32-true", "bf16-mixed")
         ),
@@ -122,7 +123,7 @@ def check_trainer(
     if not isinstance(trainer.strategy, FederatedStrategy):
         name = type(trainer.strategy).__name__
         raise ConfigError(
-            f"trainer.strategy: {name} is not fedsim's; in a config leave it out; in Python take "
+            f"trainer.strategy: {name} is not fedsim's; in a config leave it out; in Python use "
             "fedsim.Trainer, or strategy=FederatedStrategy()"
         )
     trainer.strategy.check()
@@ -141,7 +142,7 @@ def check_trainer(
 
 def data_of(trainer: Trainer) -> FederatedDataModule:
     """Return the trainer's data; raise ConfigError if they are not a federation's."""
-    data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it when there is one
+    data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it if there is one
     if not isinstance(data, FederatedDataModule):
         raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
     return data
@@ -157,35 +158,37 @@ def warn_of_idle_ranks(ranks: int, clients: int) -> None:
 
 
 def warn_of_slow_precision(trainer: Trainer) -> None:
-    """Warn if a CPU is to compute in bfloat16 without instructions for it."""
+    """Warn if a CPU without instructions for bfloat16 must compute in it."""
     if trainer.precision == "bf16-mixed" and trainer.strategy.root_device.type == "cpu" and not cpu_computes_bf16():
         log.warning("trainer.precision: this CPU lacks instructions for bf16-mixed; 32-true is several times as fast")
 
 
-def _check_callback(callback: Callback, who: str) -> None:
-    """Raise ConfigError if ``callback`` acts within a round, or saves in the middle of one, or too little to go on."""
+def _check_callback(callback: Callback, field: str) -> None:
+    """Raise ConfigError if ``callback`` acts or saves within a round, or saves too little to resume from."""
     if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
-        raise ConfigError(f"{who} would train the server's step; set model.client, or try values by fedsim sweep")
+        raise ConfigError(f"{field} would train the server's step; set model.client, or try values with fedsim sweep")
     if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
-        raise ConfigError(f"{who} acts on the server's step; use model.client settings instead")
+        raise ConfigError(f"{field} acts on the server's step; use model.client settings instead")
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
-        last = "last.ckpt is at most one round old"
-        raise ConfigError(f"{who} would save half a round after an error; leave it out, {last}")
+        raise ConfigError(
+            f"{field} would save half a round after an error; leave it out: last.ckpt is at most one round old"
+        )
     if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
-        what = "leaves out what a run needs to go on; use fedsim export for the weights"
-        raise ConfigError(f"{who}'s save_weights_only {what}")
+        raise ConfigError(
+            f"{field}'s save_weights_only leaves out states that a resumed run needs; use fedsim export for the weights"
+        )
 
 
-def _check_monitor(who: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:
+def _check_monitor(field: str, monitor: str, has_validation: bool, metrics: Sequence[str]) -> None:
     """Raise ConfigError if ``monitor`` is a test score, or not logged."""
     split, _, metric = monitor.partition("/")
     main = "mAP" if "mAP" in metrics else metrics[0]
     if split == "test":
         raise ConfigError(
-            f"{who} would choose by {monitor}; monitor val/{main}, or oracle/{main} to say that test data were used"
+            f"{field} would choose by {monitor}; monitor val/{main}, or oracle/{main} to declare the use of test data"
         )
     if split == "val" and not has_validation:
-        raise ConfigError(f"{who} monitors {monitor}, but data.val is none; set data.val to identities or images")
+        raise ConfigError(f"{field} monitors {monitor}, but data.val is none; set data.val to identities or images")
     scores = split in ("val", "oracle") and metric.rpartition("/")[2] in metrics
     if not scores and split not in ("train", "client", "comm", "time"):
-        raise ConfigError(f"{who} monitors {monitor}, which no such run logs; monitor val/{main} or train/loss")
+        raise ConfigError(f"{field} monitors {monitor}, which no such run logs; monitor val/{main} or train/loss")

@@ -1,4 +1,4 @@
-"""Settings and data must fit together: each check refuses with one line."""
+"""Checks that settings and data fit together: each refuses with one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_settings(
     method: Method,
     hardware: Hardware | None,
 ) -> None:
-    """Raise ConfigError if settings need data that are not there."""
+    """Raise ConfigError if settings need data that are missing."""
     names, configured = [c.name for c in federated.clients], f"{type(method).__name__}, as it is configured"
     known("model.clients", overrides, names)
     known("model.hardware.clients", hardware.clients if hardware else (), names)
@@ -61,13 +61,13 @@ def check_settings(
 
 
 def _check_identities(federated: FederatedData, method: Method) -> None:
-    """Refuse methods and data that need identities if clients have none."""
+    """Refuse methods and generated images that need identities if clients have none."""
     unlabelled = [client.name for client in federated.clients if not client.knows_identities]
     if not unlabelled:
         return
-    if given := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
+    if labelled := [c.name for c in federated.clients if not c.knows_identities and c.generated is not None]:
         raise ConfigError(
-            f"data.generated: client {given[0]} knows no identities, which generated images are labelled with; "
+            f"data.generated: client {labelled[0]} has no identities, but generated images are labelled with them; "
             "remove its folder or leave model.client.cluster out"
         )
     if "identities" in method.requires:
@@ -77,12 +77,13 @@ def _check_identities(federated: FederatedData, method: Method) -> None:
         )
     if Group.HEAD in method.shared_groups and len(unlabelled) < len(federated.clients):
         raise ConfigError(
-            f"model.method.share_head: client {unlabelled[0]} has no identity head, others have; set it to false"
+            f"model.method.share_head: client {unlabelled[0]} has no identity head, but other clients have one; "
+            "set it to false"
         )
 
 
 def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
-    """Return a client's settings: the common ones with its own in their place.
+    """Return a client's settings: the common ones, overridden by its own.
 
     Raises:
         ConfigError: if they are wrong.
@@ -93,13 +94,13 @@ def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str,
         settings.check(f"model.clients.{name}")
     if not settings.clusters and not data.knows_identities:
         raise ConfigError(
-            f"model.client.cluster: the training images of client {name} have no identities; give it, for example {{}}"
+            f"model.client.cluster: the training images of client {name} have no identities; set it, such as to {{}}"
         )
     return settings
 
 
-def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTraining], says: bool) -> None:
-    """Log in one line, if this rank ``says`` it, which clients have fewer images than a batch is meant to have.
+def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTraining], logs: bool) -> None:
+    """Log, if this rank ``logs``, the clients with fewer images than the batch size, in one line.
 
     Raises:
         ConfigError: if a client has fewer than two images, which batch normalisation needs.
@@ -108,9 +109,9 @@ def check_batches(clients: Sequence[ClientData], settings: Mapping[str, LocalTra
     for name, num_images in small:
         if num_images < 2:
             raise ConfigError(f"data: client {name} has fewer than the two training images of a batch; leave it out")
-    if says and (alone := [c.name for c in clients if c.num_classes == 1 and not settings[c.name].clusters]):
-        log.warning("%s: only one identity to train on, so nothing can be told apart", ", ".join(alone[:MAX_NAMES]))
-    if small and says:
+    if logs and (single := [c.name for c in clients if c.num_classes == 1 and not settings[c.name].clusters]):
+        log.warning("%s: only one identity to train on, so nothing can be distinguished", ", ".join(single[:MAX_NAMES]))
+    if small and logs:
         names = ", ".join(f"{name} ({num_images})" for name, num_images in small[:MAX_NAMES])
         more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
         log.info("fewer images than model.client.batch_size, so all in one batch: %s%s", names, more)
@@ -123,7 +124,7 @@ def check_micro_batches(
     objective: Objective,
     reduction: str,
 ) -> None:
-    """Raise ConfigError if the batches of a client cannot be cut into micro-batches as its ``settings`` ask for."""
+    """Raise ConfigError if the batches of a client cannot be split into micro-batches as configured."""
     sizes = {(s.micro_batch, s.batch_size) for s in settings.values() if s.micro_batch not in (None, s.batch_size)}
     if not sizes:
         return
@@ -132,10 +133,12 @@ def check_micro_batches(
         raise ConfigError(f"{field}: {type(method).__name__} needs whole batches; set it to null")
     if objective.center is not None:
         raise ConfigError(
-            f"{field}: center loss moves its centers with whole batches; set it or model.objective.center to null"
+            f"{field}: center loss updates its centers from whole batches; set it or model.objective.center to null"
         )
     if reduction == "fp32":
-        raise ConfigError(f"{field}: the sums of micro-batches are exact; set model.reduction to exact, or it to null")
+        raise ConfigError(
+            f"{field}: sums over micro-batches are exact; set model.reduction to exact, or micro_batch to null"
+        )
     normalised = [m for model in models.values() for m in model.network.modules() if isinstance(m, _BatchNorm)]
     if any(layer.momentum is None for layer in normalised):
         raise ConfigError(f"{field}: batch normalisation without a momentum needs whole batches; set it to null")
@@ -153,31 +156,31 @@ def check_graphs(
     settings: Mapping[str, LocalTraining],
     method: Method,
     device: torch.device,
-    says: bool,
+    logs: bool,
 ) -> None:
-    """Log in a line for each reason, if this rank ``says`` it, which clients' steps will not be replayed as graphs.
+    """Log, if this rank ``logs``, the clients whose steps are not replayed as CUDA graphs, in one line per reason.
 
     Raises:
-        ConfigError: if graphs are asked for, and the method's steps cannot be any.
+        ConfigError: if graphs are configured, and the steps of the method cannot be captured.
     """
-    asked = [client for client in clients if settings[client.name].graph]
-    if asked and "plain_steps" in method.requires:
+    graph_clients = [client for client in clients if settings[client.name].graph]
+    if graph_clients and "plain_steps" in method.requires:
         raise ConfigError(
-            f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps: the host waits or "
-            "decides within them; set it to false"
+            f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps, in which the host "
+            "waits for the device or decides; set it to false"
         )
     reasons: dict[str, list[str]] = {}
-    for client in asked:
-        if (why := why_plain(settings[client.name], client.num_images, device)) is not None:
-            reasons.setdefault(why, []).append(client.name)
-    for why, names in reasons.items():
-        if says:
+    for client in graph_clients:
+        if (reason := why_plain(settings[client.name], client.num_images, device)) is not None:
+            reasons.setdefault(reason, []).append(client.name)
+    for reason, names in reasons.items():
+        if logs:
             listed = "all clients" if len(names) == len(clients) else ", ".join(names[:MAX_NAMES])
-            log.warning("model.client.graph: steps of %s stay plain: %s", listed, why)
+            log.warning("model.client.graph: steps of %s stay plain: %s", listed, reason)
 
 
 def check_compiler(settings: Mapping[str, LocalTraining], device: torch.device) -> None:
-    """Raise ConfigError if a client's network is to be compiled and this machine cannot do so."""
+    """Raise ConfigError if a client's network must be compiled, but this machine lacks a compiler."""
     if not any(training.compile for training in settings.values()):
         return
     if device.type == "cuda" and find_spec("triton") is None:
@@ -211,8 +214,10 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
 def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:
     """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
     checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
-    mine = [model.checksum for model in models.values()]
-    checksums[strategy.global_rank] = torch.tensor(mine, dtype=torch.float64)
+    own_checksums = [model.checksum for model in models.values()]
+    checksums[strategy.global_rank] = torch.tensor(own_checksums, dtype=torch.float64)
     strategy.exchange([checksums])
     if len(checksums.unique(dim=0)) > 1:
-        raise ConfigError("model.backbone: ranks start from different weights; call seed_everything() before it")
+        raise ConfigError(
+            "model.backbone: ranks start from different weights; call seed_everything() before the backbone is built"
+        )

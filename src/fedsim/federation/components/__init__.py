@@ -1,1 +1,1 @@
-"""Choices that any method can be combined with: who takes part, privacy, robust rules, hardware and bytes."""
+"""Components that any method can be combined with: selection, privacy, robust rules, hardware and bytes."""

@@ -1,4 +1,4 @@
-"""The clients' links and devices, and how long a round would take on them."""
+"""The clients' links and devices, and the simulated duration of a round on them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ class Hardware:
     def __post_init__(self) -> None:
         """Check the ranges."""
         sections: dict[str, ClientHardware | Hardware] = {"model.hardware": self}
-        sections |= {f"model.hardware.clients.{name}": own for name, own in self.clients.items()}
-        for where, numbers in sections.items():
+        sections |= {f"model.hardware.clients.{name}": hardware for name, hardware in self.clients.items()}
+        for section, numbers in sections.items():
             rates = {name: getattr(numbers, name) for name in ("down_mbit", "up_mbit", "images_per_second")}
-            positive(where, "; .inf takes no time", **rates)
+            positive(section, "; use .inf for no time", **rates)
             latency = numbers.latency_ms
             if latency is not None and not 0 <= latency < float("inf"):
-                raise ConfigError(f"{where}.latency_ms: {latency} is not a number of milliseconds from 0")
+                raise ConfigError(
+                    f"{section}.latency_ms: {latency} is not a number of milliseconds; set it to 0 or more"
+                )
 
     def speed(self, client: str) -> float:
         """Return the images per second that a client trains on."""
@@ -53,11 +55,12 @@ class Hardware:
 
         ``received`` and ``sent`` are bytes; ``images`` are those of all local epochs.
         """
-        own = self._of(client)
-        training = images / own.images_per_second
-        return own.latency_ms / 1e3 + 8 * received / (own.down_mbit * 1e6) + training + 8 * sent / (own.up_mbit * 1e6)
+        device = self._of(client)
+        training = images / device.images_per_second
+        download, upload = 8 * received / (device.down_mbit * 1e6), 8 * sent / (device.up_mbit * 1e6)
+        return device.latency_ms / 1e3 + download + training + upload
 
     def _of(self, client: str) -> Hardware:
         """Return the hardware of one client."""
-        own = asdict(self.clients.get(client, ClientHardware()))
-        return replace(self, clients={}, **{name: value for name, value in own.items() if value is not None})
+        values = asdict(self.clients.get(client, ClientHardware()))
+        return replace(self, clients={}, **{name: value for name, value in values.items() if value is not None})

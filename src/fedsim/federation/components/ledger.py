@@ -1,9 +1,9 @@
 """The simulated traffic of a run: bytes per client and round, and the seconds of their transfer.
 
 Paper 003 measures communication by a formula, rounds times twice the model size (Section 3.5). The ledger also covers
-clients that do not answer and the tensors that a method sends beside the model. Pruned elements are not sent:
+clients that do not answer and the tensors that a method sends in addition to the model. Pruned elements are not sent:
 :class:`Accounting` has the rules for the encoding of the others. Tensors count as float32 without padding. The traffic
-between ranks is another one, and dense.
+between ranks is not simulated, and is always dense.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Accounting:
     """Rules for the traffic of pruned models and of the first round."""
 
     encoding: Encoding = "bitmap"
-    """of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its position; or
-    all values with zeros; or the shortest of these. If the receiver already has the mask, only values are counted"""
+    """encoding of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its
+    position; or all values with zeros; or the shortest of these. If the receiver has the mask, only values count"""
     masks: Literal["changed", "every_upload"] = "changed"
-    """when a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and never down
-    (paper 004's figures)"""
+    """occasions on which a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and
+    never with a download (paper 004's figures)"""
     first_download: bool = True
-    """count the downloads of the first round; paper 004 does not, since everybody has the initial weights"""
+    """count the downloads of the first round; paper 004 does not, since all clients have the initial weights"""
 
 
 class Traffic(NamedTuple):
@@ -51,31 +51,31 @@ class Traffic(NamedTuple):
     up: int
     """shared tensors, to the server"""
     extra_down: int = 0
-    """whatever else, to the client"""
+    """all other tensors, to the client"""
     extra_up: int = 0
-    """whatever else, to the server"""
+    """all other tensors, to the server"""
 
     @property
     def received(self) -> int:
-        """All that the client gets."""
+        """All bytes that the client receives."""
         return self.down + self.extra_down
 
     @property
     def sent(self) -> int:
-        """All that the server gets."""
+        """All bytes that the server receives."""
         return self.up + self.extra_up
 
     @property
     def extra(self) -> int:
-        """All but the shared tensors."""
+        """All bytes except those of the shared tensors."""
         return self.extra_down + self.extra_up
 
 
 class Ledger(RoundListener):
-    """Counts the bytes of a run, alike on all ranks, and with ``hardware``, the clients', simulates seconds.
+    """Counts the bytes of a run, equally on all ranks; with the clients' ``hardware``, also simulates seconds.
 
-    ``method`` declares the tensors beside the shared ones; ``archs``: client -> architecture, for all clients; the
-    ``rules`` are those of the count.
+    ``method`` declares the tensors besides the shared ones; ``archs``: client -> architecture, for all clients;
+    ``rules`` are the rules of the count.
     """
 
     key = "ledger"
@@ -88,7 +88,7 @@ class Ledger(RoundListener):
         self.pruned = PrunedTraffic(method, server, archs, rules)
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
-        """client -> its traffic in the last round, of the clients that were selected"""
+        """client -> its traffic in the last round, for the clients that were selected"""
         self.seconds: float | None = None
         """simulated, of the last round; None without hardware"""
         self.totals = {"down": 0, "up": 0, "extra": 0, "formula": 0}
@@ -103,7 +103,7 @@ class Ledger(RoundListener):
         return {name: of_arch[self._archs[name]] for name in clients}
 
     def at_most(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
-        """Return an upper bound of the clients' traffic in round ``round_``: :meth:`expected`, and all masks."""
+        """Return an upper bound of the clients' traffic in round ``round_``: :meth:`expected` plus all masks."""
         whole = self.expected(round_, clients)
         bounds = {name: self.pruned.at_most(self._archs[name], t.down, t.up) for name, t in whole.items()}
         return {name: whole[name]._replace(down=down, up=up) for name, (down, up) in bounds.items()}
@@ -117,7 +117,7 @@ class Ledger(RoundListener):
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
     def observe(self, record: RoundRecord) -> None:
-        """Enter a round. Uploads of clients without a report did not arrive."""
+        """Count a round. Uploads of clients without a report did not arrive."""
         reports, expected = record.reports, self.expected(record.round_, record.selected)
         self.round = {}
         for name, whole in expected.items():
@@ -133,17 +133,17 @@ class Ledger(RoundListener):
         self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in record.selected)
 
     def prunes(self, arch: str) -> bool:
-        """Whether clients prune models of an architecture, or the server does."""
+        """Return whether clients or the server prune models of an architecture."""
         return self.pruned.occurs(arch)
 
     def simulated_seconds(self, traffic: Mapping[str, Traffic], images: Mapping[str, float]) -> float | None:
         """Return the seconds of a round on the clients' hardware: those of its slowest client.
 
-        ``traffic`` and ``images``, the number that it trains on, are by client; a missing client trains on none.
+        ``traffic``: client -> traffic; ``images``: client -> number of images that it trains on, 0 if it is missing.
         """
-        if (own := self._hardware) is None:
+        if (hardware := self._hardware) is None:
             return None
-        each = (own.seconds(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items())
+        each = (hardware.seconds(name, t.received, images.get(name, 0.0), t.sent) for name, t in traffic.items())
         return max(each, default=0.0)
 
     @property
@@ -174,20 +174,20 @@ class Ledger(RoundListener):
         return {f"{prefix}/{name}_bytes": float(value) for name, value in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return :attr:`totals`, and how many parameters clients have left."""
+        """Return :attr:`totals`, and the numbers of parameters that are not pruned."""
         return {"totals": dict(self.totals), "unpruned": dict(self.pruned.unpruned)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; one of an old version may lack the totals."""
         self.pruned.unpruned = dict(state.get("unpruned", {}))
         if state.get("totals") is None:
-            log.warning("the checkpoint does not say what the run has sent so far: comm/total_bytes starts anew")
+            log.warning("the checkpoint does not contain the traffic of the run so far: comm/total_bytes restarts at 0")
         else:
             self.totals = dict(state["totals"])
 
 
 def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
-    """How many numbers there are to be sent; in a vector of all shared parameters or entries some only pad it."""
+    """Return the number of elements to be sent; vectors of all shared parameters or entries contain padding."""
     if shape == (flat.num_shared_parameters,):
         return sum(entry.numel for entry in flat.shared_parameters)
     if shape == (flat.num_shared,):
@@ -196,24 +196,24 @@ def _count(shape: tuple[int, ...], flat: FlatParameters) -> int:
 
 
 class PrunedTraffic:
-    """Knows how much of the clients' models is left, and the bytes that it takes to send it.
+    """Computes the bytes of pruned models, from the numbers of parameters that are not pruned.
 
-    ``method`` declares who prunes; ``archs``: client -> architecture, for all clients.
+    ``method`` declares whether clients or the server prune; ``archs``: client -> architecture, for all clients.
     """
 
     def __init__(self, method: Method, server: Server, archs: Mapping[str, str], rules: Accounting) -> None:
         self._server, self._method, self._archs, self._rules = server, method, archs, rules
         self._sizes = {arch: model.flat.num_shared_elements for arch, model in server.models.items()}
         self.unpruned: dict[str, int] = {}
-        """client -> number of shared parameters that the server sends it; clients that are missing get all"""
+        """client -> number of shared parameters that the server sends it; a missing client receives all"""
         self._note_server_masks()
 
     def occurs(self, arch: str) -> bool:
-        """Return whether clients prune models of an architecture, or the server does."""
+        """Return whether clients or the server prune models of an architecture."""
         return clients_prune(self._method) or self._server_mask(arch) is not None
 
     def bytes_of(self, name: str, down: int, up: int, report: Report | None) -> tuple[int, int]:
-        """Return the bytes of a client's download and upload, given those of whole models.
+        """Return the bytes of a client's download and upload; ``down`` and ``up`` are those of whole models.
 
         Without a download, ``down`` is 0; without a report, the upload did not arrive.
         """
@@ -221,34 +221,36 @@ class PrunedTraffic:
             return down, up
         size, encoding = self._sizes[self._archs[name]], self._rules.encoding
         always = self._rules.masks == "every_upload"
-        own = {} if report is None else report.traffic
-        left_down, left_up = self.unpruned.get(name, size), int(own.get("unpruned", size))
-        # a client has its own mask; of the server's it may have missed some
+        traffic = {} if report is None else report.traffic
+        left_down, left_up = self.unpruned.get(name, size), int(traffic.get("unpruned", size))
+        # a client always has its own mask, but may have missed a mask of the server
         is_known = always or clients_prune(self._method) or left_down == size
         pruned_down = sparse_bytes(size, left_down, encoding, is_known)
-        pruned_up = sparse_bytes(size, left_up, encoding, not (always or own.get("new mask")))
+        pruned_up = sparse_bytes(size, left_up, encoding, not (always or traffic.get("new mask")))
         saved = dense_bytes(size)
         return down and down - saved + pruned_down, up - saved + pruned_up
 
     def at_most(self, arch: str, down: int, up: int) -> tuple[int, int]:
-        """Return an upper bound of the bytes of a download and an upload, given those of whole models: with masks."""
+        """Return an upper bound of the bytes of a download and an upload: those of whole models, with masks."""
         if not self.occurs(arch):
             return down, up
         size, always = self._sizes[arch], self._rules.masks == "every_upload"
         is_own = clients_prune(self._method)
-        masked, known = (sparse_bytes(size, size, self._rules.encoding, is_known) for is_known in (False, True))
+        with_mask, without_mask = (
+            sparse_bytes(size, size, self._rules.encoding, is_known) for is_known in (False, True)
+        )
         saved = dense_bytes(size)
-        most_down = known if always or is_own else masked
-        return down and down - saved + most_down, up - saved + (masked if always or is_own else saved)
+        most_down = without_mask if always or is_own else with_mask
+        return down and down - saved + most_down, up - saved + (with_mask if always or is_own else saved)
 
     def observe(self, reports: Mapping[str, Report]) -> None:
-        """Learn how much is left after a round."""
-        told = {name: report.traffic for name, report in reports.items()}
-        self.unpruned |= {name: int(numbers["unpruned"]) for name, numbers in told.items() if "unpruned" in numbers}
+        """Update :attr:`unpruned` after a round."""
+        traffic = {name: report.traffic for name, report in reports.items()}
+        self.unpruned |= {name: int(numbers["unpruned"]) for name, numbers in traffic.items() if "unpruned" in numbers}
         self._note_server_masks()
 
     def density(self, name: str) -> float:
-        """Return the share of the shared parameters that a client's model has left."""
+        """Return the share of the shared parameters of a client's model that is not pruned."""
         size = self._sizes[self._archs[name]]
         return self.unpruned.get(name, size) / size
 
@@ -258,7 +260,7 @@ class PrunedTraffic:
             mask = self._server_mask(arch)
             if mask is not None:
                 left = size - int((~mask).count_nonzero())
-                self.unpruned |= {name: left for name, its in self._archs.items() if its == arch}
+                self.unpruned |= {name: left for name, client_arch in self._archs.items() if client_arch == arch}
 
     def _server_mask(self, arch: str) -> Tensor | None:
         name = self._method.payload(self._server, arch, self._server.round).mask

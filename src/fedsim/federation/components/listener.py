@@ -1,4 +1,4 @@
-"""Listeners: choices that any method can be combined with, each a file here and an argument of the federation."""
+"""Round listeners: components for any method; each is a file here and an argument of the federation."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from fedsim.training.messages import Report
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round that has been trained: listeners learn from it."""
+    """The outcome of a round, for listeners."""
 
     round_: int
     """from 0"""
     seed: int
     """of the run"""
     selected: Sequence[str]
-    """clients that the server sent the model to"""
+    """clients to which the server sent the model"""
     reports: Mapping[str, Report]
     """client -> its report, of the clients whose updates count"""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """client -> aggregation weight among all reports, as if all clients had one architecture; for a selection that
-    learns, else empty"""
+    """client -> aggregation weight among all reports, as if all clients had one architecture; empty if the selection
+    does not learn"""
     archs: Mapping[str, str] = field(default_factory=dict)
     """client -> its architecture"""
 
 
 class RoundListener:
-    """What happens around the rounds; every rank does it with the same numbers, and all come to the same."""
+    """Acts before and after rounds; every rank calls it with the same numbers, and all get the same result."""
 
     key: ClassVar[str] = ""
-    """the name of its state in checkpoints; empty: it has none"""
+    """name of its state in checkpoints; empty: it has no state"""
 
     def begin(self, round_: int) -> None:
         """Act before round ``round_``, from 0."""
 
     def observe(self, record: RoundRecord) -> None:
-        """Learn from a round."""
+        """Update the state with the outcome of a round."""
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
-        """Return the numbers that are logged after round ``round_``, from 0; of single clients only ``clients``."""
+        """Return the numbers that are logged after round ``round_``, from 0; of clients, only of ``clients``."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -49,4 +49,4 @@ class RoundListener:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`; it is empty if the checkpoint has none."""
+        """Restore :meth:`state_dict`; ``state`` is empty if the checkpoint has none."""

@@ -1,7 +1,7 @@
 """Noise on what clients and server send: a component, usable with every method.
 
 :class:`WhiteNoise` is paper 001's, which guarantees nothing. :class:`DifferentialPrivacy` bounds what one client can
-change, adds noise in proportion to that bound, and accounts for what the rounds add up to.
+change, adds noise in proportion to that bound, and accounts for the sum over rounds.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from fedsim.training.server import Server
 
 
 class Privacy(RoundListener):
-    """Where a round can be made more private, hook by hook; by default nothing is changed."""
+    """Hooks that make a round more private; by default they change nothing."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:
-        """Look at the federation before its first round; raise ConfigError if it breaks the promise of this class."""
+        """Check the federation before its first round; raise ConfigError if the guarantee would not hold."""
 
     def received(self, client: Client, server: Server, download: Download) -> Download:
         """Return the message that ``client`` receives instead of ``download``."""
         return download
 
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
-        """Return the message that leaves the client instead of ``upload``."""
+        """Return the message that the client sends instead of ``upload``."""
         return upload
 
     def aggregated(
         self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
-        """Return the vectors that the server steps towards instead of the means, alike on every rank.
+        """Return the vectors towards which the server steps instead of the means, the same on every rank.
 
         Args:
             server: with the global models from the start of the round.
-            means: architecture -> weighted mean of the uploads, float32 [num_shared]; an architecture in which nobody
-                returned an update is missing.
+            means: architecture -> weighted mean of the uploads, float32 [num_shared]; an architecture without any
+                update is missing.
             weights: architecture -> weights of its clients in the mean.
         """
         return means
@@ -63,14 +63,14 @@ class WhiteNoise(Privacy):
     running means get noise. Running variances do not: noise could make them negative.
 
     Args:
-        beta: absolute standard deviation; with 0.0005, the paper says, accuracy stays close to local training.
+        beta: absolute standard deviation; according to the paper, accuracy with 0.0005 is close to local training.
         in_aggregation: Eq. (14): add noise to the mean, once per round. This alone is the paper's "Single".
-        in_download: Eq. (15): add noise to the download, anew for each client and round. Both are the paper's "Double".
+        in_download: Eq. (15): add noise to the download, new for each client and round. Both are the paper's "Double".
     """
 
     def __init__(self, beta: float, in_aggregation: bool = True, in_download: bool = False) -> None:
         if not 0 <= beta < math.inf:
-            raise ConfigError(f"model.privacy.beta: {beta} is not a number from 0")
+            raise ConfigError(f"model.privacy.beta: {beta} is not a finite number from 0")
         if not (in_aggregation or in_download):
             raise ConfigError(
                 "model.privacy: in_aggregation and in_download are both false, so no noise is added; "
@@ -79,7 +79,7 @@ class WhiteNoise(Privacy):
         self.beta, self.in_aggregation, self.in_download = beta, in_aggregation, in_download
 
     def received(self, client: Client, server: Server, download: Download) -> Download:
-        """Eq. (15): the client, and all of its method, see the global model with noise."""
+        """Eq. (15): the client receives the global model with noise, also for all steps of its method."""
         if not self.in_download or self.beta == 0:
             return download
         noise = self._noise(client.model.flat, server, client.client_name, "noise in download")
@@ -94,9 +94,9 @@ class WhiteNoise(Privacy):
         flat_of = {arch: server.models[arch].flat for arch in means}
         return {a: mean + self._noise(flat_of[a], server, a, "noise in aggregation") for a, mean in means.items()}
 
-    def _noise(self, flat: FlatParameters, server: Server, whose: str, purpose: str) -> Tensor:
+    def _noise(self, flat: FlatParameters, server: Server, owner: str, purpose: str) -> Tensor:
         noised = [e for e in flat.shared_entries if e.kind == "parameter" or "running_mean" in e.name]
-        return _noise(flat, noised, self.beta, numpy_generator(server.seed, server.round, whose, purpose))
+        return _noise(flat, noised, self.beta, numpy_generator(server.seed, server.round, owner, purpose))
 
 
 class DifferentialPrivacy(Privacy):
@@ -106,8 +106,8 @@ class DifferentialPrivacy(Privacy):
     All contributions of a client to the run are protected, not single images.
 
     ``central`` (McMahan et al., ICLR 2018): the server adds noise of standard deviation ``noise_multiplier * clip`` to
-    the sum of the changes and divides by the expected number of selected clients, whoever answers. It protects against
-    everybody who sees the global models; the server sees the changes and is trusted. Two federations are neighbours if
+    the sum of the changes and divides by the expected number of selected clients, whichever answer. It protects against
+    all readers of the global models; the server reads the changes and is trusted. Two federations are neighbours if
     one lacks the contributions of one client.
 
     ``local``: every client adds this noise to its own change, and the server averages over the answers. It protects
@@ -118,7 +118,7 @@ class DifferentialPrivacy(Privacy):
         clip: $C$, largest L2 norm of a client's change.
         noise_multiplier: $z$, standard deviation of the noise over ``clip``.
         delta: $delta$, probability that the bound fails; choose it well below 1 / number of clients.
-        mode: who adds the noise.
+        mode: whether the server (``central``) or the clients (``local``) add the noise.
     """
 
     def __init__(
@@ -144,11 +144,12 @@ class DifferentialPrivacy(Privacy):
         share = selection.expected_share(sum(server.num_clients.values()))
         if share is None:
             raise ConfigError(
-                f"model.selection: {type(selection).__name__} does not say how many clients it selects whatever "
-                "their data (expected_share); differential privacy needs AllClients, RandomFraction or PoissonSampling"
+                f"model.selection: {type(selection).__name__} does not declare a number of clients that is "
+                "independent of their data (expected_share); differential privacy "
+                "needs AllClients, RandomFraction or PoissonSampling"
             )
         self._share = share
-        # who sends something is no secret from the server: the sampling hides nobody there
+        # the server knows the senders: in mode local, sampling adds no privacy
         self._probability = selection.probability if self.mode == "central" else None
 
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
@@ -163,7 +164,7 @@ class DifferentialPrivacy(Privacy):
     def aggregated(
         self, server: Server, means: Mapping[str, Tensor], weights: Mapping[str, Weights]
     ) -> Mapping[str, Tensor]:
-        """Return the global models plus the mean changes; in mode ``central`` with noise, even if nobody answered."""
+        """Return the global models plus the mean changes; in mode ``central`` with noise, even without answers."""
         if self.mode == "local":
             return {arch: server.vector(arch) + change for arch, change in means.items()}
         result = {}
@@ -181,8 +182,8 @@ class DifferentialPrivacy(Privacy):
         multiplier = self.noise_multiplier / (2 if self.mode == "local" else 1)
         return {"privacy/epsilon": gaussian_epsilon(multiplier, round_ + 1, self.delta, self._probability)}
 
-    def _noise(self, flat: FlatParameters, server: Server, whose: str) -> Tensor:
-        generator = numpy_generator(server.seed, server.round, whose, f"{self.mode} differential privacy")
+    def _noise(self, flat: FlatParameters, server: Server, owner: str) -> Tensor:
+        generator = numpy_generator(server.seed, server.round, owner, f"{self.mode} differential privacy")
         return _noise(flat, flat.shared_parameters, self.noise_multiplier * self.clip, generator)
 
 
@@ -206,14 +207,14 @@ def clip_norm(change: Tensor, bound: float) -> Tensor:
 def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probability: float | None = None) -> float:
     """Return an upper bound on epsilon after ``rounds`` rounds with Gaussian noise, by Renyi divergences.
 
-    Mironov (CSF 2017); of a Poisson sample by Mironov, Talwar and Zhang (arXiv:1908.10530).
+    Mironov (CSF 2017); for Poisson samples Mironov, Talwar and Zhang (arXiv:1908.10530).
 
     Args:
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        rounds: how often noise was added.
+        rounds: number of rounds with noise.
         delta: of the guarantee.
-        probability: of each client to take part in a round, independently of all else; None: always, or in a way that
-            gives no amplification.
+        probability: of each client to take part in a round, independently of everything else; None: clients always
+            take part, or are selected in a way without amplification.
 
     Raises:
         ConfigError: if dp-accounting is not installed.
@@ -224,12 +225,12 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
     if probability is None:
         return bound
     sampled = accounting.PoissonSampledDpEvent(probability, event)
-    # a sample never tells more than everybody; with little noise the integer orders do not show it
+    # a sample never reveals more than all clients; with little noise, integer orders give a looser bound
     return min(bound, float(rdp.RdpAccountant(_INTEGER_ORDERS).compose(sampled, rounds).get_epsilon(delta)))
 
 
 _INTEGER_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
-"""Renyi orders for samples: of others, the library computes slowly converging series, which may fail."""
+"""Renyi orders for samples: for others, the library computes slowly converging series, which may fail."""
 
 
 def _import_accounting() -> tuple[Any, Any]:
@@ -237,8 +238,8 @@ def _import_accounting() -> tuple[Any, Any]:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError as error:
-        what = "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
-        raise ConfigError(what) from error
+        message = "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
+        raise ConfigError(message) from error
     return dp_accounting, rdp
 
 
@@ -249,12 +250,12 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
         "choose a method or weighting without them": bool(method.measures),
         f"{name} uploads which elements its clients prune, without noise; differential privacy needs a method without "
         "masks of the clients": clients_prune(method),
-        f"{name}, as it is configured, needs public images, and differential privacy does not cover what clients say "
-        "about them; switch it off": "public_images" in method.requires,
+        f"{name}, as it is configured, needs public images, and differential privacy does not cover the clients' "
+        "uploads about them; switch it off": "public_images" in method.requires,
     }
-    for words, applies in refusals.items():
+    for refusal, applies in refusals.items():
         if applies:
-            raise ConfigError(f"model.method: {words}")
+            raise ConfigError(f"model.method: {refusal}")
     for arch, model in server.models.items():
         if extras := method.payload(server, arch, 0).up:
             raise ConfigError(_extras(f"model.method: {name}", ", ".join(extras)))
@@ -263,24 +264,24 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
                 "model.bn_stats: running statistics would be sent without noise, which voids differential privacy; "
                 "set bn_stats: local"
             )
-    one, other = (method.weights({"a": Report(a, {}), "b": Report(b, {})}) for a, b in ((1, 3), (3, 2)))
-    is_uniform = set(one.clients.values()) == set(other.clients.values()) == {0.5}
-    if not is_uniform or one.parameters or one.step_size != other.step_size:
+    first, second = (method.weights({"a": Report(a, {}), "b": Report(b, {})}) for a, b in ((1, 3), (3, 2)))
+    is_uniform = set(first.clients.values()) == set(second.clients.values()) == {0.5}
+    if not is_uniform or first.parameters or first.step_size != second.step_size:
         raise ConfigError(
             f"model.method: {name}, as it is configured, weighs clients by their data; differential privacy needs "
             "equal weights: set weighting: uniform, or choose another method"
         )
 
 
-def _extras(who: str, what: str) -> str:
-    return f"{who} uploads {what} beside the model, which differential privacy does not cover; choose another method"
+def _extras(sender: str, names: str) -> str:
+    return f"{sender} uploads {names} with the model, which differential privacy does not cover; choose another method"
 
 
 def _noise(flat: FlatParameters, entries: Iterable[Entry], std: float, generator: np.random.Generator) -> Tensor:
-    """Draw N(0, std^2) for ``entries``, zeros elsewhere: float32 [num_shared] on the model's device.
+    """Sample N(0, std^2) for ``entries``, zeros elsewhere: float32 [num_shared] on the model's device.
 
-    By NumPy, whose numbers are the same on every machine: torch's depend on the kind of GPU and the instructions of
-    the CPU, and the server's replicas would drift apart.
+    NumPy samples the same numbers on every machine. Those of torch depend on the kind of GPU and the instructions of
+    the CPU, so the server's replicas would drift apart.
     """
     noise = torch.zeros(flat.num_shared)
     for entry in entries:

@@ -1,8 +1,8 @@
-"""Robust aggregation: rules that take the place of the weighted mean, usable with every method whose mean is plain.
+"""Robust aggregation: rules that replace the weighted mean, usable with every method whose mean is plain.
 
-A mean follows any client that sends numbers that are large enough. These rules bound what a minority of bad uploads can
-do. They see single uploads; see :func:`~fedsim.federation.aggregation.gathered.gather` for their price.
-Clients count alike: aggregation weights are not used. Running statistics are treated like parameters.
+A single client can move a mean arbitrarily far by large numbers. These rules bound the effect of a minority of bad
+uploads. They need single uploads; for the cost, see :func:`~fedsim.federation.aggregation.gathered.gather`. All clients
+count equally: aggregation weights are not used. Running statistics are treated like parameters.
 """
 
 from __future__ import annotations
@@ -30,25 +30,29 @@ _FIELD = "model.aggregation"
 
 
 class Aggregation(ABC):
-    """Makes one vector of the uploads of an architecture, alike on every rank."""
+    """Computes one vector of the uploads of an architecture, the same on every rank."""
 
     def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy, privacy: Privacy) -> None:
         """Raise ConfigError if method, statistics or privacy need more than a plain mean of uploads."""
         name = type(method).__name__
         if isinstance(privacy, DifferentialPrivacy):
-            raise ConfigError(f"{_FIELD}: differential privacy accounts for noise on a mean only; leave it out")
+            raise ConfigError(f"{_FIELD}: differential privacy covers only noise on a mean; leave one of them out")
         check_statistics_of_uploads(bn_stats, f"{_FIELD}: {type(self).__name__}")
         if method.measures:
-            raise ConfigError(f"{_FIELD}: {name}, as it is configured, weighs clients; no robust rule does")
+            raise ConfigError(
+                f"{_FIELD}: {name}, as it is configured, weighs clients, but robust rules do not; choose another method"
+            )
         if clients_prune(method) or "uploads" in method.requires:
-            raise ConfigError(f"{_FIELD}: {name} has an aggregation of its own; leave it out")
-        rounds = range(max(method.server_every, 1))  # some upload more in some rounds only
+            raise ConfigError(f"{_FIELD}: {name} has its own aggregation; leave model.aggregation out")
+        rounds = range(max(method.server_every, 1))  # some methods upload further tensors only in some rounds
         if any(method.payload(server, arch, round_).up for arch in server.models for round_ in rounds):
-            raise ConfigError(f"{_FIELD}: {name} also uploads tensors whose mean no robust rule protects; leave it out")
+            raise ConfigError(
+                f"{_FIELD}: {name} also uploads tensors that robust rules do not protect; leave model.aggregation out"
+            )
 
     @abstractmethod
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
-        """Return the vector [num_shared] float32 on the CPU that takes the place of an architecture's mean.
+        """Return the vector [num_shared], float32 on the CPU, that replaces the mean of an architecture.
 
         ``uploads`` and ``reports`` are of the same clients.
 
@@ -58,7 +62,7 @@ class Aggregation(ABC):
 
 
 class Median(Aggregation):
-    """The median of each coordinate (Yin et al., ICML 2018, Definition 1); of an even number the middle two's mean."""
+    """The median of each coordinate (Yin et al., ICML 2018, Definition 1); of an even number, the middle two's mean."""
 
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the median."""
@@ -69,7 +73,7 @@ class TrimmedMean(Aggregation):
     """The mean of each coordinate without its largest and smallest values (Yin et al., ICML 2018, Definition 2).
 
     Args:
-        trim: beta in [0, 0.5), share of the clients that is cut at either end, rounded up. It should be at least the
+        trim: beta in [0, 0.5), share of the clients that is left out at each end, rounded up. It should be at least the
             share of bad clients.
     """
 
@@ -81,7 +85,9 @@ class TrimmedMean(Aggregation):
         """Return the trimmed mean."""
         cut = math.ceil(self.trim * len(reports) - 1e-9)  # 0.28 * 25 is 7.000000000000001
         if 2 * cut >= len(reports):
-            raise ConfigError(f"{_FIELD}.trim: {self.trim} of {len(reports)} clients of {arch} leaves nobody; lower it")
+            raise ConfigError(
+                f"{_FIELD}.trim: {self.trim} of {len(reports)} clients of {arch} leaves no client; lower it"
+            )
         return uploads.combine(lambda piece: trimmed_mean(piece, cut))
 
 
@@ -105,10 +111,10 @@ class Krum(Aggregation):
         """Return the mean of the chosen uploads."""
         if len(reports) < self.bad + 3:
             raise ConfigError(
-                f"{_FIELD}.bad: {self.bad} of {len(reports)} clients of {arch} is too many, Krum needs {self.bad + 3} "
+                f"{_FIELD}.bad: {self.bad} of {len(reports)} clients of {arch} are too many: Krum needs {self.bad + 3} "
                 "clients; lower it, or select more"
             )
-        # pieces share their differences in float64: no square of a large norm cancels
+        # differences in float64, summed over pieces: large norms do not cancel
         distances = torch.zeros(len(reports), len(reports), dtype=torch.float64)
         for _, piece in uploads.pieces():
             exact = piece.double()

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and which of them answer: components, usable with every method."""
+"""Selection of the clients of a round, and their availability: components, usable with every method."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ log = logging.getLogger(__name__)
 
 
 class Selection(RoundListener, ABC):
-    """The server's choice of clients. Every rank makes it, and all come to the same."""
+    """The server's choice of clients. Every rank computes it, with the same result."""
 
     key = "selection"
 
     learns: ClassVar[bool] = False
-    """whether the choice depends on the rounds before"""
+    """whether the choice depends on earlier rounds"""
     has_rewards: ClassVar[bool] = False
-    """whether :meth:`mean_rewards` has any"""
+    """whether :meth:`mean_rewards` returns rewards"""
 
     @abstractmethod
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the members of ``clients``, in their order, that take part in round ``round_``, from 0.
 
-        ``seed`` is the run's; with the round, it is the only source of randomness.
+        ``seed`` is that of the run; together with the round, it is the only source of randomness.
         """
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
-        """Learn client -> number of its training images, before the first round."""
+        """Receive client -> number of its training images, before the first round."""
 
-    def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - of this class nothing is known
+    def expected_share(self, num_clients: int) -> float | None:  # noqa: ARG002 - for subclasses
         """Return the share of ``num_clients`` clients that a round selects in expectation, whatever their data.
 
-        None: it may depend on them. Differential privacy needs to know.
+        None: it may depend on them. Differential privacy needs this number.
         """
         return None
 
     @property
     def probability(self) -> float | None:
-        """With which a round selects each client, independently of other clients and rounds; None: not so."""
+        """The probability of each client to be selected, if independent of other clients and rounds; else None."""
         return None
 
     def mean_rewards(self) -> dict[str, float]:
-        """Return client -> mean reward, of those that have been selected."""
+        """Return client -> mean reward, for clients that have been selected."""
         return {}
 
 
@@ -94,9 +94,9 @@ class RandomFraction(Selection):
 
 
 class PoissonSampling(Selection):
-    """Each client with the same probability, independently: how many take part differs, and may be none.
+    """Each client with the same probability, independently; the number of selected clients varies, and may be 0.
 
-    The sampling of which differential privacy is amplified.
+    This sampling amplifies differential privacy.
 
     Args:
         rate: the probability, in (0, 1].
@@ -108,8 +108,8 @@ class PoissonSampling(Selection):
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the round's sample."""
-        draws = numpy_generator(seed, round_, "Poisson selection").random(len(clients))
-        return [client for client, draw in zip(clients, draws, strict=True) if draw < self.rate]
+        samples = numpy_generator(seed, round_, "Poisson selection").random(len(clients))
+        return [client for client, sample in zip(clients, samples, strict=True) if sample < self.rate]
 
     def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
         """Return the probability."""
@@ -124,10 +124,10 @@ class PoissonSampling(Selection):
 class PowerOfChoice(Selection):
     """The clients with the largest losses among random candidates (Cho, Wang, Joshi, arXiv:2010.01243, rpow-d).
 
-    In each round d candidates are drawn without replacement, with probabilities in proportion to their numbers of
+    In each round, d candidates are sampled without replacement, with probabilities in proportion to their numbers of
     images; the m of them with the largest losses take part. The loss is the mean training loss of the client's last
-    session, infinite before the first; the paper's pow-d asks all candidates for their loss on the current model, which
-    costs a download each. Among equal losses the order of the draw decides.
+    session, infinite before the first; in the paper's pow-d, all candidates report their loss on the current model,
+    which costs a download each. Among equal losses, the candidate that was sampled first is selected.
 
     Args:
         count: m, clients per round; all clients, if there are no more.
@@ -138,31 +138,33 @@ class PowerOfChoice(Selection):
 
     def __init__(self, count: int = 5, candidates: int = 10) -> None:
         at_least("model.selection", 1, count=count)
-        at_least("model.selection", count, hint=", the clients that are chosen among them", candidates=candidates)
+        at_least(
+            "model.selection", count, hint=", the number of clients that are selected from them", candidates=candidates
+        )
         self.count, self.candidates = count, candidates
         self.losses: dict[str, float] = {}
         """client -> mean training loss of its last session"""
         self._num_images: Mapping[str, int] = {}
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
-        """Learn how likely each client is to be a candidate."""
+        """Store the numbers of images, which determine the probabilities of the candidates."""
         self._num_images = num_images
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the candidates with the largest losses."""
         sizes = np.array([self._num_images.get(client, 1) for client in clients], dtype=np.float64)
-        drawn = numpy_generator(seed, round_, "power of choice").choice(
+        sampled = numpy_generator(seed, round_, "power of choice").choice(
             len(clients), min(self.candidates, len(clients)), replace=False, p=sizes / sizes.sum()
         )
-        worst = sorted(drawn, key=lambda i: -self.losses.get(clients[i], math.inf))[: self.count]
+        worst = sorted(sampled, key=lambda i: -self.losses.get(clients[i], math.inf))[: self.count]
         return [clients[i] for i in sorted(worst)]
 
     def observe(self, record: RoundRecord) -> None:
-        """Remember the losses; a client that did not answer keeps its last one."""
+        """Store the losses; a client that did not answer keeps its last one."""
         self.losses |= {client: report.loss for client, report in record.reports.items()}
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
-        """Return the losses by which the next round chooses, of ``clients`` that have taken part."""
+        """Return the losses by which the next round selects, of ``clients`` that have taken part."""
         return {f"selection/{client}/loss": self.losses[client] for client in clients if client in self.losses}
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class PowerOfChoice(Selection):
         return {"loss": dict(self.losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the losses; after a checkpoint of another selection everybody is new."""
+        """Restore the losses; after a checkpoint of another selection, all clients count as new."""
         self.losses = dict(state.get("loss", {}))
 
 
@@ -178,24 +180,25 @@ class UCB(Selection):
     r"""The K clients with the largest upper confidence bounds (Waref et al. 2025, paper 002, Fig. 8 and Eq. (11)).
 
     $A_i = H_i / N_i + \rho \sqrt{\ln t / N_i}$, the form of UCB1 (Auer et al., Machine Learning 2002): client i has
-    been selected N_i times, was rewarded with H_i in all, and t is the round, from 1. Clients that have not been
-    selected yet come first, in random order, so that nobody is selected twice before everybody was selected once. The
-    seed decides ties.
+    been selected N_i times, with a total reward of H_i, and t is the round, from 1. Clients that have not been selected
+    yet come first, in random order, so that no client is selected twice before all were selected once. Ties are
+    resolved by the seed.
 
-    Deviations and silences. Fig. 8 has lost its root in print. The reward goes to the argmax of Eq. (10), normalised
-    over all selected clients; here architectures are averaged apart, so rewards compare the method's weights as if all
-    clients had one architecture. Distances of parameters depend on the architecture more than on the data: one may win
-    all rewards. ``among: architecture`` divides a weight by the mean of the selected clients of its architecture, so
-    that a client alone in its own has 1. With the paper's weights the literal rule rewards the client that moves most,
-    and soon includes it in every round; ``argmin`` is the paper's prose, which prefers clients close to the global
-    model. A client that does not answer has been selected, and gets nothing. The paper states neither K nor rho.
+    Deviations and gaps of the paper. The root is missing in the printed Fig. 8. The reward goes to the argmax of Eq.
+    (10), normalised over all selected clients; here architectures are averaged separately, so rewards compare the
+    method's weights as if all clients had one architecture. Distances of parameters depend more on the architecture
+    than on the data: one architecture may win all rewards. ``among: architecture`` divides a weight by the mean of the
+    selected clients of its architecture, so that the only client of an architecture has 1. With the paper's weights,
+    the literal rule rewards the client that moves most, and soon includes it in every round; ``argmin`` follows the
+    paper's text, which prefers clients close to the global model. A client that does not answer counts as selected,
+    without a reward. The paper states neither K nor rho.
 
     Args:
         count: K; all clients, if there are no more.
         rho: weight of the exploration.
         reward: ``argmax``: 1 for the client with the largest aggregation weight, 0 for the others; ``argmin``: 1 for
-            that with the smallest; ``soft``: the weight itself.
-        among: clients whose weights are compared: ``all``, or ``architecture``, relative to those of the same one.
+            the client with the smallest; ``soft``: the weight itself.
+        among: clients whose weights are compared: ``all``, or ``architecture``: those of the same architecture.
     """
 
     learns = has_rewards = True
@@ -209,13 +212,13 @@ class UCB(Selection):
     ) -> None:
         at_least("model.selection", 1, count=count)
         if not 0 <= rho < math.inf:
-            raise ConfigError(f"model.selection.rho: {rho} is not a number from 0")
+            raise ConfigError(f"model.selection.rho: {rho} is not a finite number from 0")
         self.count, self.rho, self.reward, self.among = count, rho, reward, among
         self._has_warned = False
         self.rewards: dict[str, float] = {}
-        """client -> H_i, of those that have been selected"""
+        """client -> H_i, for clients that have been selected"""
         self.num_selected: dict[str, int] = {}
-        """client -> N_i, of the same"""
+        """client -> N_i, for the same clients"""
 
     def bound(self, client: str, round_: int) -> float:
         """Return A_i in round ``round_``, from 0; infinite for a client that has not been selected yet."""
@@ -226,12 +229,12 @@ class UCB(Selection):
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the K clients with the largest bounds."""
-        lots = numpy_generator(seed, round_, "UCB selection").permutation(len(clients))
-        best = sorted(range(len(clients)), key=lambda i: (-self.bound(clients[i], round_), lots[i]))[: self.count]
+        order = numpy_generator(seed, round_, "UCB selection").permutation(len(clients))
+        best = sorted(range(len(clients)), key=lambda i: (-self.bound(clients[i], round_), order[i]))[: self.count]
         return [clients[i] for i in sorted(best)]
 
     def observe(self, record: RoundRecord) -> None:
-        """Count who was selected, and reward by aggregation weights."""
+        """Count the selected clients, and reward them by aggregation weights."""
         for client in record.selected:
             self.num_selected[client] = self.num_selected.get(client, 0) + 1
             self.rewards.setdefault(client, 0.0)
@@ -248,10 +251,10 @@ class UCB(Selection):
                 self._has_warned = True
                 log.warning(
                     "rewards compare clients of several architectures, whose distances differ in scale; "
-                    "model.selection.among: architecture compares each with its own"
+                    "set model.selection.among: architecture to compare each with its own"
                 )
             return record.weights
-        means = {arch: sum(weights) / len(weights) or 1.0 for arch, weights in groups.items()}  # all 0: compare zeros
+        means = {arch: sum(weights) / len(weights) or 1.0 for arch, weights in groups.items()}  # 1.0 if all are 0
         return {client: weight / means[record.archs.get(client, "")] for client, weight in record.weights.items()}
 
     def _rewards(self, round_: int, weights: Mapping[str, float], seed: int) -> dict[str, float]:
@@ -267,18 +270,18 @@ class UCB(Selection):
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:
         """Return H, N, and the A with which the next round selects, of ``clients`` that have been selected."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for client in (client for client in clients if client in self.num_selected):
             numbers = {"H": self.rewards[client], "N": self.num_selected[client], "A": self.bound(client, round_ + 1)}
-            found |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
-        return found
+            metrics |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return H and N."""
         return {"H": dict(self.rewards), "N": dict(self.num_selected)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore H and N; after a checkpoint without them everybody is new."""
+        """Restore H and N; after a checkpoint without them, all clients count as new."""
         if not state:
             log.warning("the checkpoint is of another selection: every client counts as never selected")
         self.rewards, self.num_selected = dict(state.get("H", {})), dict(state.get("N", {}))
@@ -286,24 +289,24 @@ class UCB(Selection):
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Clients that fail or are slow, drawn anew for each client and round."""
+    """Clients that fail or are slow, sampled for each client and round."""
 
     drop: float = 0.0
-    """probability that a selected client never answers: it neither trains nor counts"""
+    """probability that a selected client does not answer: it neither trains nor counts"""
     straggle: float = 0.0
-    """probability that a client is slow and sends what it has"""
+    """probability that a client is slow and sends an incomplete update"""
     straggler_work: float = 0.5
-    """share of its batches that a slow client gets done (at least one)"""
+    """share of its batches that a slow client completes (at least one batch)"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        where, straggler_work = "model.availability", self.straggler_work
-        within(where, "[0, 1]", drop=self.drop, straggle=self.straggle, straggler_work=straggler_work)
+        field, straggler_work = "model.availability", self.straggler_work
+        within(field, "[0, 1]", drop=self.drop, straggle=self.straggle, straggler_work=straggler_work)
         if self.straggler_work == 0:
             raise ConfigError("model.availability.straggler_work: 0 would be a drop-out; set drop instead")
 
     def of(self, clients: Sequence[str], round_: int, seed: int) -> dict[str, float]:
-        """Return client -> the share of its local work that it gets done: 0 (dropped), ``straggler_work`` or 1."""
+        """Return client -> the share of its local work that it completes: 0 (dropped), ``straggler_work`` or 1."""
         work = dict.fromkeys(clients, 1.0)
         for client in clients if self.drop or self.straggle else ():
             dropped, slow = numpy_generator(seed, round_, client, "availability").random(2)

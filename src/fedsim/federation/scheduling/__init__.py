@@ -1,1 +1,1 @@
-"""Which rank trains which client."""
+"""The assignment of clients to ranks."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GAIN = 0.95
-"""A plan with rank groups must be predicted to take at most this share of the time without: the sums cost some time,
-too."""
+"""A plan with rank groups is used if its predicted time is at most this share of the time without: sums among ranks
+cost time, too."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Task:
     seconds: float
     """on one rank, in any unit"""
     micro_batches: int = 1
-    """of a batch: the ranks that can share the client"""
+    """of a batch: at most so many ranks can share the client"""
 
     def on(self, ranks: int) -> float:
         """Return the seconds on several ranks: the busiest has the most micro-batches of each batch."""
@@ -34,13 +34,13 @@ class RoundPlan:
     rank_groups: Sequence[tuple[str, range]]
     """client, and the ranks that train it together, counted from 0"""
     rest: Sequence[str]
-    """the other clients, in the order in which ranks take them"""
+    """the other clients, in the order in which ranks take them; each trains on one rank"""
     seconds: float
     """predicted, of the whole round"""
 
 
 def blocks(num_ranks: int, size: int) -> list[range]:
-    """Return the groups of ``size`` ranks that may share a client: ranks side by side, so that there are few groups.
+    """Return the groups of ``size`` ranks that may share a client: adjacent ranks, so that there are few groups.
 
     >>> blocks(5, 2)
     [range(0, 2), range(2, 4)]
@@ -49,13 +49,13 @@ def blocks(num_ranks: int, size: int) -> list[range]:
 
 
 def make_plan(tasks: Sequence[Task], num_ranks: int) -> RoundPlan:
-    """Plan a round: the best of some plans, each of which lets no client take longer than a limit if it can help it.
+    """Plan a round: return the fastest of several plans, each with its limit on the time of a client.
 
     The limits are the times of large clients on 1, 2, ... ranks (moldable tasks; Turek, Wolf and Yu 1992). A client
-    gets the fewest ranks that keep it below the limit. Every rank computes the same plan.
+    gets the fewest ranks that keep it below the limit, if there are enough. Every rank computes the same plan.
 
-    >>> make_plan([Task("large", 8, micro-batches=4), Task("a", 1), Task("b", 1)], num_ranks=2)
-    Plan(rank groups=[('large', range(0, 2))], rest=['a', 'b'], seconds=5.0)
+    >>> make_plan([Task("large", 8, micro_batches=4), Task("a", 1), Task("b", 1)], num_ranks=2)
+    RoundPlan(rank_groups=[('large', range(0, 2))], rest=['a', 'b'], seconds=5.0)
     """
     ordered = sorted(tasks, key=lambda task: -task.seconds)
     whole = _simulated(ordered, {}, num_ranks)
@@ -68,7 +68,7 @@ def make_plan(tasks: Sequence[Task], num_ranks: int) -> RoundPlan:
     for limit in sorted(set(times.values())):
         sizes = {}
         for task in large:
-            choices = [ranks for (of, ranks) in times if of is task]
+            choices = [ranks for (timed, ranks) in times if timed is task]
             enough = [ranks for ranks in choices if times[task, ranks] <= limit]
             sizes[task.client] = min(enough) if enough else min(choices, key=lambda ranks: (times[task, ranks], ranks))
         plans.append(_simulated(ordered, sizes, num_ranks))
@@ -80,18 +80,17 @@ def _simulated(ordered: Sequence[Task], sizes: dict[str, int], num_ranks: int) -
     """Return the plan in which clients get ``sizes`` ranks, one by default; ``ordered``: the most expensive first."""
     free = [0.0] * num_ranks
     rank_groups: list[tuple[str, range]] = []
-    together = [task for task in ordered if sizes.get(task.client, 1) > 1]
-    for task in sorted(together, key=lambda task: -sizes[task.client]):
+    shared = [task for task in ordered if sizes.get(task.client, 1) > 1]
+    for task in sorted(shared, key=lambda task: -sizes[task.client]):
         size = sizes[task.client]
-        block = min(
-            blocks(num_ranks, size), key=lambda ranks: max(free[rank] for rank in ranks)
-        )  # the one that is free first
+        # the block that is free first
+        block = min(blocks(num_ranks, size), key=lambda ranks: max(free[rank] for rank in ranks))
         end = max(free[rank] for rank in block) + task.on(size)
         for rank in block:
             free[rank] = end
         rank_groups.append((task.client, block))
-    rest = [task for task in ordered if sizes.get(task.client, 1) == 1]
+    single = [task for task in ordered if sizes.get(task.client, 1) == 1]
     heapq.heapify(free)
-    for task in rest:
+    for task in single:
         heapq.heapreplace(free, free[0] + task.seconds)
-    return RoundPlan(rank_groups, [task.client for task in rest], max(free))
+    return RoundPlan(rank_groups, [task.client for task in single], max(free))

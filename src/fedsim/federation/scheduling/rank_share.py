@@ -1,4 +1,4 @@
-"""Who may be trained where: the clients of a rank, and the memory that it shares with the ranks of its machine."""
+"""Placement of clients on this rank, and the state shared with its machine."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fedsim.training.snapshots import Snapshots
 
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
-    """A rank's place among the others."""
+    """The clients of a rank, and the stores that it shares with the ranks of its machine."""
 
     placement: Placement
     """which rank hosts which client"""
     machine: Machine | None
     """the ranks that share clients with this one; None: there are none"""
-    own: list[str]
-    """clients that this rank hosts: it makes and saves their states"""
-    near: list[str]
-    """clients that it may train: its own, or all of its machine"""
+    hosted_clients: list[str]
+    """clients that this rank hosts: it creates and saves their states"""
+    trainable_clients: list[str]
+    """clients that this rank may train: those that it hosts, or all of its machine"""
     states: ClientStore
-    """where private states wait"""
+    """private states between sessions"""
     snapshots: Snapshots
-    """local models of the last round, if an evaluation follows"""
+    """local models of the last round, if an evaluation follows it"""
     scheduler: RoundScheduler
-    """who trains whom in a round"""
+    """assigns the clients of a round to ranks"""
 
 
 def make_rank_share(
@@ -45,28 +45,28 @@ def make_rank_share(
     device: torch.device,
     largest: int,
 ) -> RankShare:
-    """Divide the clients among ranks; with a machine, all ranks of the run together.
+    """Divide the clients among ranks; with a machine, all ranks of the run call this together.
 
-    ``costs``: client -> predicted work; ``micro_batches``: client -> micro-batches. ``store`` is where private states
-    wait, ``device`` that of the models, of which the largest has ``largest`` bytes.
+    ``costs``: client -> predicted work; ``micro_batches``: client -> micro-batches of a batch. ``store`` is the place
+    of private states, ``device`` the device of the models. The largest model has ``largest`` bytes.
     """
     placement = place(costs, world_size, len(machine.ranks) if machine else 1)
-    own = near = placement.clients_of(rank)
+    hosted_clients = trainable_clients = placement.clients_of(rank)
     if machine is None:
-        states, snapshots = make_store(store, device, near), Snapshots(MemoryStore(torch.device("cpu")))
+        states, snapshots = make_store(store, device, trainable_clients), Snapshots(MemoryStore(torch.device("cpu")))
     else:
-        near, size = placement.shared_by(machine.ranks), len(machine.ranks)
+        trainable_clients, size = placement.shared_by(machine.ranks), len(machine.ranks)
         if any(number > 1 for number in micro_batches.values()):
             machine.open_rank_groups([block for ranks in range(2, size + 1) for block in blocks(size, ranks)])
-        with machine.folder(2 * largest * len(near), in_memory=store != "disk") as folder:
-            states = FileStore(folder / "states", near)
-            snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(near))))
-    scheduler = RoundScheduler(costs, micro_batches, near, machine)
+        with machine.folder(2 * largest * len(trainable_clients), in_memory=store != "disk") as folder:
+            states = FileStore(folder / "states", trainable_clients)
+            snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(trainable_clients))))
+    scheduler = RoundScheduler(costs, micro_batches, trainable_clients, machine)
     return RankShare(
         placement=placement,
         machine=machine,
-        own=own,
-        near=near,
+        hosted_clients=hosted_clients,
+        trainable_clients=trainable_clients,
         states=states,
         snapshots=snapshots,
         scheduler=scheduler,
