@@ -60,9 +60,10 @@ coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and bra
 acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPUs: about ten minutes
 	$(BIN)/python benchmarks/acceptance.py
 
-check: $(STAMP)  ## lint, types, spelling
+check: $(STAMP)  ## lint, names, types, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/plain_names.py src/fedsim
 	$(BIN)/mypy
 	$(BIN)/codespell
 

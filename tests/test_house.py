@@ -2,16 +2,19 @@
 
 import ast
 import inspect
+import random
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
 import fedsim
+import plain_names
 
 SOURCE = Path(fedsim.__file__).parent
 FLOORS = [  # from the ground up; rooms of one floor do not know each other
@@ -157,6 +160,58 @@ def test_no_print_in_the_package():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert calls == []
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+BINDINGS = {  # each binds NAME in a function
+    "argument": "def f({name}): pass",
+    "keyword": "def f(*, {name}=1): pass",
+    "variadic": "def f(*{name}): pass",
+    "assignment": "def f():\n    {name} = 1",
+    "tuple": "def f():\n    a, ({name}, *b) = g()",
+    "walrus": "def f():\n    return ({name} := 1)",
+    "annotated": "def f():\n    {name}: int = 1",
+    "loop": "def f():\n    for {name} in g(): pass",
+    "comprehension": "def f():\n    return [{name} for {name} in g()]",
+    "with": "def f():\n    with g() as {name}: pass",
+    "except": "def f():\n    try: g()\n    except ValueError as {name}: pass",
+    "match": "def f(x):\n    match x:\n        case [{name}]: pass",
+    "star": "def f(x):\n    match x:\n        case [*{name}]: pass",
+    "lambda": "f = [lambda {name}: 1 for _ in (1,)]",
+    "async": "async def f():\n    async with g() as {name}: pass",
+    "method": "class A:\n    def f(self):\n        {name} = 1",
+    "nested": "def f():\n    def g({name}): pass",
+}
+
+
+def test_vague_names_are_refused_wherever_they_are_bound():
+    rng = random.Random(0)
+    missed = []
+    for _ in range(500):
+        kind, name = rng.choice(list(BINDINGS)), rng.choice(sorted(plain_names.VAGUE))
+        if [found for _, found in plain_names.vague_names(BINDINGS[kind].format(name=name))] == []:
+            missed.append((kind, name))
+    assert missed == []
+    assert [*plain_names.vague_names("def f(self):\n    self.own = g(how=1)\n    members = {'what': 2}")] == []
+
+
+def test_words_that_make_a_person_of_a_program_are_refused():
+    texts = ["# nobody waits", 'x = "it told rank 0"', '"""Whoever comes.\n\nIt tells more."""', "f'{a} tears {b}'"]
+    assert [[word for _, word in plain_names.words(text)] for text in texts] == [
+        ["nobody"], ["told"], ["Whoever", "tells"], ["tears"],
+    ]  # fmt: skip
+    assert [*plain_names.words("# The ranks report their losses.")] == []
+
+
+def test_no_two_public_classes_have_one_name():
+    classes = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 # -- private names of other libraries ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ Scores = Mapping[str, Mapping[str, float]]
 _METHOD = "model.method.class_path"
 
 
-class Run(Protocol):
+class ComparedRun(Protocol):
     """The properties of a run that a row is compared with."""
 
     @property
@@ -63,23 +63,23 @@ class TableRow:
     clients: tuple[frozenset[str], ...]
     """alternative sets of data sets that have clients; empty: any"""
 
-    def distance(self, run: Run) -> tuple[bool, int]:
+    def distance(self, run: ComparedRun) -> tuple[bool, int]:
         """Return how far a run's settings are from this row's: whether its method differs, and how many settings do."""
         is_other_method, differences = self._nearest(run)
         return is_other_method, len(differences)
 
-    def differences(self, run: Run) -> list[str]:
+    def differences(self, run: ComparedRun) -> list[str]:
         """Return a line for each difference between a run's settings and this row's."""
         return self._nearest(run)[1]
 
-    def _nearest(self, run: Run) -> tuple[bool, list[str]]:
+    def _nearest(self, run: ComparedRun) -> tuple[bool, list[str]]:
         """Return whether the method differs, and the differences, for the alternative with the fewest differences."""
         choices = [self.settings] if self.alternative is None else [self.settings, self.alternative]
         methods = (None, run.setting(_METHOD))
         candidates = [(settings.get(_METHOD) not in methods, self._differences(settings, run)) for settings in choices]
         return min(candidates, key=lambda choice: (choice[0], len(choice[1])))
 
-    def _differences(self, settings: Mapping[str, Any], run: Run) -> list[str]:
+    def _differences(self, settings: Mapping[str, Any], run: ComparedRun) -> list[str]:
         wrong = [name for name, value in settings.items() if run.setting(name) != value]
         differences = [
             f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
