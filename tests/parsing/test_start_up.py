@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import ConfigError
 from fedsim.data import FederatedDataModule
 from fedsim.federation import Federation
+from fedsim.federation.settings import Settings
 from fedsim.parsing.class_arguments import arguments_of_class, defaults_of_class
 from fedsim.parsing.class_files import class_files, parsed_classes
 from fedsim.parsing.listing import KINDS, classes_of
@@ -29,6 +31,13 @@ from run_dirs import scores_of, with_mean, write_run
 )
 def test_names_that_are_read_off_the_source_are_those_of_the_class(section, cls):
     assert _names(section) == [*inspect.signature(cls).parameters, "help"]
+
+
+def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
+    assert get_type_hints(Federation.__init__) == get_type_hints(Settings) | {"return": type(None)}
+    assert [parameter.default for parameter in inspect.signature(Federation).parameters.values()] == [
+        parameter.default for parameter in inspect.signature(Settings).parameters.values()
+    ]
 
 
 def class_called(name):
