@@ -96,7 +96,7 @@ WRONG_SETTINGS = [
     ),
     (["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_on_exception=true"], "ModelCheckpoint", "round"),
     (["--trainer.callbacks=Preemption", "--trainer.callbacks.grace=-1"], "grace", "negative"),
-    (["--trainer.strategy.silence_timeout=0:00:00"], "trainer.strategy.silence_timeout", "no time"),
+    (["--trainer.strategy.silence_timeout=0:00:00"], "trainer.strategy.silence_timeout", "positive"),
     (["--model.on_bad_update=ignore"], "model.on_bad_update", "'stop', 'skip_client'"),
     (["--model.client_store=cloud"], "model.client_store", "'device', 'host', 'disk'"),
 ]

@@ -37,9 +37,9 @@ SCORED = ("sums", "a second model", "shared evaluation")
 
 
 def together(tasks, num_ranks):
-    """A plan in which all ranks span each client whose batches are cut."""
-    spans = [(task.client, range(num_ranks)) for task in tasks if task.pieces > 1]
-    return RoundPlan(spans, [task.client for task in tasks if task.pieces == 1], 0.0)
+    """A plan in which all ranks together train each client whose batches are cut."""
+    rank_groups = [(task.client, range(num_ranks)) for task in tasks if task.micro_batches > 1]
+    return RoundPlan(rank_groups, [task.client for task in tasks if task.micro_batches == 1], 0.0)
 
 
 def fit_all(folder, names, ranks, share):

@@ -138,7 +138,7 @@ def test_the_shortest_encoding_is_the_shortest(nonzero, known):
 
 @pytest.mark.parametrize("encode", [bitmap_bytes, index_bytes])
 def test_more_than_all_elements_is_a_mistake(encode):
-    with pytest.raises(ValueError, match="5 of 4 elements"):
+    with pytest.raises(ValueError, match="5 is not between 0 and num_elements"):
         encode(4, 5)
 
 
