@@ -114,7 +114,7 @@ def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch,
 def test_a_rank_without_clients_hosts_nobody(caplog):
     caplog.set_level("INFO", logger="fedsim")
     RoundProgress().on_placed(place({"a": 1.0}, 2))
-    assert caplog.messages[:2] == ["rank 0 trains a", "rank 1 trains nobody"]
+    assert caplog.messages[:2] == ["rank 0 trains a", "rank 1 trains no client"]
 
 
 def test_as_many_ranks_as_clients_are_right(caplog):
