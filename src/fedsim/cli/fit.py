@@ -30,14 +30,15 @@ from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_sweep_run,
     keep_scores,
+    look_for_fit,
     make_run_dir,
     prepare_for_fit,
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded
-from fedsim.core.run_lock import RunLock
+from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
     KeepConfig,
@@ -114,6 +115,10 @@ class FedSimCLI(LightningCLI):
         self.lock: RunLock | None = None
         try:
             self._call(args)
+        except OSError as error:
+            if self.lock is not None and (message := message_of_change(self.lock.folder, error)):
+                raise DataError(message) from error
+            raise
         finally:
             if self.lock is not None:
                 self.lock.release()
@@ -187,7 +192,9 @@ class FedSimCLI(LightningCLI):
             if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again with the same command
         self.run_dir = Path(config["run_dir"])
-        if self.subcommand != "fit":
+        if self.subcommand == "fit":
+            look_for_fit(self.run_dir)
+        else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
@@ -228,15 +235,14 @@ class FedSimCLI(LightningCLI):
         lock = RunLock(self.run_dir)
         start = (self.run_dir, bool(config["overwrite"]), config["ckpt_path"], self.restarts)
         if rank_of_this_process() == 0:
+            self.lock = lock  # last: all other checks of settings have passed
+            lock.acquire()
             check_free(*start)
             for logger in self.trainer.loggers:
                 if isinstance(logger, MLFlowLogger):
                     reach_mlflow(logger)
                 elif isinstance(logger, WandbLogger):
                     reach_wandb(logger)
-            self.lock = lock  # last: all other checks have passed
-            lock.acquire()
-            check_free(*start)  # again: another fit may have ended in between
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing
             at_once = folder_of_sweep_run() is not None
             has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)

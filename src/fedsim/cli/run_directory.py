@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, make_folder, replacing
+from fedsim.core.run_lock import RunLock
 from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
+from fedsim.parsing.output import rank_of_this_process
 from fedsim.report.runs import metrics_files, read_json
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
@@ -157,6 +159,8 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     has_config = any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
     if checkpoint is None or has_config or (checkpoint in ("last", "best") and run_dir is None):
         return list(args)
+    if command == "fit":
+        look_for_fit(Path(run_dir) if run_dir is not None else _owner(Path(checkpoint)) or Path(checkpoint))
     path = find_checkpoint(checkpoint, Path(run_dir or "."), command == "fit")
     config = None if path is None else find_version(path) / "config.yaml"
     if path is None or config is None:
@@ -164,10 +168,21 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     if not config.is_file():
         raise DataError(f"{path}: has no config.yaml (the run was not started by fedsim fit); give --config")
     options = ["--config", str(config)]
-    owner = next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
+    owner = _owner(path)
     if run_dir is None and owner is not None:
         options += ["--run_dir", str(owner)]
     return [*options, *args]
+
+
+def _owner(path: Path) -> Path | None:
+    """Return the run directory that holds a checkpoint; None if it is in none."""
+    return next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
+
+
+def look_for_fit(run_dir: Path) -> None:
+    """Raise ConfigError if another fit runs in the folder, and changes its files while they are read."""
+    if rank_of_this_process() == 0:  # which will have the lock when other ranks start
+        RunLock(run_dir).look()
 
 
 def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
@@ -178,7 +193,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
     """
     assert scored.path is not None, "a test has a checkpoint"
     parents = scored.path.absolute().parents
-    owner = run_dir or next((parent.parent for parent in parents if parent.name == CHECKPOINTS), None)
+    owner = run_dir or _owner(scored.path)
     if owner is None:
         return "scores are kept in a run directory, but the checkpoint is in none; name it with --run_dir"
     named = next(

@@ -7,6 +7,7 @@ on another machine shows by the time of the file that it lives.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -57,7 +58,7 @@ class RunLock:
             ConfigError: if a process that may be alive has it (the message names host, process and time), or if it
                 cannot be written.
         """
-        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        self._made = [path for path in (self.folder, *self.folder.parents) if not os.path.exists(path)]
         try:
             make_folder(self.folder, "run_dir")
             with _guarded(self.path) as file:
@@ -72,6 +73,13 @@ class RunLock:
             self._remove_folders()
             raise
         threading.Thread(target=self._show_life, name="run lock", daemon=True).start()
+
+    def look(self) -> None:
+        """Raise ConfigError, as :meth:`acquire`, if another process may be writing into the folder; write nothing."""
+        with suppress(OSError):  # there is none, or acquire() will say why it cannot be read
+            owner = _parsed(self.path.read_bytes())
+            if owner is not None and (refusal := _refusal(self.path, owner)):
+                raise ConfigError(f"run_dir: {self.folder} is in use: {refusal}")
 
     def check(self) -> None:
         """Make sure, before something is written, that the folder is still ours.
@@ -122,6 +130,24 @@ class RunLock:
         while not self._ended.wait(HEARTBEAT):
             with suppress(OSError):  # check() reports a folder that is gone
                 os.utime(self.path)
+
+
+def message_of_change(folder: Path, error: OSError) -> str:
+    """Return a message if an error shows that a file below a folder was taken from its writer; else nothing."""
+    name = error.filename2 or error.filename
+    if (
+        not isinstance(name, str)
+        or error.errno not in _CHANGES
+        or folder.absolute() not in Path(name).absolute().parents
+    ):
+        return ""
+    return (
+        f"{name}: was removed or replaced while the run wrote it ({error.strerror}); leave a run directory as it is until "
+        "the run ends"
+    )
+
+
+_CHANGES = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE)
 
 
 @contextmanager
