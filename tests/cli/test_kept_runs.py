@@ -179,6 +179,6 @@ def test_a_fault_of_the_first_round_changes_no_file_of_a_finished_run(finished, 
              "continues": ["--ckpt_path", run, "--trainer.max_epochs=4"]}  # fmt: skip
     # a resumed run has the name of its method
     method.__name__ = {"replaces": method.__name__, "continues": "FedPav"}[way]
-    with pytest.raises(ValueError, match="cannot (train|weigh)"):
+    with pytest.raises(ValueError, match=r"cannot (train|weigh)"):
         main(list(map(str, ["fit", *start[way], f"--model.method={__name__}.{method.__qualname__}"])))
     assert content(run) == before

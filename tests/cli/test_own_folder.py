@@ -174,7 +174,7 @@ def test_overwrite_replaces_all_of_the_old_run(run, kept):
 # -- one name, one folder ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["~/runs/x", "$PLACE/x", "${PLACE}/$PART", "~/$PART", "runs/x", "./x"])
+@pytest.mark.parametrize("name", ["~/runs/x", "$PLACE/x", "${PLACE}/$PART", "~/$PART", "runs/../x", "./x"])
 def test_all_writers_mean_the_same_folder(kept, tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     for variable, value in {"HOME": tmp_path / "home", "PLACE": tmp_path / "place", "PART": "x"}.items():

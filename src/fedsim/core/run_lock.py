@@ -115,8 +115,8 @@ class RunLock:
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        for path in self._made:  # the deepest first
-            with suppress(OSError):  # it is not empty any more
+        with suppress(OSError):  # it is not empty any more
+            for path in self._made:  # the deepest first
                 path.rmdir()
         self._made = []
 
@@ -135,15 +135,13 @@ class RunLock:
 def message_of_change(folder: Path, error: OSError) -> str:
     """Return a message if an error shows that a file below a folder was taken from its writer; else nothing."""
     name = error.filename2 or error.filename
-    if (
-        not isinstance(name, str)
-        or error.errno not in _CHANGES
-        or folder.absolute() not in Path(name).absolute().parents
-    ):
+    if not isinstance(name, str) or error.errno not in _CHANGES:
+        return ""
+    if folder.absolute() not in Path(name).absolute().parents:
         return ""
     return (
-        f"{name}: was removed or replaced while the run wrote it ({error.strerror}); leave a run directory as it is until "
-        "the run ends"
+        f"{name}: was removed or replaced while the run wrote it ({error.strerror}); leave a run directory as it is "
+        "until the run ends"
     )
 
 
